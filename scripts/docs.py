@@ -1,4 +1,4 @@
-"""Rewrites the generated parts of the documentation and the JSON Schemas from the code; `--check` only reports what is out of date, and
+"""Rewrites the generated parts of the documentation, llms.txt and the JSON Schemas from the code; `--check` only reports what is out of date, and
 exits 1 if anything is.
 
 A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. In tables whose last column is written by hand that column
@@ -66,6 +66,8 @@ def value(given: Any) -> str:
 def type_of(kind: Any) -> str:
     """Return the type of a key in words."""
     said = re.sub(r"\w+\.(?=\w)", "", str(kind).replace("<class '", "").replace("'>", ""))
+    if any(get_origin(one) is Annotated for one in get_args(kind)):
+        return "duration"
     names = {"str": "text", "int": "number", "float": "number", "bool": "true, false", "tuple[str, ...]": "list of texts"}
     names |= {
         "Sequence[str]": "list of texts",
@@ -507,6 +509,7 @@ def main(arguments: Sequence[str]) -> int:
     stale = 0
     files = {page: renewed(page.read_text(encoding="utf-8")) for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]}
     files |= {SCHEMAS / name: as_json(schema) for name, schema in schemas().items()}
+    files[ROOT / "llms.txt"] = runpy.run_path(str(ROOT / "scripts" / "llms.py"))["text"]()
     for file, new in files.items():
         if not file.exists() or new != file.read_text(encoding="utf-8"):
             stale += 1

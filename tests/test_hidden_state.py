@@ -1,4 +1,4 @@
-"""Hidden state, as docs/decisions/0007-hidden-state.md lists it: context variables, and what modules keep outside of objects."""
+"""Hidden state, as docs/learn/decisions/0007-hidden-state.md lists it: context variables, and what modules keep outside of objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from source_code import PACKAGE, ROOT, dotted, modules, tree
 
-PAGE = ROOT / "docs" / "decisions" / "0007-hidden-state.md"
+PAGE = ROOT / "docs" / "learn" / "decisions" / "0007-hidden-state.md"
 HOLDS = {
     *("ContextVar", "WeakKeyDictionary", "WeakValueDictionary", "WeakSet", "dict", "list", "set", "bytearray", "deque", "count"),
     *("Counter", "defaultdict", "OrderedDict", "SimpleNamespace", "local"),

@@ -1,7 +1,7 @@
 """A store of one's own: all runs in one file, which is replaced as a whole by each write.
 
 A write holds a lock, reads the file, changes what it read, and puts a new file in the old one's place: readers see all of it or nothing, and so
-does whoever comes after a crash. That is slow with many runs, and correct; `docs/guides/write-a-store.md` runs the contract suite against it.
+does whoever comes after a crash. That is slow with many runs, and correct; `docs/howto/extend/write-a-store.md` runs the contract suite against it.
 
 It prints:
 
@@ -41,6 +41,7 @@ from detent.extend import (
     StoreError,
     intact,
     refuse_behind_cancel,
+    refuse_erased,
     refuse_overfull,
     refuse_without_claim,
 )
@@ -238,6 +239,11 @@ class OneFileStore:
             head
             for head in heads.values()
             if (not query.status or head.status in query.status)
+            and (
+                not (query.starts_with or query.ends_with)
+                or head.run_id.startswith(query.starts_with)
+                or head.run_id.endswith(query.ends_with)
+            )
             and query.tenant in (None, head.tenant)
             and query.goal_id in (None, head.goal_id)
             and query.agent in (None, head.agent)
@@ -299,6 +305,7 @@ class OneFileStore:
     async def post(self, run_id: str, signal: Signal) -> None:
         with self._changing(durable=True) as shelf:
             run = self._run(shelf, run_id)
+            refuse_erased(run.head)
             if signal.id not in run.consumed and signal.id not in run.inbox:
                 refuse_overfull(run_id, signal, run.inbox.values())
                 run.inbox[signal.id] = signal
@@ -333,9 +340,10 @@ class OneFileStore:
 
     # Removing -------------------------------------------------------------------------------------------------------------------------
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         with self._changing(durable=True) as shelf:
             run = self._run(shelf, run_id)
+            refuse_without_claim(run_id, claim, shelf.claims[run_id].number if run_id in shelf.claims else None)
             run.records = [tombstone(line) for line in run.records]
             run.head, run.inbox, run.snapshot = head, {}, None
             shelf.blobs.pop(run_id, None)
@@ -352,6 +360,11 @@ class OneFileStore:
         with self._changing() as shelf:
             shelf.claims = {run_id: claim for run_id, claim in shelf.claims.items() if self._lives(claim)}
         return 0
+
+
+def runs_here() -> OneFileStore:
+    """Return the store of the directory in which a command is started; `detent.toml` names it."""
+    return OneFileStore("runs")
 
 
 @tool(side_effect="write")

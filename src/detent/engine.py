@@ -24,6 +24,7 @@ from detent.config.groups import Bounds, Models
 from detent.config.names import Names, check_kind, check_parts, plugged
 from detent.config.output_types import OutputT
 from detent.config.planners import Planners
+from detent.config.protocols import Protocols
 from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
@@ -56,7 +57,7 @@ from detent.ports import (
 )
 from detent.ports.options import check_is, check_table, checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
-from detent.running import answering, starting, working
+from detent.running import answering, protocols, starting, working
 from detent.running.phase_hooks import check_hooks
 from detent.running.results import Result
 from detent.running.runtime import Approver, Runtime, worker_name
@@ -178,7 +179,10 @@ class Engine:
         check_grants(grants, "grants")
         self.store: EventStore = store_at(store) if isinstance(store, str) else store
         house, clock, models, bounds = policy_at(policy), clock or SystemClock(), models or Models(), bounds or Bounds()
-        self.tools = Registry(tools, more=lambda name: BUILT_IN_META_TOOLS.get(name) or plugged("tool", name))
+        self.protocols = Protocols(
+            embedder=models.embedder, transcriber=models.transcriber, root=self._workspace_root, state=state_directory
+        )
+        self.tools = Registry(tools, more=lambda name: self.protocols.tool(name) or BUILT_IN_META_TOOLS.get(name) or plugged("tool", name))
         work_in = WorkspaceConfig(root=str(workspace)) if isinstance(workspace, (str, Path)) else workspace or WorkspaceConfig()
         if work_in.root is not None:
             self.tools.add_all(made for made in made_workspace(work_in.root, work_in) if made.name not in self.tools)
@@ -202,6 +206,8 @@ class Engine:
             servers=self.servers,
             planners=planners,
             verifiers=self.verifiers,
+            protocols=self.protocols,
+            guards=self.guards,
             approver=approver,
             ceiling=ceiling,
             budget=self.budget,
@@ -281,6 +287,10 @@ class Engine:
             planner=planner, tools=tools(there.tools) if tools else there.tools, clock=clock or there.clock, ids=ids or there.ids
         )
 
+    def _workspace_root(self) -> str:
+        """Return the directory that the engine's workspace tools are confined to, "" without any."""
+        return self.tools.get("read_file").spec.writes_in if "read_file" in self.tools else ""
+
     # Life -----------------------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Engine:
@@ -300,6 +310,11 @@ class Engine:
     resume = opens(starting.resume)
     reopen = opens(starting.reopen)
     fork = opens(forking.fork)
+
+    # Ask models without a run ---------------------------------------------------------------------------------------------------
+
+    embed = opens(protocols.embed)
+    transcribe = opens(protocols.transcribe)
 
     def run_sync(self, agent: Agent[OutputT], goal: str, **options: Any) -> Result[OutputT]:
         """`run` for programs without an event loop. Ctrl-C and SIGTERM suspend the run: `Suspended` is raised, and it can be resumed."""

@@ -53,6 +53,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "trust": (),
     "where": (),
     "mcp": ("pin",),
+    "completion": ("bash",),
+    "help": ("settings",),
 }
 """Every command with little to do, in an order in which most of them find something."""
 SCRIPT = "import sys\nfrom detent.__main__ import main\nsys.exit(main())\n"

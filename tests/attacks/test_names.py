@@ -66,6 +66,7 @@ CHECKED_ON_USE = {
     "refuse_failed": "reads what branches gave",
     "refuse_behind_cancel": "reads what a store has in an inbox; it is called in an append",
     "refuse_overfull": "the same, in a post",
+    "refuse_erased": "reads the listing entry that a store has, in a post",
     "Embeddings": "what an embedder answers",
     "Kernel": "it holds functions, not names: a letter is no guard, and one that cannot be called blocks every call",
     "make_kernel": "the same",

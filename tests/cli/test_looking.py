@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 from cli.desk import Desk, Done, ended
 from detent import Agent, AskUser, Engine, FinalAnswer, Thought, ToolCall, tool
 from detent.cli import looking
+from detent.cli.commands import BEGINNERS, EVERY, GROUPS
+from detent.cli.main import run
 from detent.cli.options import Setup
 from detent.cli.progress import Progress
 from detent.cli.session import Session
@@ -60,7 +64,7 @@ def test_a_wrong_filter_is_a_usage_error(desk: Desk, words: tuple[str, ...]) -> 
 def test_list_keeps_ids_statuses_and_goals_on_a_terminal_of_80_columns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_id: str, agent: str
 ) -> None:
-    """An id is whole, to be copied, on a line of its own where it is long; no other line is too long, and 15 characters of a goal are there."""
+    """An id has its short name, which is not broken; no line is too long, and 15 characters of a goal are there."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -80,7 +84,7 @@ def test_list_keeps_ids_statuses_and_goals_on_a_terminal_of_80_columns(
     lines = shown.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines)
     text = "\n".join(lines)
-    assert run_id in text and "waiting_for_user" in text and "Water the plants" in text
+    assert run_id[:15].rstrip("-") in text and "waiting_for_user" in text and "Water the plants" in text
 
 
 def test_list_without_a_store_creates_none(desk: Desk) -> None:
@@ -95,7 +99,7 @@ def test_show_has_each_step_and_the_termination_audit(desk: Desk) -> None:
     desk.steps("note", "wipe", "explode")
     desk.detent("run", "Clean")
     desk.detent("approve", "last", "main.2.0", "--by", "ann")
-    out = desk.detent("show", "last").out
+    out = desk.detent("show", "last", "-v").out
     for piece in (
         "iteration 1",
         "decision  call note",
@@ -120,21 +124,40 @@ def test_show_has_each_step_and_the_termination_audit(desk: Desk) -> None:
         assert piece in audit
 
 
+def test_show_is_a_line_for_each_call_and_then_how_it_ended(desk: Desk) -> None:
+    """What it did, in order, with who approved it and what failed; the answer or the reason; and how to see the rest. No digest, no JSON."""
+    desk.steps("note", "wipe", "explode")
+    desk.detent("run", "Clean")
+    desk.detent("approve", "last", "main.2.0", "--by", "ann")
+    done = desk.detent("show", "last")
+    steps, _, end = done.out.partition("\nstatus ")
+    assert [words[:3] for line in steps.splitlines() if (words := line.split())[2:] and words[2] in ("ok", "failed")] == [
+        ["1", "note", "ok"],
+        ["2", "wipe", "ok"],
+        ["3", "explode", "failed"],
+    ]
+    assert "(approved by ann)" in steps and "the disk is on fire" in steps
+    assert "failed: fatal_tool_error" in end and "error     " in end and "receipt   failed: 2 calls ok, 1 failed" in end
+    assert '{"' not in done.out and "head" not in done.out
+    assert "-v" in done.err
+
+
 def test_show_of_a_bound_names_limit_and_use(desk: Desk) -> None:
     """A run that a bound stopped says which one, its limit and the use."""
     desk.steps("note", "second", "answer")
     desk.detent("run", "Go", "--budget", "tool_calls=1")
-    out = desk.detent("show", "last").out
-    assert "bound     max_tool_calls: limit 1, used 1" in out
-    assert "stopped · budget_exhausted" in out
+    for words in ((), ("-v",)):
+        out = desk.detent("show", "last", *words).out
+        assert "bound     max_tool_calls: limit 1, used 1" in out
+        assert "budget_exhausted" in out
 
 
-def test_show_takes_one_iteration_and_leaves_nothing_out_with_full(desk: Desk) -> None:
-    """`--iteration` inspects one step; long values are cut unless `--full` is given."""
+def test_show_takes_one_iteration_and_leaves_nothing_out_with_v(desk: Desk) -> None:
+    """`--iteration` inspects one step; long values are cut unless `-v` is given."""
     desk.write("rules.yaml", f"- name: long\n  call: {{tool: note, args: {{text: {'x' * 900}}}}}\n- name: end\n  answer: done\n")
     desk.detent("run", "Go")
     assert "x" * 900 not in desk.detent("show", "last").out
-    assert "x" * 900 in desk.detent("show", "last", "--full").out
+    assert "x" * 900 in desk.detent("show", "last", "-v").out
     one = desk.detent("show", "last", "--iteration", "2").out
     assert "iteration 2" in one
     assert "iteration 1" not in one
@@ -298,16 +321,47 @@ def test_json_is_one_document_and_nothing_else(desk: Desk, name: str) -> None:
         assert data["error"]["message"]
 
 
-def test_help_names_every_command(desk: Desk) -> None:
-    """Without a terminal there are no colours; each command has a help of its own."""
-    done = desk.detent("--help", NO_COLOR="1")
-    assert done.code == 0
-    assert "\x1b" not in done.out
-    names = "run list show tail resume reopen replay verify cancel approvals approve deny reconcile reply export erase delete gc tools init demo"
-    assert [name for name in names.split() if f" {name} " not in done.out] == []
-    assert "--max-iterations" in desk.detent("run", "--help").out
-    assert desk.detent("--version").out.startswith("detent ")
-    assert desk.detent("frobnicate").code == 2
+def test_help_is_one_screen_with_the_beginner_s_commands_first(desk: Desk) -> None:
+    """24 lines of 80 columns hold it with the prompt; every command is named; what a beginner needs is explained before the groups."""
+    done = desk.detent("--help")
+    lines = done.out.splitlines()
+    assert done.code == 0 and len(lines) < 24 and max(map(len, lines)) < 80
+    assert [line.split()[0] for line in lines[3 : 3 + len(BEGINNERS)]] == list(BEGINNERS)
+    assert [name for name in EVERY if f" {name} " not in done.out] == []
+    bare = desk.detent()
+    assert (bare.code, bare.out) == (2, done.out)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_help_of_a_group_explains_each_of_its_commands(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """On lines of 80 columns; no group is called like a command, whose help would be out of reach."""
+    assert run(["help", group.lower()]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(GROUPS[group])]] == list(GROUPS[group])
+    assert max(map(len, lines)) < 80 and group.lower() not in EVERY
+
+
+def test_help_explains_settings_and_commands_and_names_what_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every variable but those of bounds, the exit codes; a wrong topic or command is a usage error."""
+    assert run(["help", "settings"]) == 0
+    told = capsys.readouterr().out
+    assert "DETENT_STORE" in told and "DETENT_CONFIG" in told and "5 suspended" in told
+    assert run(["help", "list"]) == 0
+    assert "--limit" in capsys.readouterr().out
+    assert (run(["help", "setings"]), run(["lst"]), run(["frobnicate"])) == (2, 2, 2)
+    said = capsys.readouterr().err
+    assert "'settings'" in said and "did you mean 'list'?" in said and "`detent --help`" in said
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("detent ")
+
+
+def test_help_imports_no_command(tmp_path: Path) -> None:
+    """It answers in a fraction of the time that loading what runs an agent takes."""
+    code = "import sys; from detent.__main__ import main; sys.argv[1:] = ['--help']; main(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "detent.cli.main" in loaded
+    assert not loaded & {"typer", "rich", "asyncio", "pydantic", "detent.engine", "detent.cli.session", "detent.cli.running"}
 
 
 def test_each_call_of_a_batch_is_shown_with_its_own_reason() -> None:

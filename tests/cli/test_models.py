@@ -268,3 +268,22 @@ def test_on_a_terminal_thinking_is_dimmed_and_calls_show_from_their_start(desk: 
     final = shown.rsplit("\x1b[2K", 1)[-1]
     assert final.count("It went on.") == 1
     assert "2 model calls: 200 in (80 cached), 20 out" in final
+
+
+def test_files_are_attached_and_the_model_that_takes_none_of_a_kind_is_named_at_once(desk: Desk) -> None:
+    """A picture goes as one, a text as text; a recording that the model does not hear ends the command before a run begins."""
+    desk.write("notes.md", "# The plan")
+    (desk.home / "pixel.png").write_bytes(b"\x89PNG\x00\xff")
+    (desk.home / "talk.wav").write_bytes(b"RIFF\x00\xff")
+    with ChatServer([says("seen")]) as server:
+        files = ["--attach", "notes.md", "--attach", "pixel.png"]
+        done = desk.detent("run", "--model", "served", "--base-url", server.url, *files, "--json", "look", **NO_KEYS)
+        assert (done.code, done.json["output"]) == (0, "seen"), done.err
+        content = server.requests[0]["messages"][-1]["content"]
+        assert "# The plan" in json.dumps(content) and [part["type"] for part in content if part["type"] != "text"] == ["image_url"]
+        refused = desk.detent(
+            "run", "--model", "anthropic:claude-sonnet-4-6", "--attach", "talk.wav", "look", **{**NO_KEYS, "ANTHROPIC_API_KEY": "k" * 20}
+        )
+        assert refused.code == 2 and "does not take audio" in refused.err and "nothing was recorded" in refused.err
+        missing = desk.detent("run", "--model", "served", "--base-url", server.url, "--attach", "gone.png", "look", **NO_KEYS)
+        assert missing.code == 2 and "gone.png" in missing.err and len(server.requests) == 1

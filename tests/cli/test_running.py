@@ -137,7 +137,7 @@ def test_a_question_is_answered_by_another_process(desk: Desk) -> None:
     assert "detent reply" in asked.err
     done = desk.detent("reply", "last", "the", "red", "one")
     assert (done.code, done.out) == (0, "all done\n")
-    assert "the red one" in desk.detent("show", "last", "--full").out
+    assert "the red one" in desk.detent("show", "last", "-v").out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -170,7 +170,7 @@ def test_a_killed_run_goes_on_and_what_nobody_knows_is_asked(desk: Desk) -> None
     assert [c[4] for c in commands] == ["--happened", "--not"]
     done = desk.detent("reconcile", "last", "main.2.0", "--happened", '"written"')
     assert (done.code, desk.notes) == (0, ["one", "slow", "two"])
-    assert "settled" in desk.detent("show", "last").out
+    assert "settled" in desk.detent("show", "last", "-v").out
     assert desk.detent("replay", "last").code == 0
 
 

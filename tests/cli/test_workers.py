@@ -107,7 +107,7 @@ def test_a_worker_says_what_it_did_in_a_pipe_and_as_one_document(desk: Desk) -> 
     assert again.out.strip() == run
     done = desk.detent("worker", "--until-idle")
     assert (done.code, done.out) == (0, "")
-    assert f"run {run} completed (final_answer)" in done.err
+    assert f"run {run[:15]} completed (final_answer)" in done.err
     empty = desk.detent("worker", "--until-idle", "--json")
     assert empty.json == {"came_to": {}, "dead_letters": {}, "failed": {}, "left": {}}
 
@@ -128,7 +128,7 @@ def test_what_is_missing_here_is_said_and_the_run_left(desk: Desk) -> None:
     (desk.home / "tools.py").unlink()
     done = desk.detent("worker", "--until-idle")
     assert done.code == 2
-    assert f"left to other workers: run {run}: " in done.err
+    assert f"left to other workers: run {run[:15]}: " in done.err
     assert "tools.py" in done.err
     assert desk.detent("list", "--status", "running", "--json").json[0]["run_id"] == run
 
@@ -146,13 +146,13 @@ def test_a_dead_letter_is_listed_with_its_reason_and_opened_again(desk: Desk) ->
     run = submitted(desk, "one")
     done = desk.detent("worker", "--until-idle")
     assert done.code == 3, done.err
-    assert f"given up: run {run}: RuntimeError: the planner is out of order" in done.err
+    assert f"given up: run {run[:15]}: RuntimeError: the planner is out of order" in done.err
     listed = desk.detent("list", "--status", "waiting_for_operator")
-    assert run in listed.out
-    assert f"run {run}: given up by its workers: RuntimeError: the planner is out of order" in listed.err
-    assert f"next: detent reopen {run}" in listed.err
+    assert run[:15] in listed.out
+    assert f"run {run[:15]}: given up by its workers: RuntimeError: the planner is out of order" in listed.err
+    assert f"next: detent reopen {run[:15]}" in listed.err
     assert "out of order" in desk.detent("list", "--json").json[0]["why"]
-    assert f"next: detent reopen {run}" in desk.detent("resume", run).err, "it waits, and nothing else is said to open it"
+    assert f"next: detent reopen {run[:15]}" in desk.detent("resume", run).err, "it waits, and nothing else is said to open it"
     desk.write(
         "broken.py",
         "from detent import FinalAnswer, Plan\n\nclass Broken:\n    async def plan(self, view):\n"
@@ -167,6 +167,6 @@ def test_on_a_terminal_each_run_in_progress_is_shown_with_what_it_does(tmp_path:
     desk = Desk(tmp_path)
     desk.steps("pause", "answer")
     run = submitted(desk, "one")
-    shown = on_a_terminal(desk, "worker", "--until-idle", when={f"{run} · iteration 1 · pause": lambda: desk.write("go", "")})
-    assert f"run {run} completed (final_answer) · 2 iterations, 1 call" in shown
+    shown = on_a_terminal(desk, "worker", "--until-idle", when={f"{run[:15]} · iteration 1 · pause": lambda: desk.write("go", "")})
+    assert f"run {run[:15]} completed (final_answer) · 2 iterations, 1 call" in shown
     assert "the worker has nothing left to do: 1 completed" in shown.rsplit("\x1b[2K", 1)[-1]

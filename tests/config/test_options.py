@@ -60,14 +60,14 @@ def test_every_form_of_an_agent_has_the_options_that_are_defined() -> None:
     assert AgentSpec.__struct_fields__ == defined
     assert ProgramOptions.__struct_fields__ == (*defined, "variables", "mcp")
     assert Agent.__struct_fields__ == (*ProgramOptions.__struct_fields__, "output_type")
-    assert AgentFile.__struct_fields__ == (*ProgramOptions.__struct_fields__, "skills", "workspace", "sandbox")
+    assert AgentFile.__struct_fields__ == (*ProgramOptions.__struct_fields__, "skills", "phases", "workspace", "sandbox")
 
 
 def test_an_option_is_added_in_one_place(tmp_path: Path) -> None:
     """One line and its documentation in `AgentOptions` reach program, log, file, schema and table."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for file in ("README.md", "scripts/docs.py", "tests/planners/text/dialects.py"):
+    for file in ("README.md", "scripts/docs.py", "scripts/llms.py", "tests/planners/text/dialects.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     source = tmp_path / "src" / "detent" / "core" / "agent.py"
@@ -91,7 +91,7 @@ def test_an_option_is_added_in_one_place(tmp_path: Path) -> None:
         "type": "array",
         "items": {"type": "string"},
     }
-    table = generated(tmp_path / "docs" / "configuration.md", "agent file")
+    table = generated(tmp_path / "docs" / "reference" / "configuration.md", "agent file")
     assert ["`colours`", "list of texts", "", "Which colours it likes.", ""] in rows(table)
 
 
@@ -116,7 +116,7 @@ def test_every_option_is_documented(kind: type, part: str, generator: ModuleType
     """Each has a line below it, which stands in the table."""
     said = {key: meaning for key, meaning in generator.meanings(kind).items() if (kind.__name__, key) not in generator.NOT_IN_FILES}
     assert [name for name, meaning in said.items() if not meaning] == []
-    assert {row[0].strip("`[]"): row[-2].replace("\\|", "|") for row in rows(generated(DOCS / "configuration.md", part))} == said
+    assert {row[0].strip("`[]"): row[-2].replace("\\|", "|") for row in rows(generated(DOCS / "reference/configuration.md", part))} == said
 
 
 @pytest.mark.parametrize("kind", [Config, *(type(getattr(Config(), f)) for f in Config.__struct_fields__)], ids=lambda kind: kind.__name__)
@@ -156,9 +156,9 @@ def test_examples_fit_the_schemas_and_name_them(file: Path) -> None:
     """Each is valid, and its first line leads to its schema."""
     text = file.read_text(encoding="utf-8")
     data = tomllib.loads(text) if file.suffix == ".toml" else yaml.safe_load(text)
-    assert problems(file.stem, data) == []
-    place = text.split("\n", 1)[0].removeprefix("#:schema ").removeprefix("# yaml-language-server: $schema=")
-    assert (file.parent / place).resolve() == SCHEMAS / f"{file.stem}.json"
+    place = (file.parent / text.split("\n", 1)[0].removeprefix("#:schema ").removeprefix("# yaml-language-server: $schema=")).resolve()
+    assert place.parent == SCHEMAS and (place.stem == file.stem or (file.suffix, place.stem) == (".toml", "agent"))
+    assert problems(place.stem, data) == []
 
 
 @pytest.mark.parametrize(("page", "block"), WRITTEN, ids=lambda value: f"{value.line}" if isinstance(value, Block) else name_of(value))

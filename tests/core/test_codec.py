@@ -179,7 +179,7 @@ def test_what_is_before_the_damage_can_be_read() -> None:
 def test_a_record_of_another_place_is_found_even_if_its_digest_is_right(field: str, value: Any) -> None:
     """A line that was sealed for another run, or under another number."""
     log = opened()
-    with pytest.raises(CorruptLog, match="it says that it is number") as caught:
+    with pytest.raises(CorruptLog, match="it is labelled as number") as caught:
         list(read_log("run", resealed(log, 2, **{field: value})))
     assert caught.value.sequence == 2
 

@@ -17,6 +17,8 @@ FIXTURES: list[dict[str, Any]] = [
     when("Paris and Lyon", {"content": "2,620,000 together."}, after_tools=True),
     when("people live in Paris", calls(("population", {"city": "Paris"}), content="")),
     when("people live in Paris", {"content": PARIS}, after_tools=True),
+    when("Describe Lyon", calls(("population", {"city": "Lyon"}), content="")),
+    when("Describe Lyon", {"content": '{"name": "Lyon", "people": 520000}'}, after_tools=True),
     when("capital of France", {"content": "Paris."}),
     when("1284000", {"content": '{"type": "final_answer", "content": "1,284,000 square kilometres"}'}),
     when("How large is Chad", {"content": 'Let me look:\n```json\n{"type": "area", "country": "Chad"}\n```'}),

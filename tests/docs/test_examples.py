@@ -40,6 +40,8 @@ OWN_SDK = ("anthropic", "bedrock", "google", "groq", "mistral", "openrouter")
 RUNNING = [page for page in pages() if any(b.language in ("python", "console") for b in blocks(page))]
 BY_DEFAULT = ("models-openai", "models-ollama")
 """Pages about models that are gone through by default. Each of the others needs the SDK of its vendor, which takes seconds to import."""
+WITH_MODELS = ("README.md", "quickstart-model.md")
+"""Other pages that ask a model."""
 EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "extending").glob("*.py")])
 
 
@@ -72,7 +74,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def execute(block: Block, page: Path, namespace: dict[str, Any]) -> None:
     """Execute a Python block; a traceback shows page and line."""
     source = "\n" * (block.line - 1) + block.text
-    exec(compile(source, name_of(page), "exec"), namespace)  # noqa: S102 - our own documentation
+    exec(compile(source, name_of(page), "exec", dont_inherit=True), namespace)  # noqa: S102 - our own documentation
 
 
 def stable(line: str) -> str:
@@ -133,7 +135,7 @@ def run_command(command: Command, desk: Path, known: dict[str, str]) -> None:
 def _providers(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For a page about the models of a provider, a server on loopback that answers in their place."""
     page: Path = request.node.callspec.params["page"]
-    with answering(tmp_path, monkeypatch) if page.name.startswith("models-") else contextlib.nullcontext():
+    with answering(tmp_path, monkeypatch) if page.name in WITH_MODELS or page.name.startswith("models-") else contextlib.nullcontext():
         yield
 
 
@@ -147,7 +149,10 @@ def marks_of(page: Path) -> tuple[pytest.MarkDecorator, ...]:
 @pytest.mark.parametrize("page", [pytest.param(page, marks=marks_of(page)) for page in RUNNING], ids=[name_of(page) for page in RUNNING])
 def test_what_a_page_shows_is_what_happens(page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every Python block runs, every command gives what stands below it, in one directory from top to bottom."""
-    if page.name != "tutorial.md":  # which shows how a directory is trusted; on the other pages that has been done
+    if page.name not in (
+        "tutorial.md",
+        "quickstart-rules.md",
+    ):  # which show how a directory is trusted; on the other pages that has been done
         monkeypatch.setenv("DETENT_TRUST", str(desk))
     namespace: dict[str, Any] = {"__name__": "docs_page"}
     known: dict[str, str] = {}

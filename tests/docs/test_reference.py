@@ -15,9 +15,9 @@ from docs.pages import DOCS, ROOT, blocks, generated, name_of, pages, rows
 
 PACKAGE = ROOT / "src" / "detent"
 KEPT = [
-    ("errors.md", "errors"),
-    ("errors.md", "reasons"),
-    ("guides/write-a-tool.md", "tool options"),
+    ("reference/errors.md", "errors"),
+    ("reference/errors.md", "reasons"),
+    ("howto/tools/write-a-tool.md", "tool options"),
 ]
 
 
@@ -83,7 +83,7 @@ def test_every_error_is_described() -> None:
     from detent.core import errors
 
     classes = {name: c for name, c in vars(errors).items() if isinstance(c, type) and issubclass(c, errors.DetentError)}
-    table = {row[0].strip("`"): row[1].strip("`") for row in rows(generated(DOCS / "errors.md", "errors"))}
+    table = {row[0].strip("`"): row[1].strip("`") for row in rows(generated(DOCS / "reference/errors.md", "errors"))}
     assert table == {name: c.code for name, c in classes.items()}
 
 
@@ -112,7 +112,7 @@ def codes_of_calls() -> set[str]:
 
 def test_every_code_of_a_failed_call_is_described() -> None:
     """The table of codes has what the kernel gives, and nothing else."""
-    section = (DOCS / "errors.md").read_text(encoding="utf-8").split("## How a call fails")[1]
+    section = (DOCS / "reference/errors.md").read_text(encoding="utf-8").split("## How a call fails")[1]
     described = {row[0].strip("`") for row in rows(section)}
     # `policy_stopped` marks a call that is left over when the policy ends the run: that is the run's reason.
     assert codes_of_calls() - {"policy_stopped"} == described
@@ -122,7 +122,7 @@ def test_every_reason_of_an_end_is_described() -> None:
     """The table has the closed list."""
     from detent.core.settle import REASONS
 
-    assert first_cells("errors.md", "reasons") == list(REASONS)
+    assert first_cells("reference/errors.md", "reasons") == list(REASONS)
 
 
 # Events, configuration --------------------------------------------------------------------------------------------------------
@@ -132,9 +132,9 @@ def test_every_event_and_action_is_described() -> None:
     """The tables have the two closed unions."""
     from detent.core import actions, events
 
-    listed = re.findall(r"^\| `(\w+)` \|", generated(DOCS / "events.md", "events"), re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)` \|", generated(DOCS / "reference/events.md", "events"), re.MULTILINE)
     assert sorted(listed) == sorted(c.__name__ for c in get_args(events.AnyEvent))
-    assert sorted(first_cells("events.md", "actions")) == sorted(c.__name__ for c in get_args(actions.AnyAction))
+    assert sorted(first_cells("reference/events.md", "actions")) == sorted(c.__name__ for c in get_args(actions.AnyAction))
 
 
 def test_every_key_is_described(generator: ModuleType) -> None:
@@ -145,11 +145,11 @@ def test_every_key_is_described(generator: ModuleType) -> None:
     from detent.config.loading import AgentFile
     from detent.core.budget import Budget
 
-    keys = first_cells("configuration.md", "detent.toml")
+    keys = first_cells("reference/configuration.md", "detent.toml")
     assert {k.strip("[]").split(".")[0] for k in keys} == set(Config.__struct_fields__)
     in_agent_files = {key for key in AgentFile.__struct_fields__ if ("AgentFile", key) not in generator.NOT_IN_FILES}
-    assert {k.strip("[]") for k in first_cells("configuration.md", "agent file")} == in_agent_files
-    assert first_cells("configuration.md", "bounds") == list(Budget.__struct_fields__)
+    assert {k.strip("[]") for k in first_cells("reference/configuration.md", "agent file")} == in_agent_files
+    assert first_cells("reference/configuration.md", "bounds") == list(Budget.__struct_fields__)
     for written in (ROOT / "examples" / "templates").rglob("*.toml"):
         described = in_agent_files if written.name == "agent.toml" else {k.split(".")[0].strip("[]") for k in keys}
         assert set(tomllib.loads(written.read_text(encoding="utf-8"))) <= described, written
@@ -162,7 +162,7 @@ def test_every_environment_variable_is_described_and_exists() -> None:
     known = {*ENVIRONMENT, *OTHERS}
     said = {name for page in pages() for name in re.findall(r"\bDETENT_[A-Z_]+[A-Z]\b", page.read_text(encoding="utf-8"))}
     assert said - known == set()
-    assert known - set(re.findall(r"DETENT_[A-Z_]+", (DOCS / "configuration.md").read_text(encoding="utf-8"))) == set()
+    assert known - set(re.findall(r"DETENT_[A-Z_]+", (DOCS / "reference/configuration.md").read_text(encoding="utf-8"))) == set()
 
 
 # Command line -----------------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_every_environment_variable_is_described_and_exists() -> None:
 
 def test_every_command_and_option_is_described() -> None:
     """cli.md has each command, and each of its options in the section of the command."""
-    text = generated(DOCS / "cli.md", "commands")
+    text = generated(DOCS / "reference/cli.md", "commands")
     parts = dict(re.findall(r"^#### detent ([\w-]+)\n(.*?)(?=^#{3,4} |\Z)", text, re.MULTILINE | re.DOTALL))
     commands = command_line().commands
     assert set(parts) == set(commands)
@@ -190,7 +190,7 @@ def test_the_help_of_a_command_says_what_the_page_says(name: str, monkeypatch: p
     monkeypatch.setenv("NO_COLOR", "1")
     shown = CliRunner().invoke(make_app(), [name, "--help"])
     assert shown.exit_code == 0
-    text = generated(DOCS / "cli.md", "commands")
+    text = generated(DOCS / "reference/cli.md", "commands")
     part = re.search(rf"^#### detent {name}\n(.*?)(?=^#{{3,4}} |\Z)", text, re.MULTILINE | re.DOTALL)
     assert part is not None
     said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown.output).split())
@@ -226,15 +226,14 @@ def test_commands_and_options_that_pages_show_exist() -> None:
 
 
 def test_exit_codes_are_those_of_the_program() -> None:
-    """README and cli.md list the six codes with their words."""
+    """The page of the command line lists the six codes with their words."""
     from detent.cli import output
 
     words = {output.COMPLETED: "completed", output.FAILED: "failed", output.USAGE: "usage"}
     words |= {output.WAITING: "waiting", output.STOPPED: "stopped", output.SUSPENDED: "suspended"}
-    for page in (ROOT / "README.md", DOCS / "cli.md"):
-        table = page.read_text(encoding="utf-8").split("| exit code |")[1].split("\n\n")[0]
-        listed = dict(re.findall(r"^\| (\d) \| (\w+)", table, re.MULTILINE))
-        assert listed == {str(code): word for code, word in words.items()}, name_of(page)
+    table = (DOCS / "reference/cli.md").read_text(encoding="utf-8").split("| exit code |")[1].split("\n\n")[0]
+    listed = dict(re.findall(r"^\| (\d) \| (\w+)", table, re.MULTILINE))
+    assert listed == {str(code): word for code, word in words.items()}
 
 
 # Pages ------------------------------------------------------------------------------------------------------------------------
@@ -255,7 +254,7 @@ def test_the_two_commands_of_the_readme_are_what_ci_does() -> None:
 
 def test_a_decision_fits_on_one_page() -> None:
     """Decision records have at most 40 lines, and say context, decision and consequences."""
-    records = sorted((DOCS / "decisions").glob("*.md"))
+    records = sorted((DOCS / "learn" / "decisions").glob("*.md"))
     assert records
     for record in records:
         text = record.read_text(encoding="utf-8")
@@ -265,7 +264,7 @@ def test_a_decision_fits_on_one_page() -> None:
 
 def test_the_glossary_is_sorted_and_says_each_word_once() -> None:
     """A reader finds a word where it should stand."""
-    words = [row[0] for row in rows((DOCS / "glossary.md").read_text(encoding="utf-8"))]
+    words = [row[0] for row in rows((DOCS / "learn/glossary.md").read_text(encoding="utf-8"))]
     assert words == sorted(set(words))
 
 

@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
 ABOUT_MANY = {"list_runs", "approvals", "backtest", "work"}
 """Public methods that look at runs without naming one; each has a test below. `approvals` does both."""
 
-ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc", "retain", "hand", "wrap"}
+ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc", "retain", "hand", "wrap", "embed", "transcribe"}
 """What concerns this engine or the whole store, and is the operator's; `run_sync` is `run`."""
 
 ADVANCING = ("run", "submit", "step", "stream", "resume", "reopen", "fork")

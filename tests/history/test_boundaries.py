@@ -213,7 +213,7 @@ def test_what_cannot_be_forked_is_refused_and_leaves_nothing() -> None:
             await engine.erase(parent.run_id)
             with pytest.raises(RunErased, match="'parent@acme' was erased"):
                 await engine.fork(parent.run_id, child_id="late")
-            with pytest.raises(RunErased, match="'child@acme' goes on from run 'parent@acme', which was erased"):
+            with pytest.raises(RunErased, match="'child@acme' continues from run 'parent@acme', which was erased"):
                 await engine.load(child.run_id)
             with pytest.raises(RunErased):
                 await engine.fork(child.run_id)

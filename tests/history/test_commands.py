@@ -43,6 +43,24 @@ def test_a_run_is_forked_shown_and_compared(desk: Desk) -> None:
     assert desk.detent("show", "branch").code == desk.detent("verify", "branch").code == 0
 
 
+def test_a_fork_of_an_erased_run_is_shown_as_what_it_is(desk: Desk) -> None:
+    """Lists and `verify` say it, `show` says what can be done, and `erase` does that."""
+    desk.detent("run", "write notes")
+    run = desk.only_run()
+    desk.detent("fork", run, "--at", "2", "--run-id", "branch", "--set", "goal=write less", "--no-resume")
+    assert desk.detent("erase", run, "--yes").code == 0
+    listed = desk.detent("list").out
+    assert "write less (goes on from an erased run)" in listed and "(erased)" in listed
+    checked = desk.detent("verify", "branch")
+    assert checked.code == 0 and f"it goes on from run {run}, which was erased" in checked.out
+    assert desk.detent("verify", "branch", "--json").json["parent_erased"] == run
+    for command in (("show", "branch"), ("resume", "branch")):
+        refused = desk.detent(*command)
+        assert refused.code == 2 and "neither be read nor resumed" in refused.err and "detent erase branch" in refused.err
+    assert desk.detent("erase", "branch", "--yes").code == 0
+    assert "write less" not in desk.detent("list").out and "content erased" in desk.detent("verify", "branch").out
+
+
 def test_edits_and_effects_are_options(desk: Desk) -> None:
     """A result, a bound and the goal are set; `redo` does things again; the difference and the first step apart are shown."""
     desk.detent("run", "write notes")

@@ -12,7 +12,7 @@ import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, tool
 from detent.history.examining import Mended, Report, examine, mend, planned
-from detent.ports import RunQuery
+from detent.ports import RunQuery, Signal
 from detent.stores import open_store
 from history.test_removing import bytes_below, url_of
 from kernel.runs import Script, call, run_async
@@ -262,6 +262,48 @@ def test_what_cannot_be_read_whole_is_not_written_anew(tmp_path: Path) -> None:
         done, after = await mended(url, found)
         assert "nothing was changed" in done.left[0] and not after.ok
         assert path.read_bytes()[4096:] == before[4096:] and len(list(tmp_path.glob("*.db*"))) == 1 + 1
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("table", ["inbox", "runs", "blobs"])
+def test_rows_that_a_damaged_page_hides_are_named_and_the_file_is_not_called_whole(table: str, tmp_path: Path) -> None:
+    """A page that counts one row less than it has is read without an error: an answer would be gone, and nobody told."""
+
+    async def main() -> None:
+        url, path = url_of("sqlite", tmp_path), tmp_path / "runs.db"
+        await two_runs(url)
+        async with Engine(store=url) as engine:
+            await engine.store.post("waits", Signal(id="answer", kind="reply"))
+            await engine.store.put_blob("waits", "key", b"1")
+        at = page_of(path, table)
+        spoil(path, lambda data: data[: at + 3] + (int.from_bytes(data[at + 3 : at + 5], "big") - 1).to_bytes(2, "big") + data[at + 5 :])
+        found = await examined(url)
+        assert "rebuild" in [fault.mend for fault in found.faults]
+        done, _ = await mended(url, found)
+        (said,) = done.left
+        assert {"inbox": "signal 'answer' of run 'waits'", "runs": "the listing entry of run", "blobs": "blob"}[table] in said
+        assert "damaged-" in said and not done.done
+
+    run_async(main)
+
+
+def test_an_index_that_names_more_than_its_table_has_is_made_again_and_what_is_gone_is_named(tmp_path: Path) -> None:
+    """SQLite says no more of it than that the numbers differ."""
+
+    async def main() -> None:
+        url, path = url_of("sqlite", tmp_path), tmp_path / "runs.db"
+        await two_runs(url)
+        async with Engine(store=url) as engine:
+            await engine.store.post("waits", Signal(id="answer", kind="reply"))
+        at = page_of(path, "sqlite_autoindex_inbox_1")
+        index = path.read_bytes()[at : at + 4096]
+        execute(path, "DELETE FROM inbox")
+        spoil(path, lambda data: data[:at] + index + data[at + 4096 :])
+        found = await examined(url)
+        assert [fault.mend for fault in found.faults if fault.mend] == ["reindex"]
+        done, after = await mended(url, found)
+        assert "signal 'answer' of run 'waits'" in done.left[0] and after.ok
 
     run_async(main)
 

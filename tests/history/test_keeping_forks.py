@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 
 from detent.core import events as e
 from detent.core.codec import read_record
-from detent.core.errors import CorruptLog, RunErased
+from detent.core.errors import CorruptLog, NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.history import moving
-from detent.ports import EventStore
-from detent.running.lineage import PREFIX_BLOB, forks_of
+from detent.ports import EventStore, Signal
+from detent.running.lineage import LEAVING, PREFIX_BLOB, forks_of
 from detent.stores import open_store
-from detent.testing.faults import Crash, CrashingStore
+from detent.testing.faults import Crash, CrashingStore, T, When
 from history.family import Tools, finish, make_engine, open_at, parent_of, run_async
 from laws.places import KINDS, Place
 
@@ -160,6 +161,80 @@ def test_erasing_a_parent_takes_its_content_from_its_forks() -> None:
     run_async(main)
 
 
+def test_a_run_is_not_erased_while_somebody_advances_a_fork_of_it() -> None:
+    """It has what is to be erased in its memory, and would write words of the goal again. Which fork it is, is said; once it rests all is erased."""
+
+    async def main() -> None:
+        place, tools = Place("ram", Path()), Tools()
+        other = place.store()
+        async with make_engine(place.store(), tools) as engine:
+            await family(engine)
+            await other.claim("below")
+            with pytest.raises(RunBusy, match="run 'below', which goes on from run 'ended', is being advanced"):
+                await engine.erase("parent")
+            for name in ("parent", "ended", "open", "below"):
+                await engine.load(name)
+                assert LEAVING not in await engine.store.list_blobs(name)
+            await other.release("below")
+            await engine.erase("parent")
+            assert {head.goal for head in await engine.list_runs()} == {""}
+        await place.close()
+
+    run_async(main)
+
+
+def test_what_goes_on_from_an_erased_run_says_so_and_can_be_erased_itself() -> None:
+    """It is sound, it is read and resumed no more, a list says why, and what it has of its own can go, too."""
+
+    async def main() -> None:
+        place, tools, word = Place("ram", Path()), Tools(), "zyzzyva"
+        async with make_engine(place.store(), tools) as engine:
+            await family(engine)
+            await engine.fork("parent", at=3, child_id="own", edits={"goal": f"find the {word}"}, resume=False)
+            await engine.erase("parent")
+            for name, goal in (("ended", ""), ("below", ""), ("own", f"find the {word}")):
+                checked, head = await engine.verify(name), await engine.store.head(name)
+                assert head is not None and (head.reason, head.goal) == ("parent_erased", goal)
+                assert (checked.ok, checked.erased, checked.parent_erased) == (True, False, "parent"), checked
+                with pytest.raises(RunErased, match=f"neither be read nor resumed.*detent erase {name if name != 'below' else 'ended'}"):
+                    await engine.resume(name)
+                with pytest.raises(RunErased):
+                    await engine.store.post(name, Signal(id="s", kind="reply", payload={"reply": word}))
+            assert (await engine.erase("own")).ids_with_goal_words == ()
+            assert word.encode() not in b"".join(await engine.store.read("own"))
+            checked, head = await engine.verify("own"), await engine.store.head("own")
+            assert checked.ok and checked.erased and head is not None and (head.goal, head.reason) == ("", "erased")
+            with pytest.raises(RunErased, match="run 'own' was erased"):
+                await engine.erase("own")
+        await place.close()
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_an_erasure_that_dies_at_any_write_is_done_again(at: int) -> None:
+    """Whatever was done: the second attempt leaves no word of the goal, in no fork."""
+
+    async def main() -> None:
+        place, tools = Place("ram", Path()), Tools()
+        async with make_engine(place.store(), tools) as engine:
+            await family(engine)
+        async with make_engine(CrashingStore(place.store(), at=at, operations=("put_blob", "append", "erase")), tools) as engine:
+            with contextlib.suppress(Crash):
+                await engine.erase("parent")
+        await place.close()
+        async with make_engine(place.store(), tools) as engine:
+            with contextlib.suppress(RunErased):
+                await engine.erase("parent")
+            for head in await engine.list_runs():
+                assert (head.goal, head.title) == ("", ""), head
+                assert (await engine.verify(head.run_id)).ok
+                assert LEAVING not in await engine.store.list_blobs(head.run_id)
+        await place.close()
+
+    run_async(main)
+
+
 def test_an_erased_fork_leaves_its_parent_and_its_place_in_the_listing() -> None:
     """Its first record says whose it is, of which agent and run, in the envelope, which stays."""
 
@@ -258,7 +333,7 @@ def test_effects_that_are_open_are_found_from_a_snapshot_as_from_the_whole_log()
     run_async(main)
 
 
-@pytest.mark.parametrize("at", range(1, 8))
+@pytest.mark.parametrize("at", range(1, 12))
 def test_a_removal_that_dies_at_any_write_is_done_again(at: int) -> None:
     """While it gives to the forks what they need: the parent is there still, the forks are whole, and the second attempt ends it."""
 
@@ -278,6 +353,161 @@ def test_a_removal_that_dies_at_any_write_is_done_again(at: int) -> None:
             for child in ("open", "below"):
                 assert ((await finish(engine, child)).output, tools.effects) == (output, effects)
                 assert (await engine.replay(child)).identical
+        await place.close()
+
+    run_async(main)
+
+
+class Meanwhile(CrashingStore):
+    """A store at which something else happens, once, around one of its operations on a run."""
+
+    def __init__(self, inner: EventStore, operation: str, when: When) -> None:
+        super().__init__(inner)
+        self.operation, self.where = operation, when
+        self.happens: Callable[[], Awaitable[Any]] | None = None
+
+    async def _do(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+        happens = self.happens if operation == self.operation else None
+        if happens is not None:
+            self.happens = None
+        if happens is not None and self.where == "before":
+            await happens()
+        answer = await super()._do(operation, call)
+        if happens is not None and self.where == "after":
+            await happens()
+        return answer
+
+
+async def _removed_beside_a_fork(place: Any, verb: str, operation: str, *, by: str, when: When) -> None:
+    """Remove a run and fork it; one of them, `by`, does all that it does around one operation of the other."""
+    tools = Tools()
+    store = Meanwhile(place.store(), operation, when)
+    async with make_engine(store, tools) as outer, make_engine(place.store(), tools) as inner:
+        await parent_of(outer)
+        refused: list[BaseException] = []
+        left: list[RunBusy] = []
+
+        async def fork(engine: Any) -> None:
+            try:
+                await engine.fork("parent", child_id="child", resume=False)
+            except (NotAllowedNow, RunNotFound, RunErased) as error:
+                refused.append(error)
+
+        async def remove(engine: Any) -> None:
+            if verb == "archive":
+                await moving.archive(engine.store, place.directory, "parent")
+            else:
+                try:
+                    await getattr(engine, verb)("parent")
+                except RunBusy as error:  # a fork is just being made: nothing was erased
+                    left.append(error)
+
+        first, second = (remove, fork) if by == "fork" else (fork, remove)
+        store.happens = lambda: second(inner)
+        await first(outer)
+        assert store.happens is None, "nothing happened meanwhile"
+        if refused:
+            assert await inner.store.head("child") is None, "a fork that was refused is not there"
+            assert await inner.store.list_blobs("child") == []
+        elif left:
+            assert verb == "erase" and "goes on from run 'parent'" in str(left[0])
+            assert await inner.load("parent") and await inner.load("child")
+        elif verb == "erase":
+            assert (await inner.store.head("child")).goal == "", "words of an erased goal"
+        else:
+            await inner.load("child")
+            assert (await inner.verify("child")).ok
+
+
+RACES: tuple[tuple[str, str, When], ...] = (
+    ("fork", "list_runs", "before"),
+    ("fork", "list_runs", "after"),
+    ("fork", "delete", "before"),
+    ("fork", "erase", "before"),
+    ("fork", "erase", "after"),
+    ("removal", "append", "before"),
+    ("removal", "append", "after"),
+    ("removal", "get_blob", "after"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("verb", ["delete", "archive", "erase"])
+def test_a_run_that_is_removed_beside_a_fork_of_it_leaves_a_whole_fork_or_none(kind: str, verb: str, tmp_path: Path) -> None:
+    """Wherever the one comes between the steps of the other. Otherwise there is a fork that nobody can load, or one with an erased goal's words."""
+
+    async def main() -> None:
+        for number, (by, operation, when) in enumerate(RACES):
+            if by == "fork" and operation in ("delete", "erase") and (operation == "erase") != (verb == "erase"):
+                continue
+            directory = tmp_path / str(number)
+            directory.mkdir()
+            place = Place(kind, directory)
+            await _removed_beside_a_fork(place, verb, operation, by=by, when=when)
+            await place.close()
+
+    run_async(main)
+
+
+class Unsealed(Meanwhile):
+    """Of which nobody knows what is durable: who forks a run has it made durable."""
+
+    async def sealed(self, run_id: str) -> None:
+        """See `EventStore.sealed`."""
+
+
+def test_a_fork_beside_an_erasure_brings_no_word_of_the_goal_back() -> None:
+    """It has read the parent's entry before that was erased, and makes the parent durable after: an append of nothing writes the entry again."""
+
+    async def main() -> None:
+        place, tools = Place("ram", Path()), Tools()
+        erasing, forking_ = Meanwhile(place.store(), "erase", "before"), Unsealed(place.store(), "append", "before")
+        reached, goes_on = asyncio.Event(), asyncio.Event()
+        async with make_engine(erasing, tools) as remover, make_engine(forking_, tools) as forker:
+            await parent_of(remover)
+
+            async def pause() -> None:
+                reached.set()
+                await goes_on.wait()
+
+            async def fork_until_it_appends() -> None:
+                forks.append(asyncio.create_task(forker.fork("parent", at=20, child_id="child", resume=False)))
+                await reached.wait()
+
+            forks: list[asyncio.Task[Any]] = []
+            erasing.happens, forking_.happens = fork_until_it_appends, pause
+            await remover.erase("parent")
+            goes_on.set()
+            with pytest.raises(RunErased):
+                await forks[0]
+            head = await place.store().head("parent")
+            assert head is not None and (head.goal, head.reason) == ("", "erased")
+            assert (await remover.verify("parent")).ok
+            assert await place.store().head("child") is None
+        await place.close()
+
+    run_async(main)
+
+
+def test_a_removal_that_died_keeps_its_run_from_being_forked_until_it_is_collected() -> None:
+    """Who forks it is told what to do; the mark does not go into copies of the run."""
+
+    async def main() -> None:
+        place, tools = Place("ram", Path()), Tools()
+        async with make_engine(place.store(), tools) as engine:
+            await parent_of(engine)
+        async with make_engine(CrashingStore(place.store(), at=1, operations=("delete",)), tools) as engine:
+            with contextlib.suppress(Crash):
+                await engine.delete("parent")
+        await place.close()
+        async with make_engine(place.store(), tools) as engine:
+            with pytest.raises(NotAllowedNow, match="gc") as refused:
+                await engine.fork("parent", child_id="child", resume=False)
+            assert refused.value.reason_code == "being_removed"
+            assert LEAVING not in (await moving.take(engine.store, "parent")).blobs
+            await engine.gc()
+            await engine.fork("parent", child_id="child", resume=False)
+            assert LEAVING not in await engine.store.list_blobs("child")
         await place.close()
 
     run_async(main)

@@ -6,6 +6,7 @@ import asyncio
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 
@@ -13,6 +14,7 @@ from detent import Agent, AskUser, Engine, FinalAnswer, tool
 from detent.config.groups import Bounds
 from detent.core.codec import read_log
 from detent.core.errors import NotAllowedNow, RunBusy, RunErased, RunNotFound
+from detent.history.examining import examine
 from detent.ports import Signal
 from detent.stores.ram import RamStore
 from kernel.runs import END, Desk, Script, call, engine_for, run_async
@@ -94,6 +96,56 @@ def test_no_word_of_an_erased_goal_is_left_in_the_store(kind: str, request: pyte
         return b"".join(one if isinstance(one, bytes) else str(one).encode() for found in rows for row in found for one in row)
 
     assert word.encode() not in run_async(main)
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_an_answer_that_comes_just_after_its_run_was_erased_is_refused(kind: str, tmp_path: Path) -> None:
+    """Whoever gives it has read the run before. Otherwise its words would stay in the inbox of a run that nobody can read."""
+
+    async def main() -> None:
+        url, agent = url_of(kind, tmp_path), Agent(name="w")
+        async with Engine(store=url, planner=Script([AskUser(question="which?")])) as engine, Engine(store=url) as other:
+            await engine.run(agent, "go", run_id="r")
+            await other.store.open()
+            post = other.store.post
+
+            async def late(run_id: str, signal: Signal) -> None:
+                await engine.erase("r")
+                await post(run_id, signal)
+
+            other.store.post = late  # type: ignore[method-assign]
+            with pytest.raises(RunErased):
+                await other.reply("r", SECRET)
+            assert await engine.store.signals(["r"]) == {} and (await engine.verify("r")).ok
+        assert SECRET.encode() not in bytes_below(tmp_path)
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_signals_that_an_earlier_version_left_with_an_erased_run_are_left_over_and_collected(kind: str, tmp_path: Path) -> None:
+    """`doctor` names them, they are no damage, and nothing of them stays in the store's bytes."""
+
+    async def main() -> None:
+        url = url_of(kind, tmp_path)
+        async with Engine(store=url, planner=Script([AskUser(question="which?")])) as engine:
+            await engine.run(Agent(name="w"), "go", run_id="r")
+            await engine.erase("r")
+            head, digest = await engine.store.head("r"), (await engine.verify("r")).digest
+            assert head is not None
+            for reason in ("", "erased"):
+                entry = msgspec.structs.replace(head, reason=reason, digest=digest)
+                await engine.store.append("r", head.records, [], head=entry, durable=True)
+                if not reason:
+                    await engine.store.post("r", Signal(id="s", kind="reply", payload={"reply": SECRET}))
+            assert SECRET.encode() in bytes_below(tmp_path)
+            found = await examine(engine.runtime)
+            assert [(fault.damage, fault.mend, "inbox" in fault.what) for fault in found.faults] == [(False, "gc", True)]
+            await engine.gc()
+            assert (await engine.verify("r")).ok and (await examine(engine.runtime)).faults == ()
+        assert SECRET.encode() not in bytes_below(tmp_path)
+
+    run_async(main)
 
 
 def test_only_a_finished_or_waiting_run_is_erased() -> None:

@@ -113,8 +113,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "blank answer": (Plan(actions=(FinalAnswer(content=" \n"),)), "the final answer is blank"),
     "invisible answer": (Plan(actions=(FinalAnswer(content="\u200b\ufeff \u2060\u00ad\u3164\U000e0041"),)), "the final answer is blank"),
     "no answer": (Plan(actions=(FinalAnswer(content=None),)), "the final answer is blank"),
-    "no usage": (Plan(actions=(call(n=2),), usage=None), "it is no plan: Expected `object`, got `null` - at `$.usage`"),  # type: ignore[arg-type]
-    "no text": (Plan(actions=(call(n=2),), text=3), "it is no plan: Expected `str`, got `int` - at `$.text`"),  # type: ignore[arg-type]
+    "no usage": (Plan(actions=(call(n=2),), usage=None), "it is not a plan: Expected `object`, got `null` - at `$.usage`"),  # type: ignore[arg-type]
+    "no text": (Plan(actions=(call(n=2),), text=3), "it is not a plan: Expected `str`, got `int` - at `$.text`"),  # type: ignore[arg-type]
     "no data": (Plan(actions=(ToolCall(tool="look", args={"n": object()}),)), "look is not JSON data"),
 }
 

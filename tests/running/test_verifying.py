@@ -522,7 +522,7 @@ def test_the_guide_has_every_kind_of_check() -> None:
     """A new kind is described where a user would look."""
     from detent.config.verifying import KINDS
 
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "check-answers.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "howto" / "agents" / "check-answers.md").read_text(encoding="utf-8")
     assert [kind for kind in KINDS if f"| `{{{kind} = " not in guide] == []
 
 

@@ -15,6 +15,7 @@ import msgspec
 from detent.core import events as e
 from detent.core import fold, settle
 from detent.core.errors import Conflict, StoreError
+from detent.history import upkeep
 from detent.kernel import deciding, execution, journal
 from detent.kernel.context import KernelContext
 from detent.kernel.journal import Journal
@@ -75,6 +76,10 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 async def _nothing_async(*_: Any, **__: Any) -> None:
     return None
+
+
+async def _no_forks(*_: Any) -> dict[str, int]:
+    return {}
 
 
 # Journal ------------------------------------------------------------------------------------------------------------------------
@@ -189,6 +194,16 @@ def a_claim_is_taken_from_the_living() -> list[Any]:
 @cut
 def an_append_is_not_fenced_by_its_claim() -> list[Any]:
     return [(DiskStore, "refuse_without_claim", _nothing)]
+
+
+@cut
+def an_erasure_needs_no_claim() -> list[Any]:
+    known = DiskStore.erase
+
+    async def erase(self: DiskStore, run_id: str, tombstone: Any, *, head: Any, claim: int | None = None) -> None:
+        await known(self, run_id, tombstone, head=head)
+
+    return [(DiskStore, "erase", erase), (upkeep, "_held_forks", _no_forks)]
 
 
 @cut

@@ -21,7 +21,7 @@ from typing import Any
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
-from detent.ports.stores import refuse_behind_cancel, refuse_overfull, refuse_without_claim
+from detent.ports.stores import refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
 from detent.stores.listing import select, unsealed
 
 LEASE_S = 30.0
@@ -388,6 +388,8 @@ class DiskStore:
     async def post(self, run_id: str, signal: Signal) -> None:
         def put() -> None:
             run = self._known(run_id)
+            if run.head is not None:
+                refuse_erased(run.head)
             if signal.id not in run.consumed and signal.id not in run.inbox:
                 refuse_overfull(run_id, signal, run.inbox.values())
                 run.inbox[signal.id] = signal
@@ -439,9 +441,10 @@ class DiskStore:
 
     # Removing -------------------------------------------------------------------------------------------------------------------
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         def erased() -> None:
             run = self._known(run_id)
+            self.refuse_without_claim(run_id, claim)
             self.disk.erased(run_id)
             run.records, run.head, run.snapshot = [tombstone(line) for line in run.records], head, None
             run.consumed.update(run.inbox)

@@ -27,8 +27,8 @@ from detent.running.results import Result
 
 LIMIT = 300
 
-First = Annotated[str, typer.Argument(metavar="A", help="A run id, a unique beginning of one, or `last`.", show_default=False)]
-Second = Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.", show_default=False)]
+First = Annotated[str, typer.Argument(metavar="A", help=o.RUN_HELP, show_default=False, autocompletion=o.complete_run)]
+Second = Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.", show_default=False, autocompletion=o.complete_run)]
 
 
 # Fork -------------------------------------------------------------------------------------------------------------------------------------
@@ -78,10 +78,11 @@ def fork(
         parent = await session.outfit(run)
         made = await engine.fork(parent.run_id, at=at, edits=edits, effects=policy, child_id=child, resume=False)
         session.run_id = made.run_id
+        await session.name(*made.state.ancestors[:1])
         return made
 
     made = session.drive(branch)
-    session.output.say(f"forked: run {made.run_id} goes on from {made.state.ancestors[0]}")
+    session.output.say(f"forked: run {session.short(made.run_id)} goes on from {session.short(made.state.ancestors[0])}")
     if no_resume:
         report(made, session)
         return 0
@@ -163,11 +164,11 @@ def diff(a: First, b: Second, *, setup: o.Looking) -> int:
     first = found.first
     session.output.document({**msgspec.structs.asdict(found), "identical": found.identical, "first": first})
     if found.identical:
-        session.output.show(f"no difference: {found.a} and {found.b} did the same", "green")
+        session.output.show(f"no difference: {session.short(found.a)} and {session.short(found.b)} did the same", "green")
         return 0
     out = session.output
-    out.show(f"a  {found.a}")
-    out.show(f"b  {found.b}")
+    out.show(f"a  {session.short(found.a)}")
+    out.show(f"b  {session.short(found.b)}")
     if found.shared:
         out.show(f"   the first {found.shared} records are the same ones")
     for one in found.differences:
@@ -218,7 +219,7 @@ def bisect(a: First, b: Second, *, setup: o.Looking) -> int:
     turn = f"iteration {found.iteration}{scope}" if found.iteration else f"the run itself{scope}"
     session.output.show(f"they part in {turn}, after {found.common} steps alike", "yellow")
     for name, run_id, at, said in (("a", found.a_run, found.a_at, found.a), ("b", found.b_run, found.b_at, found.b)):
-        where = f"record {at} of {run_id}" if at else "nothing more"
+        where = f"record {at} of {session.short(run_id)}" if at else "nothing more"
         session.output.show(f"  {name}  {where}" + (f": {shortened(as_text(said), LIMIT)}" if at else ""))
     return 0
 
@@ -228,12 +229,21 @@ def bisect(a: First, b: Second, *, setup: o.Looking) -> int:
 
 def check_upgrade(
     *,
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only this run. Default: every run that is not finished.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Only this run. Default: every run that is not finished.", autocompletion=o.complete_run),
+    ] = None,
     setup: o.Quiet,
 ) -> int:
     """Execute every open run again with the code at hand, record nothing, and say which would not go on. Exits 1 if there is one."""
     first = Session(setup)
-    wanted = [first.drive(lambda _: first.find(run))] if run is not None else first.drive(_open_runs, missing=[])
+
+    async def named(engine: Engine) -> list[str]:
+        found = [await first.find(run)] if run is not None else await open_runs(engine.store)
+        await first.name(*found)
+        return found
+
+    wanted = first.drive(named) if run is not None else first.drive(named, missing=[])
     found = [_checked(run_id, setup) for run_id in wanted]
     first.output.document({"runs": [{**msgspec.structs.asdict(one), "goes_on": one.goes_on} for one in found]})
     for one in found:
@@ -241,10 +251,6 @@ def check_upgrade(
     stranded = len(Upgrade(runs=tuple(found)).stranded)
     first.output.show(f"{len(found)} open runs, {stranded} would not go on", "red" if stranded else "green")
     return 1 if stranded else 0
-
-
-async def _open_runs(engine: Engine) -> list[str]:
-    return await open_runs(engine.store)
 
 
 def _checked(run_id: str, setup: o.Setup) -> Upgraded:
@@ -265,7 +271,7 @@ def _checked(run_id: str, setup: o.Setup) -> Upgraded:
 
 def _tell(one: Upgraded, session: Session) -> None:
     out = session.output
-    out.show(f"{one.run_id}  {one.status.replace('_', ' ')}, {one.records} records: {'goes on' if one.goes_on else 'would not go on'}",
+    out.show(f"{session.short(one.run_id)}  {one.status.replace('_', ' ')}, {one.records} records: {'goes on' if one.goes_on else 'would not go on'}",
              "green" if one.goes_on else "red")  # fmt: skip
     if one.missing:
         out.show(f"  tools that are not here: {', '.join(clean(name) for name in one.missing)}")

@@ -51,7 +51,9 @@ def backtest(
 
     async def work(engine: Engine) -> Backtest:
         session.tool_specs()
-        return await engine.backtest(policy, budget=bounds if budget else None, query=query, only=only)
+        tried = await engine.backtest(policy, budget=bounds if budget else None, query=query, only=only)
+        await session.name(*(change.run_id for change in tried.changes), *tried.skipped)
+        return tried
 
     found = session.drive(work, missing=Backtest(policy="", runs=0, decisions=0, changes=()))
     session.output.document({**msgspec.structs.asdict(found), "broken": len(found.broken)})
@@ -66,12 +68,12 @@ def _show(found: Backtest, session: Session) -> None:
     for change in found.changes:
         decisions = f"{change.old} ({change.old_rule or 'no rule'}) -> {change.new} ({change.new_rule or 'no rule'})"
         style = "red" if change.breaks else "yellow"
-        output.show(f"{change.run_id}  {change.call_id}  {clean(change.tool)}  {clean(decisions)}", style)
+        output.show(f"{session.short(change.run_id)}  {change.call_id}  {clean(change.tool)}  {clean(decisions)}", style)
         output.show(f"  {shortened(as_text(change.args), 400)}")
         why = clean(change.reason or "no reason given") + (f" ({', '.join(change.sources)})" if change.sources else "")
         output.show(f"  {why}{'; it succeeded' if change.breaks else ''}")
     for run_id, why in found.skipped.items():
-        output.say(f"skipped {run_id}: {clean(why)}", "yellow")
+        output.say(f"skipped {session.short(run_id)}: {clean(why)}", "yellow")
     if found.guessed:
         output.say(
             f"neither the toolbox nor the log says what these do, so they count as destructive: {', '.join(found.guessed)}", "yellow"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,12 +21,13 @@ from detent.cli.session import Session
 from detent.cli.standing import headline, next_commands, waits_for
 from detent.cli.trace import Trace, make_trace
 from detent.core.codec import read_log
+from detent.core.durations import seconds
 from detent.core.errors import ConfigError, CorruptLog, Divergence
 from detent.core.fold import evolve
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
-from detent.ports import RunQuery, ToolSpec, wait_for_news
+from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec, wait_for_news
 from detent.ports.private_files import private_file
 from detent.running.results import Approval, Replay, Verification
 from detent.running.snapshots import base_of
@@ -46,7 +47,9 @@ def list_runs(
     goal: Annotated[
         str | None, typer.Option("--goal", metavar="TEXT", help="Runs of this goal id, or with this text in their goal or title.")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.")] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.", autocompletion=o.complete_agent)
+    ] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Started since: 30m, 12h, 7d, or a date.")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most N runs; 0 for all.", min=0)] = 50,
     setup: o.Looking,
@@ -62,7 +65,12 @@ def list_runs(
         found = await session.heads(query)
         if goal:
             found = [h for h in found if h.goal_id == goal or goal.lower() in f"{h.goal}\n{h.title}".lower()][:most]
-        return found, {h.run_id: await engine.load(h.run_id) for h in found if h.status == "waiting_for_operator"}
+        await session.name(*(h.run_id for h in found))
+        return found, {
+            h.run_id: await engine.load(h.run_id)
+            for h in found
+            if h.status == "waiting_for_operator" and h.reason not in (ERASED, PARENT_ERASED)
+        }
 
     heads, dead = session.drive(work, missing=([], {}))
     session.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
@@ -72,28 +80,31 @@ def list_runs(
             f"no runs that fit in {where}" if session.there else f"no runs in {where}: there is no store yet, the first run makes it"
         )
         return 0
-    rows = [
-        (h.run_id, h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, h.title or h.goal or "(erased)")
-        for h in heads
-    ]
+    rows = [(session.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads]
     head = ("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL")
     session.output.table(head, rows, [style_of(h.status) for h in heads], spare=("STARTED (UTC)", "TURNS", "AGENT"))
     for state in dead.values():
-        session.output.say(f"run {state.run_id}: {waits_for(state)[-1]}", style_of(state.status))
+        session.output.say(f"run {session.short(state.run_id)}: {waits_for(state)[-1]}", style_of(state.status))
         session.output.say(f"  next: {session.command('reopen', state.run_id)}")
     if most is not None and len(heads) == most:
         session.output.say(f"the newest {most}; --limit 0 shows all")
     return 0
 
 
+def _about(head: RunHead) -> str:
+    """Return what a list says of what a run is about."""
+    about = head.title or head.goal
+    return f"{about} (goes on from an erased run)".strip() if head.reason == PARENT_ERASED else about or "(erased)"
+
+
 def show(
     run: o.RunArgument,
     *,
     iteration: Annotated[int | None, typer.Option("--iteration", "-i", metavar="N", help="Only this iteration.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Nothing is shortened.")] = False,
+    full: Annotated[bool, typer.Option("--verbose", "-v", help="Show everything: input and output of each call, bounds, digests.")] = False,
     setup: o.Looking,
 ) -> int:
-    """Show what a run did, iteration by iteration, and how and why it ended."""
+    """Show what a run did, a line for each call, and how and why it ended. With -v everything, with -i one iteration."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> tuple[Trace, RunState]:
@@ -123,7 +134,7 @@ def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "
     state = session.drive(work)
     if state.output is not None:
         session.output.show(as_text(state.output).rstrip("\n"))
-    session.output.say(f"{headline(state)} · run {state.run_id}", style_of(state.status))
+    session.output.say(f"{headline(state)} · run {session.short(state.run_id)}", style_of(state.status))
     return code_of_status(state.status)
 
 
@@ -171,6 +182,11 @@ def verify(
     if found.ok:
         kept = ", content erased" if found.erased else ""
         session.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
+        if found.parent_erased:
+            session.output.show(
+                f"it goes on from run {found.parent_erased}, which was erased: it can neither be read nor resumed", "yellow"
+            )
+            session.output.say(f"`{session.command('erase', found.run_id)}` removes what it has of its own")
         if found.missing:
             session.output.show(f"{found.missing} hidden values are not there (an archive holds none); calls that need them will fail")
         return 0
@@ -313,7 +329,9 @@ async def _readable(engine: Engine, run_id: str) -> tuple[list[bytes], CorruptLo
 
 
 def approvals(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only those of this run.", show_default=False)] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Only those of this run.", show_default=False, autocompletion=o.complete_run)
+    ] = None,
     *,
     setup: o.Looking,
 ) -> int:
@@ -321,14 +339,16 @@ def approvals(
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> list[Approval]:
-        return await engine.approvals(run_id=await session.find(run) if run is not None else None)
+        waiting = await engine.approvals(run_id=await session.find(run) if run is not None else None)
+        await session.name(*(asked.run_id for asked in waiting))
+        return waiting
 
     found = session.drive(work) if run is not None else session.drive(work, missing=[])
     session.output.document(found)
     if not found:
         session.output.say("no call waits for approval")
     for asked in found:
-        session.output.show(f"{asked.run_id}  {asked.call_id}  {clean(asked.tool)}  ({clean(asked.reason)})", "bold")
+        session.output.show(f"{session.short(asked.run_id)}  {asked.call_id}  {clean(asked.tool)}  ({clean(asked.reason)})", "bold")
         for line in request_lines(asked):
             session.output.show(line)
         session.output.show(f"  {session.command('approve', asked.run_id, asked.call_id, '--digest', asked.digest)}")
@@ -382,10 +402,8 @@ def statuses_of(asked: list[str]) -> tuple[str, ...]:
 
 def since_of(text: str, *, option: str = "--since") -> datetime:
     """Return the moment that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC. `option` is named in the error."""
-    match = re.fullmatch(r"(\d+)\s*([smhdw])", text.strip())
-    if match:
-        units: dict[str, Any] = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-        return datetime.now(UTC) - timedelta(**{units[match[2]]: int(match[1])})
+    with contextlib.suppress(ConfigError, OverflowError):
+        return datetime.now(UTC) - timedelta(seconds=seconds(text.strip(), option))
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

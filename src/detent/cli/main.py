@@ -1,89 +1,81 @@
-"""The entry point: the commands by name, and what becomes of their errors.
+"""The entry point: runs the named command, and turns what it raises into a message and an exit code.
 
 A command returns its exit code. Every `DetentError` becomes one or two lines on stderr, or `{"error": ...}` with `--json`; a traceback
-is shown with `--debug` only.
+is shown with `--debug` only. Only the module of the named command is imported, and for `--help` none.
 """
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import logging
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from detent.cli import doctor, forking, governance, looking, mcp, moving, removing, running, starting, trusting, where, working
+from detent.cli.commands import EVERY, GROUPS, first_screen
 from detent.cli.import_path import leave_out_the_working_directory
-from detent.cli.option_sets import expanded
-from detent.cli.output import SUSPENDED, USAGE, Output, clean, code_of_error
-from detent.config.environment import ENVIRONMENT
-from detent.core.errors import DetentError, Suspended
+from detent.cli.logs import LEVELS, Shown, log_to_stderr
+from detent.cli.output import FAILED, SUSPENDED, USAGE, Output, code_of_error, mended_streams, unwritten
+from detent.core.errors import ConfigError, DetentError, Suspended
 
-GROUPS: dict[str, dict[str, Callable[..., int]]] = {
-    "Run": {
-        "run": running.run,
-        "submit": working.submit,
-        "worker": working.worker,
-        "resume": running.resume,
-        "reopen": running.reopen,
-        "cancel": running.cancel,
-    },
-    "Answer": {
-        "approvals": looking.approvals,
-        "approve": running.approve,
-        "deny": running.deny,
-        "reply": running.reply,
-        "reconcile": running.reconcile,
-    },
-    "Look": {
-        "list": looking.list_runs,
-        "show": looking.show,
-        "tail": looking.tail,
-        "verify": looking.verify,
-        "replay": looking.replay,
-        "export": looking.export,
-        "tools": looking.tools,
-    },
-    "Govern": {"explain": governance.explain, "backtest": governance.backtest, "trust": trusting.trust},
-    "Compare": {"fork": forking.fork, "diff": forking.diff, "bisect": forking.bisect, "check-upgrade": forking.check_upgrade},
-    "Move": {"copy": moving.copy, "archive": moving.archive, "import": moving.bring_back},
-    "Remove": {"erase": removing.erase, "delete": removing.delete, "gc": removing.gc},
-    "Begin": {"init": starting.init, "demo": starting.demo, "doctor": doctor.doctor, "where": where.where, "mcp": mcp.mcp},
-}
+if TYPE_CHECKING:
+    import typer
+
 _LIBRARIES = r"(pydantic|pydantic_ai|genai_prices)(\.|$)"
 """What these warn of, such as usage that no reader can read, is on the log, and is no line of a terminal."""
-_CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 _INTERRUPTED = 130
 """What typer returns where Ctrl-C ended a command; no command of Detent's returns it."""
 
 
-def make_app(named: str = "") -> typer.Typer:
-    """Return the command line with all its commands, or with the one of this name alone: making them all takes longer than most take to run."""
+def make_app(named: str = "", *, stubs: bool = False) -> typer.Typer:
+    """Return the command line with all its commands, or with the one of this name alone: making them all takes longer than most take to run.
+
+    `stubs` are commands of the right names that do nothing: enough to complete names.
+    """
+    import typer
+
+    from detent.cli.option_sets import expanded
+
     app = typer.Typer(
         name="detent",
-        help="Durable agents: every step in a log, no side effect twice, bounded, auditable. Exit codes: 0 completed, 1 failed, 2 usage, "
-        "3 waiting, 4 stopped, 5 suspended.",
-        epilog="Settings: built-in < detent.toml < agent file < environment < options. Variables: "
-        f"{', '.join(name for name, key in ENVIRONMENT.items() if key[0] != 'budget')}, DETENT_CONFIG, DETENT_TRUST, DETENT_DEBUG, and every bound "
-        "(DETENT_MAX_ITERATIONS, ...). `detent init` writes a detent.toml to begin with.",
+        help="Durable agents. `detent help` lists the commands.",
         add_completion=False,
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_everywhere)
-    every = {name for commands in GROUPS.values() for name in commands}
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            Output().show(_version())
+            raise typer.Exit(0)
+
+    def everywhere(
+        debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
+        log_level: str = typer.Option("", "--log-level", metavar="LEVEL", help=f"Write the log to stderr: {', '.join(LEVELS)}."),
+        log_json: bool = typer.Option(False, "--log-json", help="Write the log as JSON, one object a line; level info by default."),
+        version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True, callback=show_version),
+    ) -> None:
+        """These are handled in `run`, because they may come before or after the command; here they get their help."""
+
+    app.callback()(everywhere)
     for group, commands in GROUPS.items():
-        for name, command in commands.items():
-            if named in every and named != name:
+        for name in commands if not named else [named] if named in commands else ():
+            if stubs:
+                app.command(name, help=commands[name].summary)(lambda: 0)
                 continue
+            command = _loaded(commands[name].where)
             app.command(name, help=_flowing(command.__doc__ or ""), rich_help_panel=group)(expanded(command))
     return app
+
+
+def _loaded(where: str) -> Callable[..., int]:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(f"detent.cli.{module}"), name)
 
 
 def _flowing(text: str) -> str:
@@ -91,60 +83,88 @@ def _flowing(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from detent import __version__
+def _version() -> str:
+    from detent import __version__
 
-        sys.stdout.write(f"detent {__version__}\n")
-        raise typer.Exit(0)
-
-
-def _everywhere(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand after the command too.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)] = False,
-) -> None:
-    """Options that are taken care of elsewhere: `run` looks for --debug itself, --version ends the process."""
+    return f"detent {__version__}"
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     leave_out_the_working_directory()  # again, for programs that call it
     args = list(sys.argv[1:] if arguments is None else arguments)
-    own = args[: args.index("--")] if "--" in args else args
-    debug = "--debug" in own or bool(os.environ.get("DETENT_DEBUG"))
-    args = [a for i, a in enumerate(args) if not (a == "--debug" and i < len(own))]
-    output = Output(json_wanted="--json" in own)
+    own = args.index("--") if "--" in args else len(args)
+    mended_streams()
+    output = Output(json_wanted="--json" in args[:own])
+    everywhere = Everywhere(args[:own])
+    code = _ran([*everywhere.rest, *args[own:]], everywhere, output)
+    if problem := unwritten():
+        output.say(f"error: cannot write to stdout ({problem}); the command did its work, but its output is lost", "red")
+        return code or FAILED
+    return code
+
+
+class Everywhere:
+    """The options that every command takes, before its name or after it; `rest` are the other arguments."""
+
+    def __init__(self, args: Sequence[str]) -> None:
+        self.debug = bool(os.environ.get("DETENT_DEBUG"))
+        self.log_json, self.log_level = False, ""
+        self.rest: list[str] = []
+        left = iter(args)
+        for word in left:
+            name, equals, value = word.partition("=")
+            if word == "--debug":
+                self.debug = True
+            elif word == "--log-json":
+                self.log_json = True
+            elif name == "--log-level":
+                self.log_level = (value if equals else next(left, "")) or "(empty)"
+            else:
+                self.rest.append(word)
+
+
+def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
+    """Run the command; return its exit code, or that of the error that it ended with, which is told."""
+    debug = everywhere.debug
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_Shown(debug))
+        logging.lastResort.setFormatter(Shown(debug))
     if not debug and not sys.warnoptions:
         warnings.filterwarnings("ignore", module=_LIBRARIES)
+    completing = "_DETENT_COMPLETE" in os.environ
+    if not completing and args[:1] in ([], ["--help"], ["-h"]):
+        for line in first_screen():
+            output.show(line)
+        return 0 if args else USAGE
+    import typer
+
     try:
-        code: Any = make_app(args[0] if args else "")(args, prog_name="detent", standalone_mode=False)
+        if everywhere.log_level or everywhere.log_json:
+            log_to_stderr(everywhere.log_level or "info", as_json=everywhere.log_json, debug=debug)
+        if completing:
+            from detent.cli.completion import complete
+
+            return complete(make_app)
+        if args[0] == "help" and args[1:] and args[1] in EVERY:
+            args = [args[1], "--help"]
+        if not args[0].startswith("-") and args[0] not in EVERY:
+            near = difflib.get_close_matches(args[0], EVERY, n=1)
+            raise ConfigError(
+                f"unknown command {args[0]!r}; {f'did you mean {near[0]!r}?' if near else '`detent --help` lists the commands'}"
+            )
+        code: Any = make_app(args[0])(args, prog_name="detent", standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         return int(code or 0)
     except (DetentError, OSError) as error:
         return _failed(error, output, debug=debug)
-    except _CLICK_ERROR as error:
-        return _misused(error, output)
     except (KeyboardInterrupt, typer.Abort):
         output.say("interrupted; what was recorded stays, a run that was begun can be resumed")
         return SUSPENDED
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is wrong, people get a line and not a traceback
+        if any(kind.__name__ == "ClickException" for kind in type(error).__mro__):  # typer has it in a private module
+            return _misused(error, output)
         return _failed(error, output, debug=debug, hint="this should not happen; --debug shows where it comes from")
-
-
-class _Shown(logging.Formatter):
-    """What goes to stderr because no program has asked for the log: warnings quote what runs say. Tracebacks are for --debug and `show`."""
-
-    def __init__(self, debug: bool) -> None:
-        super().__init__()
-        self._debug = debug
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line, cleaned; with --debug, all lines."""
-        said = clean(super().format(record), lines=True)
-        return said if self._debug else said.partition("\nTraceback (most recent call last):")[0]
 
 
 def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = "") -> int:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from detent.cli.option_sets import Options, Without
 
+COMPLETED: dict[str, Callable[[dict[str, Any], str], list[str]]] = {}
+"""What completes a value, by its kind. `completion` fills it in where a shell asks; no other command needs it."""
+
+
+def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the runs that a shell may offer."""
+    return COMPLETED["runs"](ctx.params, incomplete) if COMPLETED else []
+
+
+def complete_agent(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the agents that a shell may offer."""
+    return COMPLETED["agents"](ctx.params, incomplete) if COMPLETED else []
+
+
+RUN_HELP = "A run: its id, a unique beginning or the last word of it, `last`, or `last-1` for the one before."
 Goal = Annotated[
     list[str] | None,
     typer.Argument(
@@ -17,7 +33,7 @@ Goal = Annotated[
         show_default=False,
     ),
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique beginning of one, or `last`.", show_default=False)]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False, autocompletion=complete_run)]
 CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The id of a call, such as main.3.0.", show_default=False)]
 Store = Annotated[
     str | None,
@@ -30,7 +46,13 @@ Store = Annotated[
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read FILE instead of ./detent.toml.")]
 Workspace = Annotated[Path | None, typer.Option("--workspace", metavar="DIR", help="The directory that workspace tools are confined to.")]
 AgentFile = Annotated[
-    str | None, typer.Option("--agent", metavar="FILE", help="An agent file, or a name that detent.toml gives one. Default: ./agent.toml")
+    str | None,
+    typer.Option(
+        "--agent",
+        metavar="FILE",
+        help="An agent file, or a name that detent.toml gives one. Default: ./agent.toml",
+        autocompletion=complete_agent,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show input and output of calls; twice: every record.")]

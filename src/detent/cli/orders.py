@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -87,6 +88,10 @@ class Order(Options, frozen=True, kw_only=True):
     )
     budget: o.Bounds = None
     var: Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="A variable of the agent. Repeatable.")] = None
+    attach: Annotated[
+        list[Path] | None,
+        typer.Option("--attach", metavar="FILE", help="An image, a recording or a document that goes with the goal. Repeatable."),
+    ] = None
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")
     ] = None
@@ -118,4 +123,5 @@ class Order(Options, frozen=True, kw_only=True):
         run_id = self.run_id or new_run_id(spoken, SystemClock().now(), RandomIds().token(6))
         session.run_id = tenants_id(run_id, host.tenant) if host is not None and host.tenant and "@" not in run_id else run_id
         session.begins = True
-        return {"agent": agent, "goal": text, "run_id": run_id, "host": host, "budget": bounds, "variables": variables}
+        given = {"goal": text, "run_id": run_id, "host": host, "budget": bounds, "variables": variables}
+        return {"agent": agent, **given, "attachments": self.attach or ()}

@@ -9,9 +9,13 @@ terminal or hides anything. A text that stands on a line with others is cleaned 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -78,6 +82,16 @@ def shortened(text: str, limit: int | None) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
+def gist(args: Any) -> str:
+    """Return what tells most about a call: its first text, then its numbers and truth values by name."""
+    if not isinstance(args, dict):
+        return ""
+    given = cast("dict[str, Any]", args)
+    texts = [value for value in given.values() if isinstance(value, str)]
+    figures = [f"{name}={json.dumps(value)}" for name, value in given.items() if isinstance(value, (int, float))]
+    return clean(" ".join([*(shortened(text, 50) for text in texts[:1]), *figures]))
+
+
 def counted(number: int, what: str) -> str:
     """Return so many of something in words: "1 call", "2 calls"."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
@@ -101,15 +115,16 @@ class Output:
     def document(self, data: Any, *, indent: int | None = 2) -> None:
         """Write the one document, if it is wanted."""
         if self.json:
-            _write(sys.stdout, as_json(data, indent=indent), "")
+            _write(sys.stdout, as_json(data, indent=indent), "", whole=True)
 
     def write(self, data: bytes) -> None:
         """Write bytes to stdout as they are, where they can be checked against their digests; at a terminal they are shown like any text."""
         if sys.stdout.isatty():
-            _write(sys.stdout, data.decode(errors="backslashreplace").rstrip("\n"), "")
+            _write(sys.stdout, data.decode(errors="backslashreplace").rstrip("\n"), "", whole=True)
             return
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        with _writing(sys.stdout):
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
 
     def page(self, lines: Sequence[str]) -> bool:
         """Write lines to stderr, at a terminal a screen at a time; return whether all of them were shown."""
@@ -200,18 +215,92 @@ def _size() -> Any:
     return shutil.get_terminal_size()
 
 
-def _write(stream: Any, text: str, style: str) -> None:
-    """Write one line, coloured where the stream is a terminal and NO_COLOR is not set; a reader that went away is no error."""
-    text = clean(text, lines=True)
-    try:
-        if style and coloured(stream):
-            from rich.style import Style
+_LABEL = re.compile(r"\s*(?:\S+(?: \S+)? {2,}|variables )?(?:next: )?")
+"""What a line begins with: its indentation and a label."""
+_COMMAND = re.compile(r"\s*(?:next:?\s+)?detent ")
+_SHELL_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 
-            text = "\n".join(Style.parse(style).render(line) for line in text.split("\n"))
+
+def wrapped(line: str, columns: int) -> list[str]:
+    """Return a line as a terminal of this width shows it: broken between words, further lines under its text.
+
+    No word is broken that fits on a line. A command is broken as a shell reads it, so that it can be copied.
+    """
+    if _cells(line) <= columns:
+        return [line]
+    label = _LABEL.match(line)
+    indent = label.end() if label and label.end() <= columns // 3 else len(line) - len(line.lstrip())
+    further = " " * max(indent, len(INDENT))
+    if _COMMAND.match(line):
+        pieces = [line[:indent] + (words := _SHELL_WORD.findall(line[indent:]))[0]]
+        for word in words[1:]:
+            if _cells(f"{pieces[-1]} {word} \\") <= columns or pieces[-1].isspace():
+                pieces[-1] += f" {word}"
+            else:
+                pieces[-1] += " \\"
+                pieces.append(f"{further}  {word}")
+        return pieces
+    from rich.console import Console
+    from rich.text import Text
+
+    room = columns - len(further)
+    rest = Text(line[indent:]).wrap(Console(width=room), room)
+    return [(line[:indent] if number == 0 else further) + row.plain.rstrip() for number, row in enumerate(rest)]
+
+
+def _write(stream: Any, text: str, style: str, *, whole: bool = False) -> None:
+    """Write lines, coloured where the stream is a terminal and NO_COLOR is not set, and wrapped where it is one, unless they are to stay `whole`."""
+    text = clean(text, lines=True)
+    if not whole and (room := room_of(stream)):
+        text = "\n".join(row for line in text.split("\n") for row in wrapped(line, max(room, LEAST)))
+    if style and coloured(stream):
+        from rich.style import Style
+
+        text = "\n".join(Style.parse(style).render(line) for line in text.split("\n"))
+    with _writing(stream):
         stream.write(_encodable(f"{text}\n", stream))
         stream.flush()
-    except BrokenPipeError:
-        raise SystemExit(0) from None
+
+
+_UNWRITTEN: list[str] = []
+"""Why stdout could not be written."""
+
+
+@contextlib.contextmanager
+def _writing(stream: Any) -> Generator[None]:
+    """Let the command go on where a stream cannot be written: it does what it was told, and exits as it would have.
+
+    A reader that went away (`| head`) wanted no more. What else is wrong with stdout is told at the end (`unwritten`), of stderr it cannot be.
+    """
+    try:
+        yield
+    except OSError as error:
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+            _UNWRITTEN.append("it is closed" if error.errno == errno.EBADF else error.strerror or str(error))
+        with contextlib.suppress(OSError, ValueError):  # what is left in the buffer goes nowhere, and no later write fails
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def unwritten() -> str:
+    """Return why stdout could not be written, "" where it could; what is still in its buffer is written first."""
+    with _writing(sys.stdout):
+        sys.stdout.flush()
+    why = "; ".join(_UNWRITTEN[:1])
+    _UNWRITTEN.clear()
+    return why
+
+
+def mended_streams() -> None:
+    """See that there are three standard streams: one that was closed (`>&-`) would be taken by the next file that is opened."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # that of stdout cannot be written, which is told
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115 - for the whole process
 
 
 def _encodable(text: str, stream: Any) -> str:
@@ -221,8 +310,6 @@ def _encodable(text: str, stream: Any) -> str:
 
 def coloured(stream: Any) -> bool:
     """Whether colours may be used on the stream."""
-    import os
-
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -31,7 +31,7 @@ def erase(
 
     named = session.drive(work).ids_with_goal_words
     session.output.document({"run_id": run_id, "erased": True, "ids_with_goal_words": named})
-    session.output.say(f"erased run {run_id}; `{session.command('verify', run_id)}` still checks its chain")
+    session.output.say(f"erased run {session.short(run_id)}; `{session.command('verify', run_id)}` still checks its chain")
     if named:
         why = "ids stay because the chain covers them; `goal_words_in_ids = false` in detent.toml makes ids without"
         session.output.say(f"words of its goal are left in {', '.join(named)}: {why}", "yellow")
@@ -49,7 +49,7 @@ def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
 
     session.drive(work)
     session.output.document({"run_id": run_id, "deleted": True})
-    session.output.say(f"deleted run {run_id}")
+    session.output.say(f"deleted run {session.short(run_id)}")
     return 0
 
 

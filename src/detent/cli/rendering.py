@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from detent.cli.model_calls import told
-from detent.cli.output import Output, as_text, clean, counted, shortened, style_of
+from detent.cli.model_calls import spent, told
+from detent.cli.output import INDENT, Output, as_text, clean, counted, gist, shortened, style_of
 from detent.cli.session import Session
-from detent.cli.standing import made_files, next_commands, waits_for
+from detent.cli.standing import headline, made_files, next_commands, waits_for
 from detent.cli.trace import Audit, Call, Iteration, Trace
 from detent.core.budget import Exhausted
 from detent.core.state import RunState
@@ -15,11 +15,20 @@ from detent.running.receipts import lines_of, who
 
 SHORT = 240
 LONG = 2_000
+LINE = 100
+"""So much of a step is shown in the overview."""
+NAME = 60
 
 
 def render(trace: Trace, state: RunState, session: Session, *, full: bool, only: int | None = None) -> None:
-    """Write the trace to stdout: head, iterations (or the one numbered `only`), termination audit."""
+    """Write the trace to stdout: head, a line for each call, how the run stands, and what to do next.
+
+    With `full` everything is there and whole. With `only` the iteration of that number is, as far as it fits on a few lines.
+    """
     out, limit = session.output, None if full else SHORT
+    if not full and only is None:
+        _overview(trace, state, session)
+        return
     out.show(f"run       {trace.run_id}", "bold")
     if trace.title:
         out.show(f"title     {shortened(trace.title, limit)}")
@@ -37,6 +46,11 @@ def render(trace: Trace, state: RunState, session: Session, *, full: bool, only:
     out.show()
     _audit(out, trace, limit)
     _receipt(out, trace, limit)
+    _what_next(trace, state, session)
+
+
+def _what_next(trace: Trace, state: RunState, session: Session) -> None:
+    out = session.output
     for line in made_files(trace.artifacts, trace.run_id, session):
         out.show(f"  {line}")
     for line in waits_for(state):
@@ -45,6 +59,56 @@ def render(trace: Trace, state: RunState, session: Session, *, full: bool, only:
         if command == session.command("show", state.run_id):
             continue
         out.show(f"  next      {command}")
+
+
+def _overview(trace: Trace, state: RunState, session: Session) -> None:
+    """Write what a person wants to know first."""
+    out, audit = session.output, trace.audit
+    out.show(f"run       {trace.run_id}", "bold")
+    for name, text in (("title", trace.title), ("goal", trace.goal)):
+        if text:
+            out.show(f"{name:<9} {shortened(text, SHORT)}")
+    out.show(f"agent     {clean(trace.agent)}" + (f" · tenant {clean(trace.tenant)}" if trace.tenant else ""))
+    out.show(f"started   {_at(trace.started_at)}")
+    out.show()
+    for turn in trace.iterations:
+        _steps(out, turn)
+    out.show()
+    out.show(f"status    {headline(state)} · {_amounts(state)} · {audit.running_ms / 1000:.1f} s", style_of(audit.status))
+    _ended(out, audit, trace, SHORT, margin="")
+    _receipt(out, trace, SHORT, margin="")
+    _what_next(trace, state, session)
+    session.output.say(f"everything: {session.command('show', trace.run_id, '-v')}; one iteration: -i N", "dim")
+
+
+def _amounts(state: RunState) -> str:
+    usage = state.usage
+    parts = [counted(usage.iterations, "iteration"), counted(usage.tool_calls, "call")]
+    return ", ".join([*parts, *([f"{usage.failures} failed"] if usage.failures else [])]) + (
+        f" · {spent(usage)}" if usage.total_tokens else ""
+    )
+
+
+def _steps(out: Output, turn: Iteration) -> None:
+    """Write an iteration on a line for each call, or on one."""
+    scope = f" {clean(turn.scope)}:" if turn.scope != "main" else ""
+    head = f"{turn.iteration:>4} {scope}"
+    for asked in turn.models:
+        if asked.error:
+            out.show(f"{head} model call failed: {shortened(asked.error, LINE)}", "yellow")
+    for call in turn.calls:
+        said = {"ok": "ok", "": "no outcome yet"}.get(call.outcome, "failed")
+        took = f" {call.latency_ms:.0f} ms" if call.latency_ms else ""
+        approval = call.approval or {}
+        by = f" ({approval['decision']} by {clean(approval['by'])})" if approval.get("decision") and approval.get("by") else ""
+        what = f"{call.outcome}: {call.error}" if said == "failed" else gist(call.args)
+        out.show(
+            f"{head} {shortened(call.tool, NAME)} {said}{took}{by}  {shortened(what, LINE)}".rstrip(), "red" if said == "failed" else ""
+        )
+    if not turn.calls and turn.decision and not turn.decision.startswith("final answer"):
+        out.show(f"{head} {shortened(turn.decision, LINE)}")
+    for line in turn.events:
+        out.show(f"{head} {shortened(line, LINE)}", "dim")
 
 
 def _iteration(out: Output, turn: Iteration, limit: int | None) -> None:
@@ -103,25 +167,7 @@ def _audit(out: Output, trace: Trace, limit: int | None) -> None:
     audit = trace.audit
     out.show("termination audit" if audit.status in ("completed", "failed", "stopped") else "how it stands", "bold")
     out.show(f"  status    {audit.status.replace('_', ' ')}" + (f" · {audit.reason}" if audit.reason else ""), style_of(audit.status))
-    if audit.dimension:
-        option = Exhausted(audit.dimension, 0, 0).option + (" of the tenant" if audit.dimension.startswith("tenant_") else "")
-        out.show(
-            f"  bound     {option}: limit {audit.limit:g}, used {audit.used:g}"
-            if audit.limit is not None and audit.used is not None
-            else f"  bound     {option}"
-        )
-    if audit.error:
-        out.show(f"  error     {shortened(audit.error, limit)}")
-    for kept in audit.tracebacks:
-        out.show(f"  raised    by {clean(kept.who)}: {shortened(kept.error, limit)}" + (f" ({clean(kept.at)})" if kept.at else ""))
-        if limit is None or kept is audit.tracebacks[-1]:
-            out.show("            " + clean(kept.text, lines=True).rstrip("\n").replace("\n", "\n            "))
-    if trace.output is not None:
-        answer = as_text(trace.output).rstrip("\n")
-        answer = answer if limit is None or len(answer) <= LONG else f"{answer[:LONG]}…"
-        out.show("  output    " + answer.replace("\n", "\n            "))
-    if trace.partial and trace.output is None:
-        out.show(f"  partial   {shortened(trace.partial, limit)}")
+    _ended(out, audit, trace, limit)
     _bounds(out, audit)
     out.show(f"  in doubt  {', '.join(audit.in_doubt) or 'none'}")
     for asked in audit.approvals:
@@ -137,9 +183,33 @@ def _audit(out: Output, trace: Trace, limit: int | None) -> None:
     out.show(f"  log       {audit.records} records, head {audit.digest}")
 
 
-def _receipt(out: Output, trace: Trace, limit: int | None) -> None:
+def _ended(out: Output, audit: Audit, trace: Trace, limit: int | None, margin: str = INDENT) -> None:
+    """Write why the run ended, and what it came to."""
+    further = f"\n{margin}          "
+    if audit.dimension:
+        option = Exhausted(audit.dimension, 0, 0).option + (" of the tenant" if audit.dimension.startswith("tenant_") else "")
+        out.show(
+            f"{margin}bound     {option}: limit {audit.limit:g}, used {audit.used:g}"
+            if audit.limit is not None and audit.used is not None
+            else f"{margin}bound     {option}"
+        )
+    if audit.error:
+        out.show(f"{margin}error     {shortened(audit.error, limit)}")
+    for kept in audit.tracebacks:
+        out.show(f"{margin}raised    by {clean(kept.who)}: {shortened(kept.error, limit)}" + (f" ({clean(kept.at)})" if kept.at else ""))
+        if limit is None or kept is audit.tracebacks[-1]:
+            out.show(further[1:] + clean(kept.text, lines=True).rstrip("\n").replace("\n", further))
+    if trace.output is not None:
+        answer = as_text(trace.output).rstrip("\n")
+        answer = answer if limit is None or len(answer) <= LONG else f"{answer[:LONG]}…"
+        out.show(f"{margin}output    " + answer.replace("\n", further))
+    if trace.partial and trace.output is None:
+        out.show(f"{margin}partial   {shortened(trace.partial, limit)}")
+
+
+def _receipt(out: Output, trace: Trace, limit: int | None, margin: str = INDENT) -> None:
     for number, line in enumerate(lines_of(trace.receipt)):
-        out.show(f"  {'receipt' if number == 0 else '':<9} {shortened(line, limit)}")
+        out.show(f"{margin}{'receipt' if number == 0 else '':<9} {shortened(line, limit)}")
 
 
 def _bounds(out: Output, audit: Audit) -> None:

@@ -98,7 +98,7 @@ def reopen(
         return advance(session, work)
     result = watched(session, work)
     session.output.document(document(result, session))
-    session.output.say(f"run {result.run_id} is open again; a worker takes it on")
+    session.output.say(f"run {session.short(result.run_id)} is open again; a worker takes it on")
     return 0
 
 
@@ -125,7 +125,7 @@ def cancel(
     decided = result.answered is not None and result.answered.outcome == "accepted"
     how = "accepted" if decided else "posted, not decided yet"
     session.output.say(
-        f"run {result.run_id} is told to end: {how}. No call with an effect begins from now on; the process that advances it stops"
+        f"run {session.short(result.run_id)} is told to end: {how}. No call with an effect begins from now on; the process that advances it stops"
     )
     return 0
 
@@ -269,14 +269,14 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
             return msgspec.structs.replace(result, answered=told)
 
         code = advance(session, go_on)
-        session.output.say(f"{told.outcome if told else 'accepted'}: {said} run {session.run_id}")
+        session.output.say(f"{told.outcome if told else 'accepted'}: {said} run {session.short(session.run_id)}")
         return code
     if session.output.json:
         report(given, session)
     if told is not None and told.outcome == "accepted":
-        session.output.say(f"accepted: {said} run {session.run_id}")
+        session.output.say(f"accepted: {said} run {session.short(session.run_id)}")
         return 0
-    session.output.say(f"{said} run {session.run_id}: posted, not decided yet; it is decided when the run goes on")
+    session.output.say(f"{said} run {session.short(session.run_id)}: posted, not decided yet; it is decided when the run goes on")
     session.output.say(f"  next: {session.command('resume', session.run_id)}")
     return 0
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from detent.cli.asked import IMPLICIT, Asked
+from detent.cli.ids import find_run, short_names
 from detent.cli.logged import AGENT_FILE, Word, agent_path, own_agents
 from detent.cli.options import Setup
 from detent.cli.output import Output
@@ -31,13 +32,14 @@ from detent.config.assembly import made_workspace
 from detent.config.demands import config_demands, govern
 from detent.config.engines import DEFAULTS, Config, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
 from detent.config.environment import config_from_environment
-from detent.config.imports import add_import_roots, load_object, load_skills, load_tool
-from detent.config.loading import find_config, is_operators, load_agent, load_config, operators_config, recorded
+from detent.config.imports import add_import_roots, load_skills, load_tool
+from detent.config.loading import IMPORTS, find_config, is_operators, load_agent, load_config, operators_config, recorded
 from detent.config.mcp_tables import load_servers
+from detent.config.names import Names, load_named, load_phases
 from detent.config.trust import Trust
 from detent.config.verifying import names_in_workspace
 from detent.core.budget import Budget
-from detent.core.errors import ConfigError, CorruptLog, RunContextMismatch, RunNotFound, Suspended, UnknownName
+from detent.core.errors import ConfigError, RunContextMismatch, Suspended, UnknownName
 from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
@@ -45,6 +47,7 @@ from detent.ports import RunQuery, ToolSpec, look_at
 from detent.ports.verifying import Stated
 from detent.running.interrupts import on_signals
 from detent.running.results import Result, result_of
+from detent.running.starting import add_imported
 from detent.stores.passwords import without_password
 from detent.tools.mcp.offered import ServerTool
 from detent.tools.mcp.settings import McpServer
@@ -103,6 +106,7 @@ class Session:
         wanted = self.said.over(self.filed).over(DEFAULTS)
         self.config = wanted if patient else wanted.over(Config(store=StoreConfig(**impatient(wanted.store.url or ""))))
         self.run_id = ""
+        self._names: dict[str, str] = {}
         self.stopped = ""
         self.changes, self.creates, self.begins, self.there = changes, False, False, True
         self.bare = bare
@@ -137,6 +141,7 @@ class Session:
                     return missing
                 async with self._at_work():
                     results.append(await work(self.engine))
+                    await self.name(self.run_id)
         except Suspended as error:
             error.add_note(self.command("resume", error.run_id))
             raise
@@ -172,15 +177,26 @@ class Session:
             timer.cancel()
 
     def command(self, *words: str) -> str:
-        """Return the exact command line that does this next, in the same store."""
-        return " ".join(["detent", *(shlex.quote(word) for word in words)]) + self.suffix
+        """Return the exact command line that does this next, in the same store; runs among the words have their short names."""
+        return " ".join(["detent", *(shlex.quote(self.short(word)) for word in words)]) + self.suffix
 
     # Runs -------------------------------------------------------------------------------------------------------------------------
 
     async def find(self, asked: str) -> str:
-        """Return the id of the run that `asked` names: an id, a unique beginning of one, or `last`. Raise `RunNotFound`, `ConfigError`."""
-        self.run_id = await _found(self.engine, asked, there=self.there)
+        """Return the id of the run that `asked` names (`ids.find_run`). Raise `RunNotFound`, `ConfigError`."""
+        self.run_id = await find_run(self.engine.store, asked, there=self.there)
+        await self.name(self.run_id)
         return self.run_id
+
+    async def name(self, *run_ids: str) -> None:
+        """Find the short names of these runs, by which `short` and `command` print them."""
+        missing = [run_id for run_id in run_ids if run_id and run_id not in self._names]
+        if not self.output.json:
+            self._names |= await short_names(self.engine.store, missing)
+
+    def short(self, run_id: str) -> str:
+        """Return the name by which a run is printed: short where `name` found one, else the whole id."""
+        return self._names.get(run_id, run_id)
 
     async def heads(self, query: RunQuery) -> list[RunHead]:
         """Return the runs that the query asks for; none where there is no store yet."""
@@ -217,16 +233,14 @@ class Session:
                 raise RunContextMismatch(state.run_id, [{"field": "agent", "expected": state.agent.name, "received": agent.name}])
             meta: dict[str, Any] = agent.meta
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
+            add_imported(self.engine.runtime, agent)
             self.engine.verifiers.add(agent.verifiers())
             word.need_commands([list(entry["command"]) for entry in agent.spec().verify if "command" in entry])
         else:
             meta = word.counts()
             govern(*(Path(file) for file in [meta.get("agent_file")] if file))
             add_import_roots(self.config.import_roots or ())
-            self._register(load_tool(path, f"run {state.run_id!r}") for path in meta["tool_imports"])
-            self.engine.verifiers.add(
-                {path: Stated({"function": path}, load_object(path, f"run {state.run_id!r}")) for path in meta["verify_imports"]}
-            )
+            _import(self.engine, meta, f"run {state.run_id!r}")
             if meta["skills"] and "activate_skill" not in self.engine.tools:
                 self._register([load_skills(meta["skills"], f"run {state.run_id!r}")])
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
@@ -304,7 +318,9 @@ class Session:
             sandbox=agent.meta.get("sandbox"),
         )
         self._add_servers(agent.mcp, root)
-        for name in agent.tool_names():
+        add_imported(self.engine.runtime, agent)
+        kernel = self.engine.kernels.get(agent.kernel) if agent.kernel else self.engine.runtime.parts.kernel
+        for name in set(agent.tool_names()) - {tool.name for tool in kernel.meta_tools}:
             with contextlib.suppress(UnknownName):  # said below, with everything that is there
                 self.engine.tools.get(name)  # a meta-tool, or that of a plug-in package
             if name not in self.engine.tools and not self.engine.servers.claims(name):
@@ -348,6 +364,21 @@ class Session:
         return self.config.output.verbosity or 0
 
 
+def _import(engine: Engine, meta: dict[str, Any], where: str) -> None:
+    """Import what counts of what a log names. Raise `ConfigError`."""
+    engine.tools.add_all([load_tool(path, where) for path in meta[IMPORTS["tool"]]])
+    engine.verifiers.add({path: Stated({"function": path}, load_named("verifier", path, where)) for path in meta[IMPORTS["verify"]]})
+    registries: dict[str, Names[Any]] = {"guard": engine.guards, "strategy": engine.strategies, "kernel": engine.kernels}
+    for kind, names in registries.items():
+        for path in meta[IMPORTS[kind]]:
+            if path not in names:
+                names.register(path, load_named(kind, path, where))
+    if phases := meta[IMPORTS["phase"]]:
+        kernel = load_phases(phases, where)
+        if kernel.name not in engine.kernels:
+            engine.kernels.register(kernel.name, kernel)
+
+
 def _known_tools(engine: Engine) -> list[str]:
     from detent.tools.workspace.tools import workspace_tools
 
@@ -389,36 +420,6 @@ def _filed(named: Path | None, root: str | Path | None, *, without: Iterable[str
     if operators and not all(is_operators(found, place) for place in _workspaces(said)):
         operators, said = False, load_config(found, without=without)
     return operators_config(without=without).over(said), None if operators else found
-
-
-async def _found(engine: Engine, asked: str, *, there: bool) -> str:
-    """Return the id of the run that `asked` names, see `Session.find`; `there` says whether there is a store."""
-    store = engine.store
-    if not there:
-        raise RunNotFound(asked, f"{store.url}: there is no store yet, and looking makes none (is the URL right? the first run makes it)")
-    if any("\ud800" <= c <= "\udfff" for c in asked):  # bytes that are no text: no run is called so
-        raise RunNotFound(asked, store.url)
-    if asked == "last":
-        newest = await store.list_runs(RunQuery(limit=1))
-        if not newest:
-            raise RunNotFound(asked, store.url)
-        return newest[0].run_id
-    if await _known(engine, asked):
-        return asked
-    found = [head.run_id for head in await store.list_runs(RunQuery()) if head.run_id.startswith(asked)] if asked else []
-    if not found:
-        raise RunNotFound(asked, store.url)
-    if len(found) > 1:
-        more = f", and {len(found) - 5} more" if len(found) > 5 else ""
-        raise ConfigError(f"{asked!r} is the beginning of {len(found)} run ids: {', '.join(found[:5])}{more}; write more of it")
-    return found[0]
-
-
-async def _known(engine: Engine, run_id: str) -> bool:
-    try:
-        return await engine.store.head(run_id) is not None
-    except CorruptLog:
-        return True
 
 
 def _refuse_logged(state: RunState, engine: Engine) -> None:

@@ -58,7 +58,7 @@ def report(result: Result, session: Session) -> None:
     if usage.model_calls:
         told = f": {spent(usage)}" if usage.total_tokens else ", no tokens reported"
         counts += f" · {counted(usage.model_calls, 'model call')}{told}"
-    output.say(f"{headline(result.state)} · {counts} · run {result.run_id}", style_of(result.status))
+    output.say(f"{headline(result.state)} · {counts} · run {session.short(result.run_id)}", style_of(result.status))
     if result.partial and result.output is None:
         output.say(f"  best text so far: {shortened(result.partial, 200)}")
     for line in (*made_files(result.artifacts, result.run_id, session), *waits_for(result.state)):

@@ -48,12 +48,12 @@ class WorkerLines:
 
     def on_record(self, record: Record, state: RunState) -> None:
         """Show what the record means for the run."""
-        event, run, verbosity = record.event, state.run_id, self._session.verbosity
+        event, run, verbosity = record.event, self._session.short(state.run_id), self._session.verbosity
         if verbosity > 1:
             self._line(f"{run}  {record.envelope.seq:>5}  {type(event).__name__}", "dim")
         match event:
             case e.RunResumed(stopped=""):
-                self.in_progress.add(run)
+                self.in_progress.add(state.run_id)
                 self._line(f"run {run} is taken up: {shortened(state.goal, 80)}", "dim")
                 self._now(run, "begins")
             case e.TurnStarted(iteration=iteration):
@@ -68,9 +68,9 @@ class WorkerLines:
     def on_chunk(self, chunk: Chunk) -> None:
         """Show which model a run asks and which tool it is in; nothing of what streams: there are several runs."""
         if chunk.kind == "model":
-            self._now(chunk.run_id, f"iteration {chunk.iteration} · asking {chunk.content['model']}")
+            self._now(self._session.short(chunk.run_id), f"iteration {chunk.iteration} · asking {chunk.content['model']}")
         elif chunk.kind == "tool":
-            self._now(chunk.run_id, f"iteration {chunk.iteration} · {chunk.content['tool']}")
+            self._now(self._session.short(chunk.run_id), f"iteration {chunk.iteration} · {chunk.content['tool']}")
 
     def _now(self, run: str, doing: str) -> None:
         if self._live is not None:
@@ -79,10 +79,10 @@ class WorkerLines:
     def _over(self, state: RunState) -> None:
         self.in_progress.discard(state.run_id)
         if self._live is not None:
-            self._live.end(state.run_id)
+            self._live.end(self._session.short(state.run_id))
         usage = state.usage
         counts = f"{counted(usage.iterations, 'iteration')}, {counted(usage.tool_calls, 'call')}"
-        self._line(f"run {state.run_id} {shortened(headline(state), WIDTH)} · {counts}", style_of(state.status))
+        self._line(f"run {self._session.short(state.run_id)} {shortened(headline(state), WIDTH)} · {counts}", style_of(state.status))
         for line in waits_for(state):
             self._line(f"  {shortened(line, WIDTH)}")
 

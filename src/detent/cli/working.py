@@ -18,6 +18,7 @@ from detent.cli.session import Session
 from detent.cli.standing import document
 from detent.cli.worker_lines import WorkerLines
 from detent.config.groups import Models
+from detent.config.loading import RECORDED
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.running.results import Result, result_of
@@ -115,9 +116,8 @@ class Crew:
     async def hand(self, run_id: str) -> Hand:
         """Return who takes the run on, with the tools that the configuration here has for it; raise `ConfigError` where it has not."""
         state = await self._first.engine.load(run_id)
-        key = repr(
-            [state.agent.meta.get(name) for name in ("tool_imports", "verify_imports", "skills", "workspace", "sandbox", "agent_file")]
-        )
+        await self._first.name(run_id)
+        key = repr([state.agent.meta.get(name) for name in RECORDED])
         async with self._making:
             session = self._sessions.get(key) or await self._make(key)
         session.equip(state, own=True)
@@ -150,9 +150,9 @@ def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> 
     done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
     say(f"the worker {f'was stopped ({session.stopped})' if session.stopped else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():
-        say(f"  given up: run {run_id}: {shortened(why, None)}", "red")
+        say(f"  given up: run {session.short(run_id)}: {shortened(why, None)}", "red")
         say(f"  next: {session.command('reopen', run_id)}")
     for run_id, why in worked.failed.items():
-        say(f"  failed, and tried again later: run {run_id}: {shortened(why, None)}", "yellow")
+        say(f"  failed, and tried again later: run {session.short(run_id)}: {shortened(why, None)}", "yellow")
     for run_id, why in worked.left.items():
-        say(f"  left to other workers: run {run_id}: {shortened(why, None)}", "yellow")
+        say(f"  left to other workers: run {session.short(run_id)}: {shortened(why, None)}", "yellow")

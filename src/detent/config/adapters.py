@@ -54,6 +54,13 @@ def recorded_tool(spec: ToolSpec) -> Tool:
     return made_tool
 
 
+def is_attachment(value: Any) -> bool:
+    """Whether a JSON value has the shape of an attachment."""
+    from detent.planners.model.attachments import is_attachment as has_shape
+
+    return has_shape(value)
+
+
 def inlined(attachment: Any) -> Any:
     """Return an attachment with what it refers to read into it."""
     from detent.planners.model.attachments import inlined as read
@@ -67,7 +74,7 @@ def one_of(observers: Sequence[Observer]) -> tuple[Observer, ...]:
 
 
 def fan_out(observers: Sequence[Observer]) -> Observer:
-    """Return one observer that tells them all; one that fails is reported once and fails nothing. Raise `TypeError` for what is none."""
+    """Return one observer that tells them all; one that fails is reported once and fails nothing. Raise `ConfigError` for what is none."""
     from detent.observers.composite import CompositeObserver
 
     return CompositeObserver(*observers)

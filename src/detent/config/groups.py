@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from detent.config.protocols import EmbedderSettings, TranscriberSettings
 from detent.config.retention import Retention
 from detent.core.budget import Budget
+from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError, Explained
 from detent.metering.provider_limits import ModelLimits, ModelRetries, ProviderLimits
+from detent.ports import Embedder, Transcriber
 from detent.ports.options import check_fields
 
 GRACE_S = 5.0
@@ -19,12 +22,16 @@ class Models(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """How the models of an engine are asked.
 
     `limits`: how many calls and tokens a provider gets (an object shared by engines, or limits by provider); `retries`: how failed calls are
-    tried again; `titles`: whether an agent's small model is asked once what its run is called in lists.
+    tried again; `titles`: whether an agent's small model is asked once what its run is called in lists. `embedder` and `transcriber`: what `embed`,
+    `transcribe` and the tools `find` and `transcribe` ask, by name ("openai:text-embedding-3-small", "openai:whisper-1"), with settings, or as
+    objects.
     """
 
     limits: Mapping[str, ModelLimits] | ProviderLimits | None = None
     retries: ModelRetries | None = None
     titles: bool = False
+    embedder: str | EmbedderSettings | Embedder | None = None
+    transcriber: str | TranscriberSettings | Transcriber | None = None
 
     __post_init__ = check_fields
 
@@ -39,7 +46,7 @@ class Bounds(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 
     budget: Budget = Budget()
     max_concurrent_runs: int | None = None
-    grace_s: float = GRACE_S
+    grace_s: Seconds[float] = usually(GRACE_S)
     goal_words_in_ids: bool = True
     retention: Retention = Retention()
 

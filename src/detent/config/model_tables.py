@@ -26,6 +26,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from detent.config.engines import ModelsConfig
+from detent.config.protocols import EmbedderSettings, TranscriberSettings
 from detent.config.tables import take
 from detent.core.errors import ConfigError
 from detent.metering.pricing import ModelPrice
@@ -42,6 +43,8 @@ class ModelTables(msgspec.Struct, frozen=True, kw_only=True):
     prices: dict[str, Any] = {}
     retries: dict[str, Any] | None = None
     titles: bool | None = None
+    embedder: Any = None
+    transcriber: Any = None
 
 
 def take_models(said: Any, where: str) -> ModelsConfig:
@@ -50,7 +53,9 @@ def take_models(said: Any, where: str) -> ModelsConfig:
     limits = {name: _one(table, ModelLimits, where, f"models.limits.{name}") for name, table in tables.limits.items()}
     prices = {name: _one(table, ModelPrice, where, f"models.prices.{name}") for name, table in tables.prices.items()}
     retries = None if tables.retries is None else _one(tables.retries, ModelRetries, where, "models.retries")
-    return ModelsConfig(limits=limits or None, prices=prices or None, retries=retries, titles=tables.titles)
+    kinds = {"embedder": EmbedderSettings, "transcriber": TranscriberSettings}
+    asked = {name: _named(getattr(tables, name), kind, where, f"models.{name}") for name, kind in kinds.items()}
+    return ModelsConfig(limits=limits or None, prices=prices or None, retries=retries, titles=tables.titles, **asked)
 
 
 def take_tenants(said: Any, where: str) -> dict[str, TenantBudget]:
@@ -60,6 +65,11 @@ def take_tenants(said: Any, where: str) -> dict[str, TenantBudget]:
         return checked_tenants(budgets)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _named(said: Any, kind: type[T], where: str, key: str) -> Any:
+    """Return the name of a model, or its settings."""
+    return said if said is None or isinstance(said, str) else _one(said, kind, where, key)
 
 
 def _one(said: Any, kind: type[T], where: str, key: str) -> T:

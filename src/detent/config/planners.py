@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from detent.config.adapters import is_attachment
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, PlannerFailed
 from detent.ports import Plan, Planner, View, asks_only_its_own
@@ -75,6 +76,22 @@ class Planners:
         if check:
             self._models[spec.planner].check(spec)
         return self._models[spec.planner]
+
+    def refuse_attachments(self, spec: AgentSpec, attachments: Sequence[Any]) -> None:
+        """Raise `ConfigError` for an attachment that the agent's model does not take; a recording may be for the tool `transcribe`."""
+        planner: Any = self._of(spec, check=False)
+        if not hasattr(planner, "not_taken"):
+            return
+        for number, attachment in enumerate(attachments, 1):
+            if not is_attachment(attachment) or (attachment["type"] == "audio" and "transcribe" in spec.tools):
+                continue
+            if what := planner.not_taken(spec, attachment):
+                name = attachment.get("name") or f"number {number}"
+                hint = ", or list the tool 'transcribe'" if attachment["type"] == "audio" else ""
+                raise ConfigError(
+                    f"attachment {name!r}: the model of agent {spec.name!r}{f' ({spec.model})' if spec.model else ''} does not take {what}; "
+                    f"nothing was recorded. Leave it out, name a model that takes it{hint}"
+                )
 
     async def close(self) -> None:
         """Close the connections to models."""

@@ -1,4 +1,4 @@
-"""What a planner may ask for: a closed tagged union. Actions are requests; nothing here says that anything happened."""
+"""What a planner may ask for: a closed tagged union. An action is a request. It does not mean that anything happened."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from detent.core.durations import Seconds, in_seconds, usually
 from detent.core.errors import Explained
 
 type_tag = "type"
@@ -21,11 +22,11 @@ _SEEN = re.compile(
     "[^\\s\\x00-\\x1f\\x7f-\\x9f\\xad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u2800\\u3164"
     "\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0000-\\U000e0fff]"
 )
-"""A character that leaves a mark; the others are spaces, controls and what Unicode calls default ignorable, the same list on every Python."""
+"""A visible character. The others are spaces, controls and Unicode's default ignorables; the list is the same on every Python."""
 
 
 def is_blank(answer: Any) -> bool:
-    """Whether an answer is none: None, or a text in which there is nothing to be seen (also of zero-width and other invisible characters)."""
+    """Whether an answer is empty: None, or a text without a visible character (zero-width characters do not count)."""
     return answer is None or (isinstance(answer, str) and _SEEN.search(answer) is None)
 
 
@@ -38,8 +39,8 @@ class Action(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
 class ToolCall(Action, frozen=True, kw_only=True):
     """Run the tool `tool` with `args`: a JSON object, or text that must parse as one.
 
-    `provider_id` is the id that a model gave the call; the kernel mints its own call ids. Where the call was read from a text with broken
-    JSON in it, `written` is that text and `mends` says what was wrong with it.
+    `provider_id` is the id that a model gave the call; the kernel makes its own call ids. If the call was read from a text with broken JSON,
+    `written` is that text and `mends` lists what was wrong.
     """
 
     tool: str
@@ -50,7 +51,7 @@ class ToolCall(Action, frozen=True, kw_only=True):
 
 
 class FinalAnswer(Action, frozen=True, kw_only=True):
-    """End the pass with `content` as its output: text, or JSON where an output schema is given."""
+    """End the pass with `content` as its output: text, or JSON if there is an output schema."""
 
     content: Any
 
@@ -73,7 +74,7 @@ class Abstain(Action, frozen=True, kw_only=True):
 
 
 class Thought(Action, frozen=True, kw_only=True):
-    """Put `content` on record and go on; uses an iteration."""
+    """Record `content` and continue. Uses an iteration."""
 
     content: str
 
@@ -92,10 +93,13 @@ class CompleteGoal(Action, frozen=True, kw_only=True):
 
 
 class Schedule(Action, frozen=True, kw_only=True):
-    """Wait until `at` (ISO 8601) or for `delay_s` seconds."""
+    """Wait until `at` (ISO 8601) or for `delay_s` seconds, which may be text such as `"10m"`."""
 
     at: str = ""
-    delay_s: float | None = None
+    delay_s: Seconds[float | None] = usually(None)
+
+    def __post_init__(self) -> None:
+        in_seconds(self, "Schedule: ")
 
 
 class SpawnSubagent(Action, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Who works on a goal and who asks for it, as data that is recorded.
 
 `AgentOptions` is the one definition of what can be said of an agent. The recorded `AgentSpec`, `config.agents.Agent` for programs and
-`config.loading.AgentFile` for files derive from it, and so do the JSON Schema for editors and the table in docs/configuration.md.
+`config.loading.AgentFile` for files derive from it, and so do the JSON Schema for editors and the table in docs/reference/configuration.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Host(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_
 class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """The options of an agent, each with its type, its default and one line of documentation. To add an option, add it here.
 
-    The line below an option is what editors and docs/configuration.md show. Where a type is a union, the classes derived from this one
+    The line below an option is what editors and docs/reference/configuration.md show. Where a type is a union, the classes derived from this one
     narrow it to what they hold.
     """
 
@@ -61,11 +61,11 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     actions: Sequence[str] = ()
     """What a model may do besides calling tools: `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`."""
     strategy: str = "reactive"
-    """When and how often the kernel runs: `direct`, `reactive`, `plan-execute`, `reflexion`, ..."""
+    """When and how often the kernel runs: `direct`, `reactive`, `plan-execute`, `reflexion`, ...; in a file also an import path of your own."""
     strategy_options: dict[str, Any] = {}
     """The options of the strategy."""
     kernel: str = ""
-    """A kernel by name; the engine's own without it."""
+    """A kernel by name; the engine's own without it; in a file also an import path of your own."""
     tools: Sequence[Any] = ()
     """The tools that are offered, by name. Nothing else is offered."""
     capabilities: Sequence[str] = ()
@@ -91,7 +91,7 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     policy: str | Sequence[Any] | dict[str, Any] = {}
     """The agent's own policy as data, rules or a whole document; next to a policy of the engine it only tightens."""
     guards: Sequence[str] = ()
-    """Guards against doing the same thing twice: `duplicate`, `side_effect_once`, `repetition`, ..."""
+    """Guards against doing the same thing twice: `duplicate`, `side_effect_once`, `repetition`, ...; in a file also import paths of your own."""
     required_tools: dict[str, int] = {}
     """How often which tool must have succeeded before an answer counts."""
     deliverables: Sequence[dict[str, str]] = ()

@@ -18,7 +18,7 @@ from detent.core.history import Map, Seq
 from detent.core.records import VERSION, Envelope, Record
 
 STATE_VERSION = 3
-"""The version of the fold: a snapshot or serialised state of another version is not used."""
+"""The version of the fold. A snapshot or serialised state of another version is ignored."""
 
 UPCASTERS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From version n to n + 1, over the body as plain data."""
@@ -42,9 +42,9 @@ encode = _encoder.encode
 
 
 def encode_event(event: AnyEvent) -> bytes:
-    """Return an event as JSON; what no JSON can hold (a lone surrogate, as in undecodable file names) is escaped in it.
+    """Return an event as JSON. Characters that JSON cannot hold (a lone surrogate, as in undecodable file names) are escaped.
 
-    Raise `UnicodeEncodeError` for such a plan: what ran would not be what was asked for.
+    Raise `UnicodeEncodeError` for a plan with such characters, because an escaped call would not be the requested call.
     """
     try:
         return encode(event)
@@ -108,12 +108,12 @@ def _event(body: bytes, version: int) -> AnyEvent:
 
 
 def read_log(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int = 0) -> Iterator[Record]:
-    """Yield the records of a log and check each digest; raise `CorruptLog` naming the first sequence that is not sound."""
+    """Yield the records of a log and check each digest. Raise `CorruptLog` with the first sequence that is damaged."""
     for seq, (head, body, digest) in enumerate(links(run_id, lines, previous=previous, after=after), after + 1):
         try:
             envelope = _envelopes.decode(head)
             if envelope.seq != seq or envelope.run != run_id:
-                raise CorruptLog(run_id, seq, f"it says that it is number {envelope.seq} of {envelope.run!r}")
+                raise CorruptLog(run_id, seq, f"it is labelled as number {envelope.seq} of {envelope.run!r}")
             event = None if body is None else _events.decode(body) if envelope.v == VERSION else _event(body, envelope.v)
         except (msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:  # the last two of an upcaster, or where there is none
             raise CorruptLog(run_id, seq, f"it cannot be read ({error})") from error
@@ -121,7 +121,7 @@ def read_log(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: 
 
 
 def links(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int = 0) -> Iterator[tuple[bytes, bytes | None, str]]:
-    """Yield the bytes of each envelope and body (None: erased) with the digest, which is checked; raise `CorruptLog`."""
+    """Yield the bytes of each envelope and body (None: erased) with the checked digest. Raise `CorruptLog`."""
     seq, link = after, previous.encode()
     for line in lines:
         seq += 1

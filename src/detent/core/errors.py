@@ -9,7 +9,7 @@ DetentError
 │   ├── RunNotFound        no such run (or it belongs to another tenant)
 │   ├── RunContextMismatch another agent, goal, host or kernel than the run was started with
 │   ├── RunBusy            another worker holds the claim
-│   ├── RunErased          its content was erased
+│   ├── RunErased          its content was erased, or that of a run that it was forked from
 │   ├── NotAllowedNow      the command does not fit the run's status (approve twice, reopen a completed run, ...)
 │   ├── ToolsMissing       tools that the run needs are not registered
 │   ├── Suspended          stopped advancing, nothing was finished, resumable
@@ -46,7 +46,7 @@ import msgspec
 
 
 class Explained(msgspec.StructMeta):
-    """The class of structs that programs make: a missing, extra or unknown argument is told with the class and the nearest name."""
+    """The metaclass of structs that programs create. An error about a missing or unknown argument names the class and the nearest name."""
 
     if not TYPE_CHECKING:  # type checkers read the fields
 
@@ -61,7 +61,7 @@ class Explained(msgspec.StructMeta):
 
 
 def _misused(struct: Any, args: tuple[Any, ...], fields: dict[str, Any]) -> str:
-    """Return what is wrong with the arguments that a struct was to be made with, "" where that is not it."""
+    """Return what is wrong with the arguments for a struct; "" if they are not the problem."""
     name, known = struct.__name__, struct.__struct_fields__
     needed = [field.name for field in msgspec.structs.fields(struct) if field.required]
     if args:
@@ -72,7 +72,7 @@ def _misused(struct: Any, args: tuple[Any, ...], fields: dict[str, Any]) -> str:
 
 
 def unknown_arguments(what: str, given: Iterable[str], known: Sequence[str]) -> str:
-    """Return what to say of the first argument that `what` does not have, with the nearest that it has; "" where it has all."""
+    """Return the message about the first argument that `what` does not have, with the nearest one that it has; "" if it has all."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -104,7 +104,7 @@ class UnknownName(ConfigError):
 
 
 class UnknownModel(ConfigError):
-    """A model's name that no provider anywhere takes: it names none, or one that there is not."""
+    """A model name without a provider, or with a provider that does not exist."""
 
     code = "unknown_model"
 
@@ -143,26 +143,30 @@ class RunBusy(RunError):
     code = "run_busy"
     retryable = True
 
-    def __init__(self, run_id: str, holder: str, *, doing: str = "") -> None:
+    def __init__(self, run_id: str, holder: str, *, doing: str = "", forked: str = "") -> None:
         self.holder = holder
-        what = f"run {run_id!r} is being {doing or 'advanced'} by {holder}; nothing was done here. Wait for it"
+        which = f"run {run_id!r}, which goes on from run {forked!r}," if forked else f"run {run_id!r}"
+        what = f"{which} is being {doing or 'advanced'} by {holder}; nothing was done here. Wait for it"
         super().__init__(run_id, what + ("" if doing else ", or cancel the run"))
 
 
 class RunErased(RunError):
-    """The content of the run is gone, or that of the run `parent` which it was branched from."""
+    """The content of the run was erased, or that of the run `parent` from which it was forked."""
 
     code = "run_erased"
 
     def __init__(self, run_id: str, *, parent: str = "") -> None:
         said = f"run {run_id!r} was erased: its digest chain can still be verified, its content is gone"
         if parent:
-            said = f"run {run_id!r} goes on from run {parent!r}, which was erased: what they share is gone"
+            said = (
+                f"run {run_id!r} continues from run {parent!r}, which was erased: what they share is gone, and it can neither be read nor resumed."
+                f" `detent erase {run_id}` removes what it has of its own"
+            )
         super().__init__(run_id, said)
 
 
 class NotAllowedNow(RunError):
-    """A command that the run's present status refuses; `reason_code` tells the cases apart."""
+    """The run's current status does not allow the command. `reason_code` distinguishes the cases."""
 
     code = "not_allowed_now"
 
@@ -183,7 +187,7 @@ class ToolsMissing(RunError):
 
 
 class Suspended(RunError):
-    """Advancing stopped (Ctrl-C, SIGTERM, a store that is busy or full); `why` says so, and the run can be resumed."""
+    """Advancing stopped (Ctrl-C, SIGTERM, a busy or full store). `why` has the reason. The run can be resumed."""
 
     code = "suspended"
     retryable = True
@@ -210,9 +214,9 @@ class IllegalEvent(RunError):
 
 
 class PassFailed(RunError):
-    """A pass of a strategy gave nothing; `passed` says why. A strategy that does not catch it ends the run with that reason.
+    """A pass of a strategy failed; `passed` has the reason. If the strategy does not catch this error, the run ends with that reason.
 
-    The text names no run: a strategy may tell another pass, and that of a fork is told the same.
+    The text names no run, because a strategy may pass it to another pass, and a fork must produce the same text.
     """
 
     code = "pass_failed"
@@ -285,13 +289,13 @@ class StoreFull(StoreError):
 
 
 class EffectFailed(DetentError):
-    """What was to make the value of an `effect` raised; the message says what. Who catches it finds it again after a crash and in a replay."""
+    """The function behind an `effect` raised; the message has its exception. After a crash and in a replay it is raised again."""
 
     code = "effect_failed"
 
 
 class PlannerFailed(DetentError):
-    """No plan can be had; `reason` is the run's reason for ending (one of `settle.REASONS`)."""
+    """There is no plan. `reason` is the reason with which the run ends (one of `settle.REASONS`)."""
 
     code = "planner_error"
 
@@ -301,7 +305,7 @@ class PlannerFailed(DetentError):
 
 
 class MalformedPlan(PlannerFailed):
-    """The planner answered, but not with a plan; `raw` is what it said, `usage` what that cost."""
+    """The planner's answer is not a plan. `raw` is the answer, `usage` what it cost."""
 
     code = "malformed_plan"
 
@@ -321,10 +325,10 @@ _REASON_OF_KIND = {
 
 
 class ModelCallFailure(PlannerFailed):
-    """A model call gave no answer that can be used. `kind` is its class, `retry_after_s` what the provider asked to wait, `usage` what it cost.
+    """A model call gave no usable answer. `kind` is the class of the failure, `retry_after_s` the wait that the provider asked for, `usage` the cost.
 
-    `provider_code` is the provider's own word for it, where it has one. `left_s` is how much is left of the time that the whole request may
-    take (None: no limit): no further attempt begins after it.
+    `provider_code` is the provider's own code, if it has one. `left_s` is the rest of the time for the whole request (None: no limit). No
+    further attempt begins after it.
     """
 
     code = "model_call_failure"
@@ -357,14 +361,14 @@ class ToolRaised(DetentError):
 
 
 class NotExecuted(ToolRaised):
-    """Raise it in a tool when the effect did not happen: the call may be tried again, whatever the tool."""
+    """Raise it in a tool when the effect did not happen. The call may then be tried again, whatever the tool."""
 
     code = "not_executed"
     default_error_code = "not_executed"
 
 
 class ToolFailed(ToolRaised):
-    """Raise it in a tool for a failure that is known: the planner is told, and nothing is in doubt."""
+    """Raise it in a tool for a known failure. The planner sees it, and nothing is in doubt."""
 
     code = "tool_failed"
 

@@ -1,7 +1,7 @@
 """What can happen in a run: a closed tagged union of facts in the past tense.
 
-Every event here has a case in `fold.evolve`; `INPUTS` are those that come from outside (a person, a clock, another run), the rest is
-what the kernel decides or observes. Fields ending in `_ms` are measurements: replay takes them from the log and does not compare them.
+Every event has a case in `fold.evolve`. `INPUTS` are the events from outside (a person, a clock, another run); the kernel decides or observes
+the others. Fields ending in `_ms` are measurements: replay takes them from the log and does not compare them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from detent.core.budget import NOTHING, UNBOUNDED, Budget, Usage
 
 Raw = msgspec.Raw
 NO_RESULT = Raw()
-"""Stands where there is no result; false, and left out of the JSON."""
+"""Marks a missing result. It is falsy and left out of the JSON."""
 SideEffect = Literal["none", "read", "write", "destructive"]
 Trust = Literal["trusted", "untrusted"]
-"""What a tool declares of its output: whether what it says may be believed like the user's own words."""
+"""What a tool declares about its output: whether it can be trusted like the user's own words."""
 Decision = Literal["allow", "deny", "stop", "require_approval"]
 
 
@@ -37,7 +37,7 @@ class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
 
 class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What is stored apart, a result that was too large (its observation has only a preview) or a file that a model made: key (SHA-256) and size."""
+    """A separately stored large result (its observation has only a preview) or file that a model made: key (SHA-256) and size."""
 
     key: str
     size_bytes: int
@@ -48,13 +48,13 @@ class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
-    """The run was opened; `digests` holds those of tool schemas, policy and kernel at this moment.
+    """The run was started. `digests` has the digests of tool schemas, policy and kernel at this moment.
 
-    `policy` is what the engine's policy is made of, where it is data and not the plain tiers; a replay judges by it again. It is left out where
-    `redact` matches something in it.
+    `policy` is the engine's policy if it is data other than the plain tiers; a replay decides by it again. It is left out if `redact` matches
+    something in it.
 
-    `declared`: by name, what MCP servers declared of the tools that the run was offered, as the fields of a `ToolSpec` that differ from its
-    defaults. A re-execution reads it here, and starts no server.
+    `declared` has, by tool name, what MCP servers declared about the offered tools: the fields of a `ToolSpec` that differ from its defaults. A
+    re-execution reads them here and starts no server.
     """
 
     goal: str
@@ -75,14 +75,13 @@ class RunStarted(Event, frozen=True, kw_only=True):
 
 
 class RunResumed(Event, frozen=True, kw_only=True):
-    """A worker took the run up again; `changed` names what differs in code since it was taken up last, `digests` is what it has now.
+    """A worker resumed the run. `changed` names what differs in the code since the run was last opened; `digests` has the current digests.
 
-    `declared` has those of them that are of MCP servers, `policy` the engine's policy as `RunStarted` has it, if it is another one.
+    `declared` has the declarations of MCP tools, `policy` the engine's policy as in `RunStarted`, if they changed.
 
-    Calls of a tool that changed and that have not begun are decided again, and what people approved of them is void. `levels` hold from
-    here on: those of new tools, and raised ones. `lowered`: a tool is declared with a lower level now; the stricter one stays until a
-    person accepts that (`LevelsAccepted`).
-    `stopped`: it was stopped in good order before anything came of that, and why. This record is then the second about the same taking up.
+    Calls of a changed tool that have not begun are decided again, and their approvals are void. `levels` hold from here on: those of new tools
+    and raised ones. `lowered`: tools that now declare a lower level; the stricter one stays until a person accepts it (`LevelsAccepted`).
+    `stopped`: why the run was suspended again before it made progress. This record is then the second one of the same resumption.
     """
 
     worker: str = ""
@@ -97,7 +96,7 @@ class RunResumed(Event, frozen=True, kw_only=True):
 
 
 class LevelsAccepted(Event, frozen=True, kw_only=True):
-    """A person accepts that tools have a lower side-effect level than the run was held to: these hold from here on."""
+    """A person accepted lower side-effect levels of tools. They hold from here on."""
 
     levels: dict[str, SideEffect]
     by: str
@@ -105,9 +104,9 @@ class LevelsAccepted(Event, frozen=True, kw_only=True):
 
 
 class RunReopened(Event, frozen=True, kw_only=True):
-    """A failed or stopped run was opened again: consecutive counters are cleared, usage is kept.
+    """A failed or stopped run was opened again. Consecutive counters are cleared, usage is kept.
 
-    `repeats`: failed passes continue that the strategy had dealt with, too, as in the logs of 0.1.0.
+    `repeats`: failed passes continue even if the strategy had already dealt with them, as in logs of 0.1.0.
     """
 
     by: str = ""
@@ -125,9 +124,9 @@ class RunWaiting(Event, frozen=True, kw_only=True):
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
-    """The one exit of an opening: status and reason of the closed tables, and the calls that are still in doubt.
+    """The one exit of an opening: status and reason from the closed tables, and the calls that are still in doubt.
 
-    `traceback` says which of the tracebacks that are kept with the run the error comes from, counted from 1; 0: none.
+    `traceback` is the number of the error's traceback among those kept with the run, counted from 1; 0: none.
     """
 
     status: Literal["completed", "failed", "stopped"]
@@ -150,12 +149,12 @@ class DeadLettered(Event, frozen=True, kw_only=True):
 
 
 class Forked(Event, frozen=True, kw_only=True):
-    """The run was branched from record `sequence` of `parent`, whose digest is `digest`; its first record.
+    """The first record of a fork: the run continues from record `sequence` of `parent`, whose digest is `digest`.
 
-    What comes after is folded onto what the parent had come to there, changed by `edits`: parts of the agent by name, `goal`, `budget`,
-    `variables`, `results` by call id, `replies` by the id of the question. `effects` says what becomes of a call that is not read-only:
-    `dry_run` answers it with the recorded outcome of an equal call, else with a stub; `reuse` with the recorded outcome, else it is
-    executed; `redo` executes it. `repeats`: see `RunReopened`.
+    The following records are folded onto the parent's state there, changed by `edits`: parts of the agent by name, `goal`, `budget`,
+    `variables`, `results` by call id, `replies` by the id of the question. `effects` is the rule for calls with side effects: `dry_run` answers
+    with the recorded outcome of an equal call, otherwise with a stub; `reuse` answers with the recorded outcome, otherwise it executes the
+    call; `redo` executes the call. `repeats`: see `RunReopened`.
     """
 
     parent: str
@@ -167,7 +166,7 @@ class Forked(Event, frozen=True, kw_only=True):
 
 
 class Erased(Event, frozen=True, kw_only=True):
-    """The content of the run was removed; the chain of hashes stays."""
+    """The content of the run was removed. The chain of hashes stays."""
 
     by: str = ""
     why: str = ""
@@ -187,9 +186,9 @@ class BudgetChanged(Event, frozen=True, kw_only=True):
 class PassStarted(Event, frozen=True, kw_only=True):
     """A kernel began to run inside a strategy; `key` is its scope, `digest` covers kernel, limits and input.
 
-    `model`, `planner` and `settings` are those that the strategy gave this pass alone.
-    `holds`: an answer does not end the pass by itself; it is checked first, and accepted (`PassFinished`) or not (`AnswerObjected`).
-    `marks`: the pass runs beside others, and records where it found that the run is cancelled (an `EffectRecorded` of the phase -3).
+    `model`, `planner` and `settings` are the ones that the strategy chose for this pass only.
+    `holds`: an answer does not end the pass. It is checked first, and accepted (`PassFinished`) or not (`AnswerObjected`).
+    `marks`: the pass is a parallel one, and records its position when it finds that the run is cancelled (an `EffectRecorded` of the phase -3).
     """
 
     key: str
@@ -206,7 +205,7 @@ class PassStarted(Event, frozen=True, kw_only=True):
 
 
 class PassFinished(Event, frozen=True, kw_only=True):
-    """The pass ended with this status and output; `dimension`, `limit` and `used` name the bound of its own that it reached."""
+    """The pass ended with this status and output. `dimension`, `limit` and `used` describe the pass's own bound that it reached."""
 
     status: Literal["done", "failed"]
     reason: str = ""
@@ -218,7 +217,7 @@ class PassFinished(Event, frozen=True, kw_only=True):
 
 
 class StrategySwitched(Event, frozen=True, kw_only=True):
-    """Another strategy took the run over."""
+    """The run switched to another strategy."""
 
     old: str
     new: str
@@ -227,7 +226,7 @@ class StrategySwitched(Event, frozen=True, kw_only=True):
 
 @final
 class TurnStarted(Event, frozen=True, kw_only=True):
-    """A turn of the kernel began; the only clock reading that bounds use. `wrap_up`: why it is the last, in which no work is done."""
+    """A turn of the kernel began. Its clock reading is the only one that bounds use. `wrap_up`: why this is the last turn, without work."""
 
     iteration: int
     running_ms: float = 0.0
@@ -246,21 +245,21 @@ class StateChanged(Event, frozen=True, kw_only=True):
 
 
 ASIDE = -2
-"""The phase of an effect that stands beside what is re-executed, such as the run's title: a replay takes it as it is."""
+"""The phase number of effects outside of re-execution, such as the run's title. A replay takes them from the log."""
 TITLE = f"{ASIDE}:title:0"
-"""Where the title stands among the effects of a run."""
+"""The label of the title among the effects of a run."""
 
 
 STOOD = -3
-"""The phase of what a pass beside others records when it finds that the run is cancelled: where it stood."""
+"""The phase number of the position that a parallel pass records when it finds that the run is cancelled."""
 CANCELLED = f"{STOOD}:cancelled:0"
-"""Where that stands among the effects of its pass."""
+"""The label of that position among the effects of its pass."""
 
 
 class EffectRecorded(Event, frozen=True, kw_only=True):
     """A value that cannot be computed again (a clock, a random number, a call of `ask`) was recorded under its label.
 
-    The value `{"effect_failed": "TimeoutError: ..."}` says what was raised instead of making one.
+    The value `{"effect_failed": "TimeoutError: ..."}` is the exception that was raised instead.
     """
 
     label: str
@@ -274,7 +273,7 @@ FAILED = "effect_failed"
 
 
 def failure_of(value: Any) -> str | None:
-    """Return what was raised instead of making the value of an effect, None where it was made."""
+    """Return the exception recorded in place of an effect's value; None if there is a value."""
     return cast("dict[str, str]", value)[FAILED] if isinstance(value, dict) and cast("dict[str, Any]", value).keys() == {FAILED} else None
 
 
@@ -282,7 +281,7 @@ def failure_of(value: Any) -> str | None:
 
 
 class ContextCompacted(Event, frozen=True, kw_only=True):
-    """The first `items` transcript items are shown to the planner as `summary` from now on."""
+    """From now on the planner sees `summary` in place of the first `items` transcript items."""
 
     items: int
     summary: str
@@ -290,16 +289,16 @@ class ContextCompacted(Event, frozen=True, kw_only=True):
 
 
 class MemoryRecalled(Event, frozen=True, kw_only=True):
-    """Memory was searched; `items` are what the view holds until the next recall."""
+    """Memory was searched. The view shows `items` until the next recall."""
 
     query: str
     items: tuple[Any, ...] = ()
 
 
 class TenantBalance(Event, frozen=True, kw_only=True):
-    """What the run's tenant had used in the current window, in all its runs, as the store said; the run's own use since then comes on top.
+    """What all runs of the tenant had used in the current window, as reported by the store. The run's own use since then is added to it.
 
-    `window` is `day` or `month`, `since` its first day in UTC. Only the bounds of `limits` that are set hold.
+    `window` is `day` or `month`, `since` its first day in UTC. Only the bounds set in `limits` hold.
     """
 
     tenant: str
@@ -310,10 +309,10 @@ class TenantBalance(Event, frozen=True, kw_only=True):
 
 
 class ModelCallStarted(Event, frozen=True, kw_only=True):
-    """A model call is about to be made; the reservation is charged if a crash leaves it open.
+    """A model call is about to begin. If a crash leaves it open, the reservation is charged.
 
-    `call` is `scope.iteration.mN`, the same over attempts. Usage of a plan is charged with it only where no call with the purpose `plan`
-    came before it. `held` is what other runs of the tenant had reserved at that moment; the call was given what they left.
+    `call` is `scope.iteration.mN`, the same for all attempts. A plan's own usage is charged only if no call with the purpose `plan` came before
+    it. `held` is what other runs of the tenant had reserved at that moment; this call could use the rest.
     """
 
     model: str
@@ -325,7 +324,7 @@ class ModelCallStarted(Event, frozen=True, kw_only=True):
 
 
 class ModelCallFinished(Event, frozen=True, kw_only=True):
-    """The model call `call` gave an answer; what it used is charged here and nowhere else."""
+    """The model call `call` gave an answer. Its usage is charged here and nowhere else."""
 
     call: str = ""
     model: str = ""
@@ -336,9 +335,9 @@ class ModelCallFinished(Event, frozen=True, kw_only=True):
 
 
 class ModelCallFailed(Event, frozen=True, kw_only=True):
-    """The model call `call` ended without an answer that can be used; `kind` is the class of the failure, `cancelled`, `abandoned` or `error`.
+    """The model call `call` ended without a usable answer. `kind` is the class of the failure, `cancelled`, `abandoned` or `error`.
 
-    `provider_code` is the provider's own word for it, such as "MALFORMED_FUNCTION_CALL", where it has one.
+    `provider_code` is the provider's own code, such as "MALFORMED_FUNCTION_CALL", if it has one.
     """
 
     call: str = ""
@@ -353,9 +352,9 @@ class ModelCallFailed(Event, frozen=True, kw_only=True):
 class Planned(Event, frozen=True, kw_only=True):
     """The planner answered with one control action or with a batch of tool calls.
 
-    `dropped` are calls that came beside a control action and are not run, `dropped_meta` the meta-tools among them; `embedded` is the call
-    that a final answer consists of. `refused`: why the answer or abstention is not accepted yet; it goes to the planner, and the run goes on.
-    `files` are what its model made, whatever the actions are.
+    `dropped` are calls beside a control action, which are not run; `dropped_meta` are the meta-tools among them. `embedded` is the call that a
+    final answer consists of. `refused`: why the answer or abstention is not accepted yet; the planner sees it, and the run continues. `files`
+    are files that the model made.
     """
 
     actions: tuple[AnyAction, ...]
@@ -373,7 +372,7 @@ class Planned(Event, frozen=True, kw_only=True):
 
 
 class PlanRejected(Event, frozen=True, kw_only=True):
-    """What the planner answered is not a plan; attempt number `attempt` of the turn."""
+    """The planner's answer is not a plan. `attempt` counts the answers of the turn."""
 
     problem: str
     raw: str = ""
@@ -384,13 +383,13 @@ class PlanRejected(Event, frozen=True, kw_only=True):
 
 
 class Reflected(Event, frozen=True, kw_only=True):
-    """The run stalled and the planner is told so; the allowance grows (DESIGN 6)."""
+    """The run stalled, and the planner is told so. It gets more turns (DESIGN 6)."""
 
     message: str
 
 
 class AnswerObjected(Event, frozen=True, kw_only=True):
-    """An answer that was held does not count, and the planner is told `why`; `by` is the verifier, hook or phase that objects."""
+    """An answer was checked and refused. The planner is told `why`; `by` is the verifier, hook or phase that objected."""
 
     why: str
     by: str = ""
@@ -400,7 +399,7 @@ class AnswerObjected(Event, frozen=True, kw_only=True):
 
 
 class CallHealed(Event, frozen=True, kw_only=True):
-    """A call was repaired before validation: the tool and arguments that count from now on, and each repair made."""
+    """A call was repaired before validation. `tool` and `args` count from now on, and each repair is listed."""
 
     call: str
     tool: str
@@ -409,7 +408,7 @@ class CallHealed(Event, frozen=True, kw_only=True):
 
 
 class GuardBlocked(Event, frozen=True, kw_only=True):
-    """A guard refused the call; the reason goes to the planner."""
+    """A guard refused the call. The planner sees the reason."""
 
     call: str
     guard: str
@@ -432,9 +431,9 @@ class PolicyDecided(Event, frozen=True, kw_only=True):
 class ApprovalRequested(Event, frozen=True, kw_only=True):
     """`approvers` different people must approve exactly this call: `digest` is that of its arguments and of its tool's declaration.
 
-    An answer carries it. `args_digest` is the digest of the arguments alone, "" in older logs, where `digest` is that. `rule` asked for it,
-    `policy` is the version of the policy, `facts` what it showed for its decision; `sandbox` says where what the tool starts would run, ""
-    where it starts nothing; `on_reject` says what a rejection does ("": as the agent says).
+    An answer must contain it. `args_digest` is the digest of the arguments alone ("" in older logs, where `digest` is that). `rule` is the rule
+    that asks, `policy` the version of the policy, `facts` what its decision rests on. `sandbox` describes where a program started by the tool
+    would run ("" if it starts none). `on_reject` is the effect of a rejection ("": the agent's setting).
     """
 
     call: str
@@ -453,10 +452,10 @@ class ApprovalRequested(Event, frozen=True, kw_only=True):
 
 
 class ApprovalResolved(Event, frozen=True, kw_only=True):
-    """A person decided; once enough approved, the current policy decides again and the call runs as it was asked for.
+    """A person decided. Once enough people have approved, the current policy decides again and the call runs as it was shown.
 
-    `by` is the name in its normal form, which is compared. `via` is what the process that sent the answer says about itself: the user and
-    host of the operating system, and the program; nobody checks it.
+    `by` is the name in its normal form, which is compared. `via` is what the sending process reports about itself, unchecked: user and host of
+    the operating system, and the program.
     """
 
     call: str
@@ -468,7 +467,7 @@ class ApprovalResolved(Event, frozen=True, kw_only=True):
 
 
 class ApprovalEdited(Event, frozen=True, kw_only=True):
-    """A person approved the call with other arguments; it is authorised again."""
+    """A person approved the call with other arguments. It is authorised again."""
 
     call: str
     args: dict[str, Any]
@@ -486,9 +485,9 @@ class ApprovalExpired(Event, frozen=True, kw_only=True):
 
 
 class AnswerRefused(Event, frozen=True, kw_only=True):
-    """Something that came for the run from outside does not count and was dropped: `code` and `reason` say why.
+    """A signal from outside does not count and was dropped. `code` and `reason` say why.
 
-    `kind` is that of the signal, `about` the call, question, timer or child run that it named. Of a run, the first 100 are recorded.
+    `kind` is the kind of the signal, `about` the call, question, timer or child run that it named. A run records the first 100.
     """
 
     kind: str
@@ -504,11 +503,10 @@ class AnswerRefused(Event, frozen=True, kw_only=True):
 class ToolStarted(Event, frozen=True, kw_only=True):
     """Attempt number `attempt` of the call begins: durable before anything happens unless the tool only reads.
 
-    The first attempt of a call that only reads has none where no other pass runs beside its own: nothing needs to be known of it before it
-    ends. `untold`: the attempt before this one had none.
+    The first attempt of a reading call has no such record if no other pass runs in parallel. `untold`: the attempt before this one had none.
 
-    `key` is the idempotency key, the same over attempts, resume, takeover and approval; `digest` is that of the frozen arguments;
-    `cost_usd` is charged for the attempt whatever becomes of it.
+    `key` is the idempotency key, the same for attempts, resume, takeover and approval. `digest` is the digest of the frozen arguments.
+    `cost_usd` is charged for the attempt whatever its outcome.
     """
 
     call: str
@@ -530,9 +528,9 @@ class ToolStarted(Event, frozen=True, kw_only=True):
 class ToolFinished(Event, frozen=True, kw_only=True):
     """The call has an outcome: a result, or an error.
 
-    It was executed where a `ToolStarted` came before, or where `digest` (of the frozen arguments) stands here: a call that only reads.
-    `source` says that it was not: in a fork, the outcome was `recorded` by a run that it was branched from, or is a `stub`. `meta`: it was
-    a meta-tool that was refused; one that was answered has a `MetaToolAnswered`.
+    The call was executed if it has a `ToolStarted`, or if `digest` (of the frozen arguments) is set here, as for a reading call. `source` means
+    that a fork did not execute it: its outcome was `recorded` by an ancestor, or is a `stub`. `meta`: the call is a refused meta-tool (an
+    answered one has a `MetaToolAnswered`).
     """
 
     call: str
@@ -548,7 +546,7 @@ class ToolFinished(Event, frozen=True, kw_only=True):
 
 
 class ToolInDoubt(Event, frozen=True, kw_only=True):
-    """The call may or may not have happened; it is settled explicitly, never repeated silently."""
+    """The call may or may not have happened. It is settled explicitly, never repeated silently."""
 
     call: str
     why: str
@@ -556,9 +554,9 @@ class ToolInDoubt(Event, frozen=True, kw_only=True):
 
 
 class ToolReconciled(Event, frozen=True, kw_only=True):
-    """What became of a call in doubt: `again` (run it again with the same key), `happened` (with a result), `not_happened`, `told`.
+    """How a call in doubt was settled: `again` (run it again with the same key), `happened` (with a result), `not_happened`, `told`.
 
-    `attempt` is which of its attempts that is about (0: not said): the outcome of a worker that had lost the run says nothing of a later one.
+    `attempt` is the attempt that this is about (0: unknown). The late outcome of a worker that had lost the run does not settle a later attempt.
     """
 
     call: str
@@ -573,9 +571,9 @@ class ToolReconciled(Event, frozen=True, kw_only=True):
 
 
 class MetaToolAnswered(Event, frozen=True, kw_only=True):
-    """A meta-tool was answered from state; it is neither work nor progress.
+    """A meta-tool was answered from state. It is neither work nor progress.
 
-    `notes` are kept in the pass (null removes one); `action` ends it. `code` is the error code where it is not `handler_error`.
+    `notes` are kept in the pass (null removes one). `action` ends the pass. `code` is the error code if it is not `handler_error`.
     """
 
     call: str
@@ -665,7 +663,7 @@ class SubagentSpawned(Event, frozen=True, kw_only=True):
 
 
 class SubagentJoined(Event, frozen=True, kw_only=True):
-    """A child run ended and gave this result."""
+    """A child run ended with this result."""
 
     child: str
     status: str

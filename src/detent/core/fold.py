@@ -1,9 +1,8 @@
-"""The fold: `evolve(state, record)` gives the state after one record, `fold(records)` that of a whole log.
+"""The fold: `evolve(state, record)` returns the state after one record, `fold(records)` the state of a whole log.
 
-Theory of operation. Every event has one case. A case either changes the run, or the pass named by the record's scope, or both; nothing
-reads a clock or anything else than state and record. A batch of calls is observed in the order of call indices, whatever the order of
-completion: an outcome waits in its `CallState` until all calls before it have theirs (`_in_order`). What ends a pass is noted in
-`KernelState.ended`; what it means for the run is decided by `settle` alone.
+Theory of operation. Every event has one case. A case changes the run, the pass named by the record's scope, or both. It reads only the state and
+the record. A batch of calls is observed in the order of call indices, whatever the order of completion: an outcome waits in its `CallState` until
+all calls before it have theirs (`_in_order`). `KernelState.ended` notes the end of a pass; only `settle` decides what it means for the run.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def fold(records: Iterable[Record], state: RunState | None = None) -> RunState:
 
 
 def evolve(state: RunState, record: Record) -> RunState:
-    """Return the state after `record`; raise `IllegalEvent` if it cannot follow, `RunErased` if its content is gone."""
+    """Return the state after `record`. Raise `IllegalEvent` if it cannot follow, `RunErased` if its content is gone."""
     envelope, event = record.envelope, record.event
     if event is None:
         raise RunErased(envelope.run)
@@ -67,7 +66,7 @@ def evolve(state: RunState, record: Record) -> RunState:
         after = replace(after, interventions=(*after.interventions, _intervention(event, envelope.seq)))
     if after is state:
         return replace(state, seq=envelope.seq, digest=record.digest, updated_at=envelope.at)
-    force_setattr(after, "seq", envelope.seq)  # nobody has seen this state yet: a second copy for these three would be thrown away at once
+    force_setattr(after, "seq", envelope.seq)  # nobody has seen this state yet: a second copy for three fields would be wasted
     force_setattr(after, "digest", record.digest)
     force_setattr(after, "updated_at", envelope.at)
     return after
@@ -88,7 +87,7 @@ def _intervention(event: Any, seq: int) -> Intervention:
 
 
 def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
-    """Return what `event` makes of the run. The events of every turn come first, compared by type: a `case` that does not fit costs more."""
+    """Return the run's state after `event`. The events of every turn come first and are compared by type, because a `case` that does not match is slow."""
     scope = envelope.scope
     if type(event) is e.ToolFinished:
         return _tool_finished(state, scope, event)
@@ -179,7 +178,7 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             return move(state, "waiting_for_operator", dead_letter=why)
         case e.Forked(parent=parent):
             if not state.openings:
-                raise IllegalEvent(state.run_id, f"run {state.run_id!r} is a fork: it is folded onto what run {parent!r} had come to")
+                raise IllegalEvent(state.run_id, f"run {state.run_id!r} is a fork: it is folded onto the state of run {parent!r}")
             return replace(state, fork_edits=event.edits, started_at=state.started_at or envelope.at)
         case e.Erased() | e.AnswerRefused():
             return state
@@ -247,9 +246,9 @@ def _run_started(state: RunState, event: e.RunStarted, envelope: Envelope) -> Ru
 
 
 def away_ms(state: RunState, now: datetime) -> float:
-    """Return for how long nobody has advanced the run that is opened `now`: by the wall clock, since the last reading of `running_ms`.
+    """Return how long nobody has advanced the run that is opened `now`, by the wall clock since the last reading of `running_ms`.
 
-    What the wall clock did while the run was advanced counts for nothing, and a clock put back takes nothing off.
+    Changes of the wall clock while the run was advanced do not count, and a clock set back subtracts nothing.
     """
     since = state.read_at or state.started_at or now
     return round(state.away_ms + max(0.0, (now - since).total_seconds()) * 1000, 3)
@@ -279,7 +278,7 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
         raise IllegalEvent(state.run_id, why)
     again = continuing(state, repeats=event.repeats)
     passes = {scope: again_from(known) if scope in again else known for scope, known in state.passes.items()}
-    if event.repeats:  # what the strategy gives its passes may be other input then
+    if event.repeats:  # the strategy may give its passes other input then
         passes = {scope: replace(known, digest="") for scope, known in passes.items()}
     kept = state.effects.only(lambda key, value: state.reason != "kernel_error" or key not in again or e.failure_of(value) is None)
     budget = event.budget.over(state.budget) if event.budget else state.budget
@@ -291,8 +290,8 @@ def _reopened(state: RunState, event: e.RunReopened) -> RunState:
 
 
 def continuing(state: RunState, *, repeats: bool) -> set[str]:
-    """Return the passes and values of the strategy that continue when the run is opened again: what is open, and of what has failed that with
-    which the strategy has not dealt (`repeats`: all of it).
+    """Return the passes and values of the strategy that continue when the run is opened again: the open ones, and the failed ones with which the
+    strategy has not dealt (`repeats`: all failed ones).
     """
     if repeats:
         return {*state.effects, *(scope for scope, known in state.passes.items() if known.status != "done")}
@@ -300,7 +299,7 @@ def continuing(state: RunState, *, repeats: bool) -> set[str]:
 
 
 def again_from(before: KernelState) -> KernelState:
-    """Return a pass that had not succeeded as it continues when the run is opened again: consecutive counters are cleared."""
+    """Return an unsuccessful pass as it continues when the run is opened again, with consecutive counters cleared."""
     unfinished = any(c.status != "finished" for c in before.calls.values())
     return replace(
         before,
@@ -319,7 +318,7 @@ def again_from(before: KernelState) -> KernelState:
 
 
 _ANEW: dict[str, Any] = {"answering": "", "output": None, "turn_ok": 0, "turn_bad": 0, "rejected": 0, "metered": False, "progressed": False}
-"""What begins anew with each turn, and when the run is opened again."""
+"""The fields that are reset with each turn and when the run is opened again."""
 
 
 def _wake(state: RunState) -> RunState:
@@ -340,7 +339,7 @@ def _goals_without(state: RunState, goal_id: str) -> tuple[Goal, ...]:
 
 
 def _approval_closed(state: RunState, call: str, **changes: Any) -> RunState:
-    """Note that nobody is asked about `call` any more, and what came of it; the run goes on."""
+    """Close the question about `call` with its outcome. The run continues."""
     state = _wake(replace(state, approvals=_without(state, state.approvals, call, "approval of call")))
     return _call(state, call, status="planned", **changes)
 
@@ -351,7 +350,7 @@ def _child_ended(state: RunState, child: str, status: str) -> RunState:
 
 
 def _declared(state: RunState, event: e.RunResumed) -> RunState:
-    """Take up what is declared now: calls of a tool that changed and that have not begun are decided again, and no approval of them holds."""
+    """Apply the current declarations: calls of a changed tool that have not begun are decided again, and their approvals are void."""
     changed = {name.removeprefix("tool:") for name in event.digests if name.startswith("tool:")}
     again = {"status": "planned", "approved_by": (), "why": "the tool changed since it was asked for"}
     passes = {
@@ -381,7 +380,7 @@ def _approval_resolved(state: RunState, scope: str, event: e.ApprovalResolved) -
 
 
 def _charge_open_calls(state: RunState) -> RunState:
-    """A model call that a crash left open is charged at its reservation, marked estimated."""
+    """Charge the reservation of a model call that a crash left open, marked as estimated."""
     for call, reserved in state.reserved.items():
         state = _use(state, call.rpartition(".")[0].rpartition(".")[0], replace(reserved, estimated=True))
     return replace(state, reserved={}) if state.reserved else state
@@ -421,7 +420,7 @@ def _end(state: RunState, scope: str, reason: str, *, output: Any = None, error:
 
 
 def _ended(state: KernelState, reason: str, *, output: Any = None, error: str = "") -> dict[str, Any]:
-    """Return how the pass ends; an answer of one that holds answers is kept until it is accepted."""
+    """Return how the pass ends. If the pass holds answers, an answer is kept until it is accepted."""
     held = state.holds and reason in ("final_answer", "done_tool")
     return {"answering" if held else "ended": reason, "output": output, "error": error}
 
@@ -484,7 +483,7 @@ def _turn_started(state: RunState, scope: str, event: e.TurnStarted, at: datetim
         failed_turns=before.consecutive_failed_turns,
         since_progress=before.turns_without_progress,
         reflections=0 if before.progressed else before.reflections,
-        answering="",  # `_ANEW`, spelt out: a call with a dictionary takes longer, and this is done for every turn
+        answering="",  # `_ANEW`, spelt out: a call with a dictionary is slower, and this runs every turn
         output=None,
         turn_ok=0,
         turn_bad=0,
@@ -532,7 +531,7 @@ _DROPPED = e.ToolError(code="not_run", message="not run: a control action came w
 
 
 def _planner_use(state: RunState, scope: str, event: e.Planned | e.PlanRejected) -> RunState:
-    """Charge what a planner used whose model calls are not on record; it counts as one call when it names a model or its tokens."""
+    """Charge the usage of a planner whose model calls are not recorded. It counts as one call if it names a model or tokens."""
     usage, before = event.usage, _pass(state, scope)
     if before.metered:
         return _with(state, replace(before, metered=False))
@@ -582,7 +581,7 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
 
 
 def _concluded(state: RunState, scope: str, action: Any) -> RunState:
-    """Return the state after a control action, which ends the pass where it is an end."""
+    """Return the state after a control action. Some of them end the pass."""
     match action:
         case FinalAnswer(content=content):
             return _end(state, scope, "final_answer", output=content)
@@ -617,7 +616,7 @@ def _open_call(state: RunState, call_id: str) -> CallState:
     """Return a call of a current turn that has no outcome yet."""
     call = state.call(call_id) or _call_state(state, call_id)
     if call.status == "finished":
-        raise IllegalEvent(state.run_id, f"call {call.call_id} has an outcome; it is never produced again")
+        raise IllegalEvent(state.run_id, f"call {call.call_id} already has an outcome")
     return call
 
 
@@ -678,7 +677,7 @@ def item_of(
     meta: bool = False,
     latency_ms: float = NOT_MEASURED,
 ) -> Item:
-    """Return the observation of a call: what it was asked for as it stands now, and how it went."""
+    """Return the observation of a call: its current tool and arguments, and its outcome."""
     return Item(
         kind="tool",
         iteration=iteration,
@@ -700,7 +699,7 @@ def item_of(
 
 def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunState:
     call, before = _open_call(state, event.call), _pass(state, scope)
-    first = bool(event.digest) and not call.attempt  # of a call that only reads: this attempt has no other record
+    first = bool(event.digest) and not call.attempt  # of a reading call: this attempt has no other record
     if first:
         call = replace(call, digest=event.digest, attempt=1, trust=event.trust, side_effect="read")
     item = item_of(
@@ -716,7 +715,7 @@ def _tool_finished(state: RunState, scope: str, event: e.ToolFinished) -> RunSta
 
 
 def _outcome(state: RunState, before: KernelState, call: CallState, item: Item, *, fatal: bool = False, begun: bool = False) -> RunState:
-    """Give `call`, which has none yet, its outcome, and the pass what follows from it; `begun` counts it as a call."""
+    """Set the outcome of `call`, which has none yet, and update the pass. `begun` counts it as a call."""
     error = item.error
     seen, progressed, polled, tools_used = before.seen, before.progressed, before.polled, before.tools_used
     if error is None:
@@ -757,7 +756,7 @@ def _outcome(state: RunState, before: KernelState, call: CallState, item: Item, 
 
 
 def fingerprint(call: CallState, item: Item) -> str:
-    """Return what makes a successful observation new: the tool, its arguments, its whole result."""
+    """Return the identity of a successful observation: the tool, its arguments, its whole result."""
     shown = item.result if item.artifact is None else item.artifact.key.encode()
     return sha256(b" ".join((call.tool.encode(), call.digest.encode(), shown))).hexdigest()[:24]
 
@@ -788,12 +787,12 @@ def _meta_tool_answered(state: RunState, scope: str, event: e.MetaToolAnswered) 
 
 
 def answer_in(result: Any) -> Any:
-    """Return the answer that the result of a call which ends the turn holds: under `answer`, or the whole."""
+    """Return the answer in the result of a call that ends the turn: its member `answer`, or the whole result."""
     return cast("dict[str, Any]", result).get("answer", result) if isinstance(result, dict) else result
 
 
 def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool) -> KernelState:
-    """Finish `call`, which was no work; observations keep the order of call indices."""
+    """Finish `call`, which does not count as work. Observations keep the order of call indices."""
     calls = {**before.calls, call.call_id: replace(call, status="finished", item=item)}
     steps, results, observed = _in_order(before, calls)
     return replace(
@@ -808,7 +807,7 @@ def _observed(before: KernelState, call: CallState, item: Item, *, ok: bool) -> 
 
 
 def _in_order(before: KernelState, calls: dict[str, CallState]) -> tuple[Seq[Item], Seq[Item], int]:
-    """Return transcript, results and their count of calls, with the outcomes that no earlier call holds back moved into them."""
+    """Return transcript, results and their count of calls, after adding each outcome that no earlier call holds back."""
     steps, results, observed = before.steps, before.results, before.observed
     for call in islice(calls.values(), observed, None):
         if call.item is None:
@@ -820,7 +819,7 @@ def _in_order(before: KernelState, calls: dict[str, CallState]) -> tuple[Seq[Ite
 def _reconciled(state: RunState, scope: str, event: e.ToolReconciled) -> RunState:
     late, known = event.source == "late_worker", state.call(event.call)
     if late and (known is None or known.status == "finished" or 0 < event.attempt < known.attempt):
-        return state  # the turn is over, what was told before stands, or another attempt has begun; the log now shows both facts
+        return state  # the turn is over, an earlier settlement stays, or another attempt has begun; the log now shows both facts
     call = _call_state(state, event.call)
     if call.status == "finished" or (call.status == "again" and not late):
         raise IllegalEvent(state.run_id, f"call {event.call} is settled already")

@@ -37,7 +37,7 @@ class Seq(Sequence[T]):
         return longer
 
     def continues(self, earlier: Seq[T]) -> bool:
-        """Whether this sequence is known to begin with all of `earlier`, without looking at the items."""
+        """Whether this sequence is known to begin with all of `earlier`, without reading the items."""
         return self._items is earlier._items and self._length >= earlier._length
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Seq(Sequence[T]):
 
 
 class Map(Mapping[K, V], Generic[K, V]):
-    """An immutable mapping with O(1) `put` of keys that are not there yet; entries are never replaced."""
+    """An immutable mapping with O(1) `put` of new keys. Entries are never replaced."""
 
     __slots__ = ("_index", "_length", "_values")
 
@@ -85,11 +85,11 @@ class Map(Mapping[K, V], Generic[K, V]):
         self._length = 0
 
     def put(self, key: K, value: V) -> Map[K, V]:
-        """Return a mapping in which `key` has `value`; raise `KeyError` when the key is there already."""
+        """Return a mapping in which `key` has `value`. Raise `KeyError` if the key exists."""
         index, values, length = self._index, self._values, self._length
         if index.get(key, length) < length:
             raise KeyError(f"{key!r} is set already")
-        if len(values) != length or not length:  # also the first: what is empty may be shared by all
+        if len(values) != length or not length:  # also for the first entry: the empty mapping is shared by all
             index, values = {k: at for k, at in index.items() if at < length}, values[:length]
         index[key] = length
         values.append(value)

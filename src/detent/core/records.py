@@ -25,10 +25,10 @@ VERSION = 1
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Where a record stands: `seq` counts from 1 without gaps; `goal` is the root run's id and left out where that is `run` itself.
+    """The position of a record. `seq` counts from 1 without gaps. `goal` is the root run's id, left out if that is `run` itself.
 
-    `scope` is the pass ("" for the run); `status` is the run's status after the record, left out while it is running;
-    `reason` stands beside a terminal status; `tenant` and `agent` stand on the first record, so that they survive erasure.
+    `scope` is the pass ("" for the run). `status` is the run's status after the record, left out while it is running; a terminal status comes
+    with a `reason`. The first record has `tenant` and `agent`, so that they survive erasure.
     """
 
     run: str
@@ -46,7 +46,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
     @property
     def goal_id(self) -> str:
-        """The id of the goal: that of the root run."""
+        """The id of the goal, which is the root run's id."""
         return self.goal or self.run
 
 
@@ -61,9 +61,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a store's listing says of a run, taken from its first and its last record; `title` is what a model called it, "" for none.
+    """A run's entry in a store's listing, taken from its first and last record. `title` is a model's title for it, or "".
 
-    `digest` is that of the last record, as it is handed to an append; a store need not give it back here (`EventStore.sealed`).
+    `digest` is the last record's digest, for `append`. A store need not return it here (see `EventStore.sealed`).
     """
 
     run_id: str

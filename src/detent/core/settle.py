@@ -1,9 +1,9 @@
-"""The one termination decision: does this run go on, wait, or end, and why (DESIGN law 6, section 4).
+"""The one decision about termination: does this run continue, wait or end, and why (DESIGN law 6, section 4).
 
-`settle` is pure and every exit of a run passes through it. Precedence: what a pass has ended with, then cancellation, failed turns,
-exhausted bounds and stagnation, then waits in the order of `WAITING`. Of passes side by side one that waits goes on waiting, whatever the
-others use up meanwhile, and though the run is cancelled, which ends it from outside; bounds of the run are looked at where a turn begins:
-when else it looked, no log says.
+`settle` is pure, and every exit of a run passes through it. The order of precedence: the end of a pass, cancellation, failed turns, exhausted
+bounds, stagnation, then waits in the order of `WAITING`. A waiting parallel pass keeps waiting, whatever the others use meanwhile and even if the
+run is cancelled; the cancellation ends it from outside. Bounds of the run are checked only where a turn begins, because the log shows no other
+time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ REASONS: dict[str, Outcome] = {
 
 
 ENDS_RUN = ("cancelled", "policy_stopped", "policy_denied", "approval_rejected", "approval_expired", "fatal_tool_error")
-"""What ends the run in whichever pass it happens; `policy_denied` and `approval_rejected` end a pass only where the agent says so."""
+"""Reasons that end the run in whatever pass they occur. `policy_denied` and `approval_rejected` end a pass only if the agent is set to."""
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass and with it its run has come to an end: for this reason, with this output or error."""
+    """The end of a pass and its run: the reason, with the output or error."""
 
     reason: str
     output: Any = None
@@ -59,24 +59,24 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ends_run(self) -> bool:
-        """Whether it is about the run, not about the pass alone: no strategy goes on after it."""
+        """Whether it ends the run and not only the pass, so that no strategy continues after it."""
         return self.reason in ENDS_RUN or (self.bound is not None and self.bound.of == "run")
 
 
 class Reflect(msgspec.Struct, frozen=True):
-    """The run stalls and the planner must be told; `turns` without progress so far."""
+    """The run stalls, and the planner must be told. `turns` counts the turns without progress."""
 
     turns: int
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """The run cannot move; `status` says what it waits for."""
+    """The run cannot move. `status` names what it waits for."""
 
     status: str
 
 
 class WrapUp(msgspec.Struct, frozen=True):
-    """A bound is reached, and the agent is granted one more turn, without tools, to answer with what is there."""
+    """A bound is reached, and the agent gets one more turn, without tools, to answer with what it has."""
 
     bound: Exhausted
 
@@ -84,7 +84,7 @@ class WrapUp(msgspec.Struct, frozen=True):
 Verdict = Settled | Reflect | Wait | WrapUp | None
 
 WRAPPED_UP = ("iterations", "tool_calls", "failures")
-"""The bounds after which a last turn can be granted: those of work, not of time, tokens or money, which it would use itself."""
+"""The bounds after which a last turn can be granted: bounds of work. A last turn would itself use time, tokens and money."""
 
 
 def wraps_up(run: RunState, state: KernelState, bound: Exhausted) -> bool:
@@ -93,10 +93,10 @@ def wraps_up(run: RunState, state: KernelState, bound: Exhausted) -> bool:
 
 
 def settle(run: RunState, state: KernelState, *, running_s: float, total_s: float = 0.0, turn_over: bool, beside: bool = False) -> Verdict:
-    """Return how the run goes on; None means: with the next turn, or with the rest of the open one (`turn_over` false).
+    """Return how the run continues. None means with the next turn, or with the rest of the open one (`turn_over` false).
 
-    `running_s` and `total_s` are recorded readings. Bounds that only limit a new turn are not looked at while a turn is open. `beside`:
-    others may go on beside this pass, which goes by a cancellation from where it has recorded that it found it.
+    `running_s` and `total_s` are recorded readings. Bounds that only limit a new turn are not checked while a turn is open. `beside`: this is a
+    parallel pass. For it, a cancellation counts from where the pass has recorded that it found it.
     """
     if state.ended:
         return Settled(reason=state.ended, output=state.output, error=state.error)
@@ -134,9 +134,9 @@ def reached(
     only: tuple[str, ...] | None = None,
     begun: int = 0,
 ) -> Exhausted | None:
-    """Return the first bound of the run, or of the pass, that is reached; `only` narrows the look to these dimensions.
+    """Return the first reached bound of the run or the pass. `only` limits the check to these dimensions.
 
-    `begun` calls count beside those that were used.
+    `begun` calls are added to those already counted.
     """
     only = only or (None if turn_over else ("running_s", "total_s"))
     used, mine = (_with_calls(run.usage, begun), _with_calls(state.usage, begun)) if begun else (run.usage, state.usage)
@@ -147,14 +147,14 @@ def reached(
         bound = tenants(exhausted(balance.limits, charged(run, state, balance, used), only=only), balance)
     if bound is not None or not turn_over or state.limits is UNBOUNDED:
         return bound
-    if state.refused:  # turns that correct an answer are the run's, not the strategy's share of them
+    if state.refused:  # turns that correct an answer count for the run, not for the pass's share
         mine = msgspec.structs.replace(mine, iterations=mine.iterations - state.refused)
     bound = exhausted(state.limits, mine, only=only)
     return bound and msgspec.structs.replace(bound, of="pass")
 
 
 def _refused_tool(run: RunState, state: KernelState) -> Exhausted | None:
-    """Return the bound of a single tool because of which a call of this turn was not run, while it holds."""
+    """Return the bound of a single tool that kept a call of this turn from running, while that bound holds."""
     for call in state.calls.values():
         if call.item is not None and call.item.error is not None and call.item.error.code == "budget_exhausted":
             limit, used = run.budget.calls_of(call.tool), run.calls_of.get(call.tool, 0)
@@ -164,7 +164,7 @@ def _refused_tool(run: RunState, state: KernelState) -> Exhausted | None:
 
 
 def charged(run: RunState, state: KernelState, balance: TenantBalance, used: Usage | None = None) -> Usage:
-    """Return what the run's tenant has used: what the store said, and what the run (`used`: also calls that have begun) has used since."""
+    """Return what the run's tenant has used: the store's report, plus what the run has used since (`used` includes calls that have begun)."""
     return balance.used.plus((used or run.usage).since(state.balance_at))
 
 
@@ -179,9 +179,9 @@ def _with_calls(usage: Usage, begun: int) -> Usage:
 
 
 def waits(run: RunState, state: KernelState) -> str:
-    """Return the waiting status that `run` has because of `state`, or ""; what another pass asked or scheduled holds none back."""
+    """Return the waiting status that `state` gives to `run`, or "". What another pass asked or scheduled does not hold this one back."""
     held = [c.status for c in state.calls.values() if c.status != "finished"]
-    if held and held[0] in ("asked", "in_doubt"):  # what stands before the first call that is held back can still run
+    if held and held[0] in ("asked", "in_doubt"):  # calls before the first one that is held back can still run
         doubt = any(c.status == "in_doubt" for c in state.calls.values())
         return "waiting_for_reconciliation" if doubt else "waiting_for_approval"
     if run.asks and any(ask.scope == state.scope for ask in run.asks.values()):

@@ -1,7 +1,7 @@
-"""The fold of a log prefix: `RunState` for the whole run, `KernelState` for one pass. Frozen; `transition` gives the next one.
+"""The fold of a log prefix: `RunState` for the whole run, `KernelState` for one pass. Frozen; `transition` returns the next one.
 
-What grows with steps lives in owned structures (`history`), so that a step costs the same at 100,000 as at 100. Nothing here is ever
-changed in place, and nothing that a decision depends on lives anywhere else (DESIGN law 1).
+Data that grows with the steps is in owned structures (`history`), so a step costs the same at 100,000 steps as at 100. Nothing here is ever
+changed in place, and no decision depends on anything else (DESIGN law 1).
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ LEGAL_PASS: dict[str, tuple[str, ...]] = {
     "done": (),
     "failed": ("thinking",),
 }
-"""Legal moves of a status. A terminal one is left only by `RunReopened`."""
+"""The legal changes of a status. Only `RunReopened` leaves a terminal one."""
 NOT_MEASURED = 0.0
-"""The latency of what did not run. A serialised state leaves it out by being this object."""
+"""The latency of a call that did not run. Being this very object, it is left out of a serialised state."""
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One entry of the transcript: what a planner sees of the past.
 
     `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator).
-    A tool item has `call_id`, `tool`, `args`, `ok`, `content` (the JSON result, None on failure) and `error`. Where the result was
-    over the tool's cap, `artifact` is set and `content` is a preview. `meta`: of a meta-tool, answered or refused.
-    `changes`: executed by a tool that does not only read. `args` and `content` are fresh copies at each access; `arguments` is for reading.
+    A tool item has `call_id`, `tool`, `args`, `ok`, `content` (the JSON result, None on failure) and `error`. If the result was over the tool's
+    cap, `artifact` is set and `content` is a preview. `meta`: a meta-tool, answered or refused. `changes`: executed by a tool with side
+    effects. `args` and `content` are fresh copies at each access; `arguments` is read-only.
     """
 
     kind: Literal["user", "model", "tool", "note"]
@@ -99,7 +99,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     @property
     def content(self) -> Any:
-        """What the item says: text, or the JSON result of a tool."""
+        """The content of the item: text, or the JSON result of a tool."""
         if self.kind != "tool":
             return self.text
         return msgspec.json.decode(self.result) if self.result else None
@@ -109,7 +109,7 @@ CallStatus = Literal["planned", "asked", "allowed", "started", "in_doubt", "agai
 
 
 class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One call of the current turn. `tool`, `args` are as they count now: after healing and edits; `repairs` are those of healing."""
+    """One call of the current turn. `tool` and `args` are the current ones, after healing and edits. `repairs` are those of healing."""
 
     call_id: str
     index: int
@@ -141,8 +141,8 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One pass of a kernel (rows S0-3 to S0-7).
 
-    `steps` are all transcript items, `results` the tool items among them; `calls` are those of the current turn. `meta`, `scratchpad`
-    and `guidance` belong to phases and strategies; every other field is a kernel fact that only events change.
+    `steps` has all transcript items, `results` the tool items among them, `calls` the calls of the current turn. `meta`, `scratchpad` and
+    `guidance` belong to phases and strategies. Every other field is a kernel fact that only events change.
     """
 
     task_id: str = ""
@@ -204,7 +204,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def cost(self) -> float:
-        """Cost of this pass in USD, 0 where unknown."""
+        """Cost of this pass in USD, 0 if unknown."""
         return self.usage.cost_usd or 0.0
 
     @property
@@ -244,7 +244,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A child run: `status` is `open` until it was joined or cancelled."""
+    """A child run. `status` is `open` until it is joined or cancelled."""
 
     child: str
     agent: str
@@ -255,9 +255,9 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What somebody outside did about the run: `approved`, `denied`, or the tag of the event; `about` is the call or question.
+    """What a person or process outside did to the run: `approved`, `denied`, or the tag of the event. `about` is the call or question.
 
-    `via` is what the process that sent it says about itself, `code` why it does not count (`answer_refused`).
+    `via` is what the sending process reports about itself, `code` why it does not count (`answer_refused`).
     """
 
     kind: str
@@ -269,13 +269,12 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The whole run: who, what, how far, what it waits for. `seq` and `digest` say which log prefix this is the fold of.
+    """The whole run: who, what, how far, and what it waits for. `seq` and `digest` name the log prefix of which this is the fold.
 
-    Of a fork, `ancestors` are the runs that it was branched from, the nearest first, and `inherited` is what they had used by then, which
-    is not charged to it; `levels` are the side-effect levels that hold, `lowered` those that tools declare and that nobody has accepted
-    yet; `fork_effects` says what becomes of calls that are not read-only (`Forked`). `read_at` is the wall time of the last
-    reading of `running_ms`. `unanswered` names the passes and values of the strategy that have failed, and after which it has recorded
-    nothing: these continue when the run is opened again, and what it had dealt with stays as it is.
+    For a fork, `ancestors` are the runs that it comes from, the nearest first, and `inherited` is what they had used, which is not charged to
+    it. `levels` are the side-effect levels in force, `lowered` those that tools declare and nobody has accepted yet. `fork_effects` is the rule
+    for calls with side effects (`Forked`). `read_at` is the wall time of the last reading of `running_ms`. `unanswered` names the failed passes
+    and values after which the strategy has recorded nothing. They continue when the run is opened again; the others stay as they are.
     """
 
     run_id: str
@@ -333,7 +332,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
     @property
     def total_s(self) -> float:
-        """Seconds since the run was started: monotonic within each opening, by the wall clocks between them."""
+        """Seconds since the run was started: monotonic within each opening, by the wall clock between them."""
         return (self.running_ms + self.away_ms) / 1000
 
     @property
@@ -348,7 +347,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
-        """The calls of which nobody knows whether they happened."""
+        """The calls in doubt: they may or may not have happened."""
         return tuple(c.call_id for p in self.passes.values() for c in p.calls.values() if c.status == "in_doubt")
 
     def call(self, call_id: str) -> CallState | None:

@@ -41,8 +41,15 @@ def _check(vectors: Any, wanted: int, model: str) -> None:
     if len(vectors) != wanted:
         problem = f"{len(vectors)} vectors came for {wanted} texts"
     elif len({len(vector) for vector in vectors}) > 1 or any(not vector for vector in vectors):
-        problem = "the vectors are not of one length"
-    elif not all(isinstance(x, int | float) and math.isfinite(x) for vector in vectors for x in vector):
-        problem = "a vector holds something that is no number"
+        problem = "the vectors are empty, or have different lengths"
+    elif not all(_finite(x) for vector in vectors for x in vector):
+        problem = "a vector holds something that is not a finite number"
     if problem:
         raise ModelCallFailure(f"embedding model {model!r}: {problem}", kind="server")
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False

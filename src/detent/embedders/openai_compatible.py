@@ -21,7 +21,7 @@ class OpenAICompatibleEmbedder:
     """Vectors of `model` at `base_url` (which ends as the server says, mostly in `/v1`), at most `batch` texts a call.
 
     `dimensions` asks for shorter vectors where the model has them; `query_prefix` and `document_prefix` are put before the texts, as some
-    models want it. Raises `ConfigError` for a URL that is none.
+    models want it. `provider` is whom limits and prices are kept by, `name` what people call the model. Raises `ConfigError` for a URL that is none.
     """
 
     def __init__(
@@ -36,6 +36,8 @@ class OpenAICompatibleEmbedder:
         document_prefix: str = "",
         batch: int = 128,
         timeout_s: float = 60.0,
+        provider: str = "openai-compatible",
+        name: str = "",
     ) -> None:
         from importlib.util import find_spec
 
@@ -46,6 +48,7 @@ class OpenAICompatibleEmbedder:
             raise ConfigError("OpenAICompatibleEmbedder: batch, dimensions and timeout_s must be above 0")
         if find_spec("httpx2") is None:
             raise ConfigError('an embedder over HTTP needs httpx2: pip install "detent[on-device]"')
+        self._name, self._provider = name or model, provider
         self._model, self._where, self._dimensions, self._batch = model, base_url.rstrip("/") + "/embeddings", dimensions, batch
         self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
         self._shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/") + "/embeddings"
@@ -58,17 +61,17 @@ class OpenAICompatibleEmbedder:
     @property
     def model(self) -> str:
         """The name of the model."""
-        return self._model
+        return self._name
 
     async def embed(
         self, texts: Sequence[str], *, purpose: Literal["document", "query"] = "document", models: Models | None = None
     ) -> Embeddings:
         """Return one vector a text; raise `ModelCallFailure`."""
-        whole = Embeddings(vectors=(), model=self._model)
+        whole = Embeddings(vectors=(), model=self._name)
         for start in range(0, len(texts), self._batch):
             part = [self._prefixes[purpose] + text for text in texts[start : start + self._batch]]
-            made = await called(lambda p=part: self._send(p), part, model=self._model, provider="openai-compatible", models=models)
-            whole = Embeddings(vectors=whole.vectors + made.vectors, model=self._model, usage=whole.usage.plus(made.usage))
+            made = await called(lambda p=part: self._send(p), part, model=self._name, provider=self._provider, models=models)
+            whole = Embeddings(vectors=whole.vectors + made.vectors, model=self._name, usage=whole.usage.plus(made.usage))
         return whole
 
     async def _send(self, texts: list[str]) -> ModelAnswer:
@@ -76,14 +79,19 @@ class OpenAICompatibleEmbedder:
         if self._dimensions is not None:
             body["dimensions"] = self._dimensions
         data = await self._post(body)
-        used: dict[str, Any] = data.get("usage") or {}
-        usage = Usage(input_tokens=int(used.get("prompt_tokens") or used.get("total_tokens") or 0))
+        used: Any = data.get("usage")
+        counts = cast("dict[str, Any]", used) if isinstance(used, dict) else {}
+        told = counts.get("prompt_tokens") or counts.get("total_tokens")
+        usage = Usage(input_tokens=told if type(told) is int else 0)
         try:
-            entries = sorted(cast("list[dict[str, Any]]", data["data"]), key=lambda entry: entry.get("index", 0))
-            vectors = [list(entry["embedding"]) for entry in entries]
+            entries = cast("list[dict[str, Any]]", data["data"])
+            places = [entry.get("index", place) for place, entry in enumerate(entries)]
+            if sorted(places) != list(range(len(entries))):
+                raise KeyError("index")
+            vectors = [list(entry["embedding"]) for _, entry in sorted(zip(places, entries, strict=True), key=lambda pair: pair[0])]
         except (KeyError, TypeError, AttributeError) as error:
             raise ModelCallFailure(
-                f"embedding model {self._model!r}: the answer of {self._shown} holds no vectors", kind="server"
+                f"embedding model {self._name!r}: the answer of {self._shown} holds no vectors", kind="server"
             ) from error
         return ModelAnswer(value=vectors, usage=usage, model=str(data.get("model") or self._model), finish="stop")
 
@@ -111,4 +119,4 @@ class OpenAICompatibleEmbedder:
 
     def _failed(self, said: str, kind: ModelFailureKind, retry_after_s: float | None = None) -> ModelCallFailure:
         said = without_keys(said, self._secrets)  # a server may repeat the key, and messages are recorded
-        return ModelCallFailure(f"embedding model {self._model!r}: {said[:500]}", kind=kind, retry_after_s=retry_after_s)
+        return ModelCallFailure(f"embedding model {self._name!r}: {said[:500]}", kind=kind, retry_after_s=retry_after_s)

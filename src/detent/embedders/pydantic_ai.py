@@ -33,6 +33,9 @@ class PydanticAIEmbedder:
         except Exception as error:  # foreign code: unknown names, missing keys and missing packages are told apart by their words alone
             raise ConfigError(f"embedding model {model!r} cannot be used: {error}") from error
         made: Any = self._embedder.model
+        client: Any = getattr(made, "_client", None)
+        if isinstance(model, str) and hasattr(client, "max_retries"):
+            client.max_retries = 0  # the gateway tries again, and records each attempt
         self._name, self._provider = f"{made.system}:{made.model_name}", str(made.system)
 
     @property

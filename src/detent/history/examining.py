@@ -67,6 +67,9 @@ async def examine(runtime: Runtime) -> Report:
             sound += checked.ok
             records += checked.records
             artifacts += len(await artifacts_of(store, run_id))
+            if (checked.erased or checked.parent_erased) and (waiting := (await store.signals([run_id])).get(run_id)):
+                what = f"run {run_id} was erased, and its inbox holds signals: {len(waiting)}"
+                faults.append(Fault(what=what, run_id=run_id, damage=False, mend="gc"))
             if checked.ok and (count := len(await unnamed(store, run_id))):
                 faults.append(Fault(what=f"run {run_id}: artifacts that no record names: {count}", run_id=run_id, damage=False, mend="gc"))
         except StoreBusy:
@@ -110,7 +113,7 @@ def planned(faults: Sequence[Fault]) -> list[str]:
             case "delete":
                 step = f"remove what is left of {fault.run_id}, of which there is no log"
             case _:
-                step = "collect what nobody needs, as `detent gc` does: artifacts that no record names, what dead processes left"
+                step = "collect what nobody needs, as `detent gc` does: artifacts that no record names, signals of erased runs, what dead processes left"
         steps += [] if step in steps else [step]
     return steps
 

@@ -22,7 +22,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import STATE_VERSION, read_record
 from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunErased, RunNotFound
-from detent.core.events import Forked, Planned, RunStarted, UserAsked
+from detent.core.events import Erased, Forked, Planned, RunStarted, UserAsked
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, RunState
 from detent.ports import EventStore, Observer
@@ -33,7 +33,7 @@ from detent.running.advancing import Advancing, bounds_after
 from detent.running.artifacts import refuse_damaged
 from detent.running.branching import checked_edits, edited_agent
 from detent.running.hiding import KEY_BLOB, blob_of
-from detent.running.lineage import body_of, ends_with, forked_of, segments
+from detent.running.lineage import body_of, ends_with, forked_of, refuse_gone, segments
 from detent.running.results import Result
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
@@ -197,8 +197,10 @@ async def _refuse_existing(store: EventStore, child_id: str) -> None:
 async def _made_durable(store: EventStore, run_id: str, at: int) -> None:
     """Have the store keep the parent up to record `at` through a power failure, which the fork survives: an append of nothing does that."""
     while ((sealed := await store.sealed(run_id)) is None or sealed[0] < at) and (head := await store.head(run_id)) is not None:
-        digest = "".join([read_record(line).digest for line in await store.read(run_id, after=head.records - 1, limit=1)])
-        head = msgspec.structs.replace(head, digest=digest)
+        last = [read_record(line) for line in await store.read(run_id, after=head.records - 1, limit=1)]
+        if not last or isinstance(last[0].event, Erased | None):  # durable, and this entry would bring back the words of the goal
+            return
+        head = msgspec.structs.replace(head, digest=last[0].digest)
         with contextlib.suppress(Conflict):  # who advances it was faster
             await store.append(run_id, head.records, (), head=head, durable=True)
             return
@@ -212,9 +214,11 @@ async def _write(advancing: Advancing, made: Made, reserved: Sequence[str]) -> N
     journal.record(made.forked)
     journal.release(reserved)
     await journal.commit(durable=True)
-    if await store.head(made.forked.parent) is None:  # removed in the meantime, and this fork was not seen
+    try:
+        await refuse_gone(store, child_id, made.forked.parent)
+    except (NotAllowedNow, RunErased, RunNotFound):
         await store.delete(child_id)
-        raise RunNotFound(made.forked.parent, store.url)
+        raise
 
 
 # Where ------------------------------------------------------------------------------------------------------------------------------------

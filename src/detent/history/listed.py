@@ -7,12 +7,16 @@ from detent.core.records import Envelope, Record, RunHead
 
 
 class Said:
-    """What the records that were heard say of their run; `differs` compares it with a listing entry."""
+    """What the records that were heard say of their run; `differs` compares it with a listing entry.
+
+    `reason` is the one that the entry has for something that its own records do not say, "" where there is none.
+    """
 
     first: Envelope
     last: Envelope
 
     def __init__(self) -> None:
+        self.reason = ""
         self._words: dict[str, str] = {}
         self._turns = 0
 
@@ -48,7 +52,7 @@ class Said:
             "status": last.status or "running",
             "created_at": first.at,
             "updated_at": last.at,
-            "reason": last.reason,
+            "reason": self.reason or last.reason,
             **self._words,
         }
         for name, value in there.items():

@@ -124,7 +124,7 @@ async def take(store: EventStore, run_id: str) -> Held:
     await refuse_damaged(store, run_id, lines)
     blobs: dict[str, bytes] = {}
     for key in await store.list_blobs(run_id):
-        data = await store.get_blob(run_id, key)
+        data = await store.get_blob(run_id, key) if key != lineage.LEAVING else None
         if data is not None:
             blobs[key] = data
     with contextlib.suppress(RunErased):  # of an ancestor: there is nothing left to take along
@@ -225,8 +225,7 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
         moved = await put(target, held, claim=claim)
         if not move:
             return moved
-        await lineage.preserve(source, run_id)
-        await source.delete(run_id)
+        await lineage.remove(source, run_id)
         return replace(moved, removed=True)
 
 
@@ -250,7 +249,6 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
             raise NotAllowedNow(
                 run_id, f"run {run_id!r} is {held.head.status}; only a finished run is archived", reason_code="not_finished"
             )
-        await lineage.preserve(store, run_id)
         path = archive_path(directory, run_id)
         if path.exists():
             _check_beginning(path, held)
@@ -258,7 +256,7 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
         write_archive(path, open_part)
         if read_archive(path, most_bytes=None) != open_part:
             raise CorruptLog(run_id, 0, f"{str(path)!r} does not give back what was written to it; the run was not removed")
-        await store.delete(run_id)
+        await lineage.remove(store, run_id)
     return Moved(
         run_id=run_id,
         records=len(held.lines),

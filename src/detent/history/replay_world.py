@@ -249,7 +249,7 @@ class ReplayWorld:
         while isinstance(self._journal.next, e.AnswerRefused) and self._journal.next.kind == "cancel":
             self._journal.accept()
 
-    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
+    async def attempt(self, tool: Tool, call: CallState, context: Any) -> ToolOutcome:
         """End as the attempt ended, in the order in which the log has the outcomes of concurrent calls."""
         turns = 0
         while True:

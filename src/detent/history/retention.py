@@ -18,7 +18,6 @@ from detent.history import moving
 from detent.history.upkeep import apart, collect, erase_held, held
 from detent.ports import RunQuery
 from detent.running.runtime import Runtime
-from detent.running.snapshots import load_run
 
 log = logging.getLogger("detent")
 
@@ -98,7 +97,7 @@ async def _erase(runtime: Runtime, run_id: str) -> bool:
         head = await runtime.store.head(run_id)
         if head is None or not _of_age(head, runtime.retention.erased(), runtime.parts.clock.now()):
             return False
-        await erase_held(runtime.parts, await load_run(runtime.store, run_id), by=BY, why=WHY, claim=claim)
+        await erase_held(runtime.parts, run_id, by=BY, why=WHY, claim=claim)
         return True
 
 

@@ -10,21 +10,21 @@ from datetime import timedelta
 import msgspec
 
 from detent.core.agent import Host
-from detent.core.codec import read_log, tombstone
+from detent.core.codec import read_log, read_record, tombstone
 from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy, RunErased
 from detent.core.events import Erased
 from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.history.listed import Said
 from detent.kernel.journal import Journal, head_of
-from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, ReadsClaims, RunQuery, altered, give_back
+from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back
 from detent.running import admission
 from detent.running.admission import words_in
 from detent.running.advancing import Parts
 from detent.running.artifacts import cut, damaged, hidden_in, read_whole
 from detent.running.control import Control
 from detent.running.hiding import KEY_BLOB
-from detent.running.lineage import PREFIX_BLOB, SECRET, forget, preserve, segments
+from detent.running.lineage import LEAVING, PREFIX_BLOB, SECRET, erased_above, forget, forks_of, remove, segments, unforked
 from detent.running.results import Erasure, Verification
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
@@ -76,6 +76,9 @@ async def verified(store: EventStore, run_id: str, *, head: str = "", lists: boo
     except CorruptLog as error:  # a fork, whose prefix is not there or is another one
         found.append((error.sequence, error.why))
     values, missing = await _hidden_values(store, run_id, lines)
+    above = await erased_above(store, run_id)
+    if above and entry is not None and entry.reason == PARENT_ERASED:
+        said.reason = PARENT_ERASED
     listing = await _listing_problem(store, run_id, said, entry, sound, lists=lists)
     others = [
         *values,
@@ -90,6 +93,7 @@ async def verified(store: EventStore, run_id: str, *, head: str = "", lists: boo
         records=sound,
         digest=digest,
         erased=erased,
+        parent_erased=above,
         sequence=found[0][0] if found else None,
         problem=found[0][1] if found else "",
         further=tuple(problem for _, problem in found[1:]),
@@ -176,14 +180,13 @@ async def erase(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", h
     """
     admission.refuse_what_is_not_json(by=by, why=why)
     async with _claimed(runtime, run_id, host, "erased") as (kept, claim):
-        return await erase_held(runtime.parts, await load_run(runtime.store, kept), by=by, why=why, claim=claim)
+        return await erase_held(runtime.parts, kept, by=by, why=why, claim=claim)
 
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
     """Remove a run with all that belongs to it; its forks are given what they refer to first."""
     async with _claimed(runtime, run_id, host, "deleted") as (kept, _):
-        await preserve(runtime.store, kept)
-        await runtime.store.delete(kept)
+        await remove(runtime.store, kept)
 
 
 @contextlib.asynccontextmanager
@@ -193,8 +196,44 @@ async def _claimed(runtime: Runtime, run_id: str, host: Host | None, doing: str)
         yield run_id, claim
 
 
-async def erase_held(parts: Parts, state: RunState, *, by: str, why: str, claim: int) -> Erasure:
-    """Erase a run that is held: tombstones for its records, and nothing of what goes with them, also in forks. Raise `NotAllowedNow` while it runs."""
+async def erase_held(parts: Parts, run_id: str, *, by: str, why: str, claim: int) -> Erasure:
+    """Erase a run that is held: tombstones for its records, and nothing of what goes with them, also in forks.
+
+    Raise `NotAllowedNow` while it runs, `RunBusy` while somebody advances a fork of it: nothing was erased then. One that goes on from an erased
+    run has nothing to be folded; its own records are erased as they are. Of one that was erased and whose eraser died what is left is done.
+    """
+    store = parts.store
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(unforked(store, run_id))
+        forks = await _held_forks(parts, run_id, stack)
+        try:
+            state = await load_run(store, run_id)
+        except RunErased:
+            goal, above = await _erase_unfolded(store, run_id, claim), list[str]()
+        else:
+            goal, above = state.goal, [state.goal_id, *state.ancestors]
+            await _erase_folded(parts, state, by=by, why=why, claim=claim)
+        for fork, number in forks.items():
+            await forget(store, fork, number)
+        if goal is None:
+            raise RunErased(run_id)
+    there = dict.fromkeys((run_id, *above, *forks))
+    return Erasure(run_id=run_id, ids_with_goal_words=tuple(one for one in there if words_in(one, goal)))
+
+
+async def _held_forks(parts: Parts, run_id: str, stack: contextlib.AsyncExitStack) -> dict[str, int]:
+    """Hold the forks of a run, and theirs; return the numbers of the claims."""
+    found: dict[str, int] = {}
+    for fork in await forks_of(parts.store, run_id):
+        try:
+            found[fork] = await stack.enter_async_context(held(parts, fork, "erased"))
+        except RunBusy as error:
+            raise RunBusy(fork, error.holder, forked=run_id) from error
+        found |= await _held_forks(parts, fork, stack)
+    return found
+
+
+async def _erase_folded(parts: Parts, state: RunState, *, by: str, why: str, claim: int) -> None:
     if state.status == "running":
         raise NotAllowedNow(
             state.run_id, f"run {state.run_id!r} is running; finish or cancel it before it is erased", reason_code="still_running"
@@ -202,12 +241,18 @@ async def erase_held(parts: Parts, state: RunState, *, by: str, why: str, claim:
     journal = Journal(parts.store, state, clock=parts.clock, ids=parts.ids, claim=claim)
     journal.record(Erased(by=by, why=why))
     await journal.commit(durable=True)
-    await parts.store.erase(
-        state.run_id, tombstone, head=msgspec.structs.replace(head_of(journal.state), goal="", title="", reason="erased")
-    )
-    forks = await forget(parts.store, state.run_id)
-    there = dict.fromkeys((state.run_id, state.goal_id, *state.ancestors, *forks))
-    return Erasure(run_id=state.run_id, ids_with_goal_words=tuple(one for one in there if words_in(one, state.goal)))
+    entry = msgspec.structs.replace(head_of(journal.state), goal="", title="", reason=ERASED)
+    await parts.store.erase(state.run_id, tombstone, head=entry, claim=claim)
+
+
+async def _erase_unfolded(store: EventStore, run_id: str, claim: int) -> str | None:
+    """Erase the records of a run that goes on from one that was erased, and return the goal of its listing entry; None where they were erased."""
+    head, lines = await store.head(run_id), await store.read(run_id)
+    if head is None or head.reason == ERASED:
+        return None
+    entry = msgspec.structs.replace(head, goal="", title="", reason=ERASED, digest=read_record(lines[-1]).digest)
+    await store.erase(run_id, tombstone, head=entry, claim=claim)
+    return head.goal
 
 
 @contextlib.asynccontextmanager
@@ -238,19 +283,37 @@ async def apart(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[None]:
 
 
 async def collect(parts: Parts) -> int:
-    """Drop artifacts that no record names, and give unused space back; return the bytes freed, as far as known."""
+    """Drop artifacts that no record names, and signals of erased runs, and give unused space back; return the bytes freed, as far as known."""
     store, freed = parts.store, 0
-    for head in await store.list_runs(RunQuery()):
+    heads = await store.list_runs(RunQuery())
+    for run_id in await store.signals([head.run_id for head in heads if head.reason in (ERASED, PARENT_ERASED)]):
+        with contextlib.suppress(RunBusy, CorruptLog):
+            async with held(parts, run_id, "collected") as claim:
+                await _empty(store, run_id, claim)
+    for head in heads:
         with contextlib.suppress(RunBusy, CorruptLog):  # what a damaged log has named is not known
-            if await artifacts_of(store, head.run_id):
+            if any(key == LEAVING or len(key) == ARTIFACT_KEY_LENGTH for key in await store.list_blobs(head.run_id)):
                 async with held(parts, head.run_id, "collected"):
                     freed += await _drop(store, head.run_id)
     return freed + await store.gc()
 
 
+async def _empty(store: EventStore, run_id: str, claim: int) -> None:
+    """Take all signals out of an inbox that nobody will read: an append of nothing consumes them."""
+    head = await store.head(run_id)
+    waiting = (await store.signals([run_id])).get(run_id, [])
+    if head is None or head.reason not in (ERASED, PARENT_ERASED) or not waiting:
+        return
+    (last,) = await store.read(run_id, after=head.records - 1)
+    head = msgspec.structs.replace(head, digest=read_record(last).digest)
+    await store.append(run_id, head.records, [], head=head, durable=True, consumed=[signal.id for signal in waiting], claim=claim)
+    await store.signals([run_id])  # a store of files tidies up behind it
+
+
 async def _drop(store: EventStore, run_id: str) -> int:
-    """Remove those of a run's artifacts that nothing names; return their bytes."""
+    """Remove those of a run's artifacts that nothing names, and the mark of a removal that died; return the bytes."""
     freed = 0
+    await store.delete_blob(run_id, LEAVING)
     for key in await unnamed(store, run_id):
         with contextlib.suppress(CorruptLog):  # nobody needs it any more
             freed += len(await store.get_blob(run_id, key) or b"")

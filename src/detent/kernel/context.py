@@ -1,8 +1,8 @@
 """What a phase may do: record, plan, execute, note, remember an effect.
 
-`KernelContext` is built once per pass and frozen; every kernel step gets the same object (rows S0-8, S0-10). Its data says what the pass
-works with, its methods are the only way to the journal, the planner and the tools. `plan` and `execute` themselves refuse past a bound
-(DESIGN law 4), whoever calls them, and what they did in a turn they find again instead of doing it twice.
+`KernelContext` is frozen and built once per pass; every kernel step gets the same object (rows S0-8, S0-10). Its fields are what the pass works
+with. Its methods are the only way to the journal, the planner and the tools. `plan` and `execute` refuse past a bound (DESIGN law 4), whoever
+calls them. Called again in the same turn, they return the recorded result instead of doing the work twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from detent.ports import (
     ContextProfile,
     Guard,
     KernelHooks,
-    MetaTool,
     Policy,
     ResultCompression,
     Tool,
@@ -34,22 +33,23 @@ from detent.ports import (
     View,
     json_problem,
 )
-from detent.ports.copies import Copies
+from detent.ports.copies import Copies, fresh
 from detent.ports.gates import Gate
 from detent.ports.outside import BoundReached, World, made, time_left
 from detent.ports.phases import KernelInput
+from detent.ports.tools import shown_tools
 from detent.ports.verifying import Answers
 
 PHASE_EVENTS = (e.NoteWritten, e.AnswerObjected, e.ContextCompacted, e.MemoryRecalled, e.MemoryProposed, EffectRecorded)
-"""What a phase may put on record by itself; everything else follows from `plan` and `execute`."""
+"""The events that a phase may record itself. All others come from `plan` and `execute`."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One opening of a run in this process: the journal and what the run was given. Shared by its passes.
 
-    `guards_with(guards, names)` are the guards of a pass: those of the run, those of the pass's kernel, those that its strategy names.
-    `objection(action, context)` is a pure function that says why an answer or abstention is not accepted yet, "" where it is; `answers` are
-    those who decide on it then. `heal(call, context)` is one that returns a call as it was meant, None where nothing is to be repaired.
+    `guards_with(guards, names)` returns the guards of a pass: those of the run, of the pass's kernel, and those that its strategy names.
+    `objection(action, context)` is a pure function that returns why an answer or abstention is not accepted yet, or "". `answers` then decides
+    on the answer. `heal(call, context)` is a pure function that returns the repaired call, or None if there is nothing to repair.
     """
 
     journal: Journal
@@ -66,11 +66,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> RunState:
-        """The state of the run now."""
+        """The current state of the run."""
         return self.journal.state
 
     def record(self, scope: str, *events: AnyEvent) -> None:
-        """Put events on the log of the pass `scope`."""
+        """Record events of the pass `scope`."""
         self.journal.record(*events, scope=scope)
 
     async def effect(
@@ -78,8 +78,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Any:
         """Return the value recorded under scope ("": of the run), phase, label and occurrence, or make and record it now.
 
-        A failure is a value, too: `outside.made` raises it. `World.effect` makes values; in a replay it reads them from the log. `commit`:
-        what came before is committed first, and then the value.
+        A failure is recorded like a value, and `outside.made` raises it. `World.effect` makes values; in a replay it reads them from the log.
+        `commit`: commit the earlier records first, and then the value.
         """
         key = f"{phase}:{label}:{occurrence}"
         if key not in (self.state.passes[scope] if scope else self.state).effects:
@@ -93,7 +93,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass works with, and what its phases may do. `specs` are the tools that are offered, `known` all that exist.
+    """What one pass works with, and what its phases may do. `specs` has the offered tools, `known` all existing ones.
 
     `propose` and `carry_out` are the two steps behind `plan` and `execute`; `make_context` passes them in.
     """
@@ -115,26 +115,26 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> KernelState:
-        """The state of this pass now."""
+        """The current state of this pass."""
         return self.run.journal.state.passes[self.scope]
 
     def record(self, *events: AnyEvent) -> None:
-        """Put a phase's own events on the log of this pass; raise `UnrecordedChange` for one that only the kernel may record."""
+        """Record a phase's own events in this pass. Raise `UnrecordedChange` for an event that only the kernel may record."""
         for event in events:
             if not isinstance(event, PHASE_EVENTS):
                 allowed = ", ".join(kind.__name__ for kind in PHASE_EVENTS)
-                raise UnrecordedChange(self.run.state.run_id, f"{type(event).__name__} is the kernel's to record; phases record {allowed}")
+                raise UnrecordedChange(self.run.state.run_id, f"only the kernel may record {type(event).__name__}; phases record {allowed}")
             if problem := json_problem(event, escaping=True):
                 why = f"a phase recorded {type(event).__name__} with what is no JSON data: {problem}"
                 raise UnrecordedChange(self.run.state.run_id, why)
         self.run.record(self.scope, *events)
 
     async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
-        """Make what was recorded last; see `Journal.commit`."""
+        """Commit what was recorded; see `Journal.commit`."""
         await self.run.journal.commit(durable=durable, intent=intent)
 
     async def plan(self) -> Planned | None:
-        """Return this turn's plan, asking the planner if there is none; None when the turn gets none. Raise `BoundReached`."""
+        """Return this turn's plan. If there is none, call the planner; None if the turn gets no plan. Raise `BoundReached`."""
         self.gate.closed = not self.gate.closed or await self.gate.turn()
         try:
             return await self.propose(self)
@@ -142,7 +142,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             self.gate.leave()
 
     async def execute(self) -> None:
-        """Carry this turn's plan out as far as it can go now: the single path to any tool. Raise `BoundReached`."""
+        """Execute this turn's plan as far as possible now. This is the single path to any tool. Raise `BoundReached`."""
         self.gate.closed = not self.gate.closed or await self.gate.turn()
         try:
             await self.carry_out(self)
@@ -150,14 +150,14 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             self.gate.leave()
 
     def refuse_past_bound(self, *dimensions: str, begun: int = 0) -> None:
-        """Raise `BoundReached` when one of these dimensions is used up; `begun` calls are running and not counted yet."""
+        """Raise `BoundReached` if one of these dimensions is used up. `begun` calls are running and not counted yet."""
         self.run.world.proceed()
         state = self.run.journal.state
         if (bound := reached(state, state.passes[self.scope], only=dimensions, begun=begun)) is not None:
             raise BoundReached(bound)
 
     def refuse_past_calls_of(self, tool: str, *, begun: list[tuple[CallState, str]]) -> None:
-        """Raise `BoundReached` when the tool has been called as often as it may be; those of `begun` with a digest are not counted yet."""
+        """Raise `BoundReached` if the tool has been called as often as allowed. Calls in `begun` with a digest are not counted yet."""
         state = self.run.journal.state
         limit = state.budget.calls_of(tool)
         used = state.calls_of.get(tool, 0) + sum(1 for c, digest in begun if digest and c.tool == tool)
@@ -165,24 +165,15 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             raise BoundReached(Exhausted(f"tool_calls:{tool}", limit, used))
 
     def time_left(self) -> float | None:
-        """Seconds of running and total time that are left (the smaller), None without such a bound."""
+        """The seconds left: the smaller of running time and total time. None without such a bound."""
         return time_left(self.run.journal.state, self.run.world.running_ms)
 
     async def effect(self, phase: int, label: str, make: Callable[[], Awaitable[Any]], *, occurrence: int = 0) -> Any:
-        """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now; raise `EffectFailed`."""
+        """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now. Raise `EffectFailed`."""
         return made(await self.run.effect(self.scope, label, make, occurrence=occurrence, phase=phase))
 
-    def shown(self, state: KernelState) -> tuple[ToolSpec, ...]:
-        """Return the tools that the planner is shown: in the last turn those that answer; with `discover_tools`, those it has found."""
-        if state.wrapping_up:
-            return tuple(spec for spec in self.specs if spec.ends_turn)
-        if "discover_tools" not in self.tools:
-            return self.specs
-        found = (*state.meta.get("meta_tools", {}).get("discovered", ()), *self.agent.required_tools)
-        return tuple(s for s in self.specs if s.name in found or s.ends_turn or isinstance(self.tools[s.name], MetaTool))
-
     def view(self) -> View:
-        """Build what the planner sees, from state alone."""
+        """Build the planner's view from the state alone."""
         run = self.run.journal.state
         state = run.passes[self.scope]
         used = reduce(Usage.plus, run.reserved.values(), run.usage) if run.reserved else run.usage
@@ -197,7 +188,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             variables=fresh(self.input.variables) if self.input.variables else {},
             transcript=Copies(transcript),
             results=Copies(state.results),
-            tools=self.shown(state),
+            tools=shown_tools(state, self.specs, self.tools, self.agent),
             memory=tuple(fresh(state.memory)) if state.memory else (),
             budget_remaining=remaining(run.budget, used, running_s=run.running_ms / 1000, total_s=run.total_s),
             scratchpad=dict(state.scratchpad),
@@ -215,8 +206,3 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             full=self.run.world.full,
             models=self.run.world.models(self),
         )
-
-
-def fresh(value: Any) -> Any:
-    """Return a copy of JSON data that shares nothing with the original."""
-    return msgspec.json.decode(msgspec.json.encode(value))

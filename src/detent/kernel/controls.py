@@ -1,4 +1,4 @@
-"""Control actions that are neither an answer nor an end: a question, a sub-goal, a timer. What cannot be done is told to the planner."""
+"""Control actions that do not end the pass: a question, a sub-goal, a timer. If one is not possible, the planner is told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from detent.ports.clocks import due_at
 
 
 async def control(action: Any, context: KernelContext) -> None:
-    """Carry out a control action that is neither an answer nor an end."""
+    """Execute a control action that does not end the pass."""
     state, run = context.state, context.run.state
     name = f"{context.scope}.{state.iteration}"
     match action:
@@ -31,7 +31,7 @@ async def control(action: Any, context: KernelContext) -> None:
             if due is None:
                 _tell(
                     context,
-                    f"The schedule was not set: at={at!r} is no time (ISO 8601) and delay_s={delay} is none that can be waited for.",
+                    f"The schedule was not set: at={at!r} is not an ISO 8601 time and delay_s={delay} is none that can be waited for.",
                 )
                 return
             context.run.record(context.scope, e.ScheduleSet(timer_id=name, due=due))
@@ -43,5 +43,5 @@ async def control(action: Any, context: KernelContext) -> None:
 
 
 def _tell(context: KernelContext, text: str) -> None:
-    """Answer a control action with a note; the turn's action is then carried out."""
+    """Answer a control action with a note. It then counts as executed."""
     context.run.record(context.scope, e.NoteWritten(text=text, author="control"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, cast
 
 from detent.core import events as e
@@ -11,13 +10,13 @@ from detent.core.errors import InvalidArguments
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import in_doubt_guard
-from detent.ports import UNREADABLE, Call, MetaTool, Tool, Verdict, read_json
+from detent.ports import UNREADABLE, Call, MetaTool, Tool, read_json
 from detent.ports.copies import copied, ours
-from detent.ports.governance import blocked, guard_name, must_ask, verdict_on
+from detent.ports.governance import blocked, guard_name, must_ask, request_of, verdict_on
 
 
 def decide(call: CallState, context: KernelContext) -> str:
-    """Put on record whether `call` may run; a refused call gets its observation at once. Return the digest of its frozen arguments."""
+    """Record whether `call` may run. A refused call gets its observation at once. Return the digest of the frozen arguments."""
     if context.run.heal is not None and (healed := context.run.heal(call, context)) is not None:
         context.run.record(context.scope, healed)
         call = context.state.calls[call.call_id]
@@ -49,19 +48,19 @@ def decide(call: CallState, context: KernelContext) -> str:
     if verdict.decision == "deny":
         refuse(call, context, "policy_denied", f"policy_denied: {verdict.reason}")
     elif verdict.decision == "require_approval":
-        context.run.record(context.scope, _request(frozen, verdict, context))
+        context.run.record(context.scope, request_of(frozen, verdict, run.journal.state, policy=run.policy.version))
     return frozen.digest
 
 
 def _frozen(call: CallState, context: KernelContext) -> Call:
-    """Return the call as it will be decided and run; raise `InvalidArguments` with the code of what is wrong with it."""
+    """Return the call as it will be decided and run. Raise `InvalidArguments` with an error code."""
     tool = context.tools.get(call.tool)
     if tool is None:
         known = ", ".join(sorted(context.tools)) or "none"
         raise InvalidArguments(f"there is no tool {call.tool!r} here; offered: {known}", error_code="tool_not_found")
     args = _checked(call, tool, context)
     if tool.spec.scopes and (missing := [s for s in tool.spec.scopes if s not in context.run.state.host.scopes]):
-        raise InvalidArguments(f"{call.tool} needs scopes that this host has not: {', '.join(missing)}", error_code="missing_scopes")
+        raise InvalidArguments(f"{call.tool} needs scopes that this host does not have: {', '.join(missing)}", error_code="missing_scopes")
     if problem := context.run.world.misplaced(call.call_id, tool, args):
         raise InvalidArguments(problem, error_code="placeholder_not_allowed")
     digest, asks = digest_of([call.tool, args]), must_ask(tool, args)
@@ -69,7 +68,7 @@ def _frozen(call: CallState, context: KernelContext) -> Call:
 
 
 def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, Any]:
-    """Return parsed and validated arguments; put on record where they differ from what was asked for."""
+    """Return parsed and validated arguments. Record them if they differ from the requested ones."""
     try:
         args = read_json(call.args or "{}") if isinstance(call.args, str) else call.args
     except UNREADABLE as error:
@@ -84,29 +83,8 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
     return args
 
 
-def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.ApprovalRequested:
-    now = (state := context.run.state).updated_at
-    declared = state.digests.get(f"tool:{call.tool.name}") if call.tool.name in state.levels else ""  # nothing is known of it in older logs
-    expires = now + timedelta(seconds=verdict.expires_s) if now and verdict.expires_s else None
-    return e.ApprovalRequested(
-        call=call.call_id,
-        tool=call.tool.name,
-        digest=digest_of([call.digest, declared]) if declared else call.digest,
-        reason=verdict.reason,
-        rule=verdict.rule,
-        facts=verdict.facts,
-        sandbox=call.tool.confinement,
-        approvers=max(1, verdict.approvers),
-        on_reject=verdict.on_reject,
-        expires_at=expires,
-        policy=context.run.policy.version,
-        requested_at=now,
-        args_digest=call.digest if declared else "",
-    )
-
-
 def refuse(call: CallState, context: KernelContext, code: str, message: str, details: dict[str, Any] | None = None) -> None:
-    """Give `call`, which is not run, its observation."""
+    """Record the observation of `call`, which is not run."""
     refused = e.ToolFinished(
         call=call.call_id,
         meta=isinstance(context.tools.get(call.tool), MetaTool),

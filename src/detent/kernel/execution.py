@@ -3,7 +3,7 @@
     decide:  every call of the plan (`deciding`)
     execute: consecutive read-only, concurrency-safe calls together; any other alone; an open approval or doubt holds back what follows
 
-Each decision and each outcome is a record of its own, so that whoever resumes goes on between any two of them.
+Each decision and each outcome is its own record, so a resumed run can continue between any two of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RETRY_CODES = ("timeout", "handler_error")
 
 
 async def carry_out(context: KernelContext) -> None:
-    """Carry the turn's plan out as far as it can go now; raise `BoundReached`."""
+    """Execute the turn's plan as far as possible now. Raise `BoundReached`."""
     state = context.state
     plan = state.plan
     if plan is None or state.ended:
@@ -57,7 +57,7 @@ async def carry_out(context: KernelContext) -> None:
 
 
 async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
-    """Run what is allowed, in order, until something holds back the rest; `digests` are those known of this turn's arguments."""
+    """Run the allowed calls in order until something holds back the rest. `digests` has the known digests of this turn's arguments."""
     together: list[CallState] = []
     over = False  # a call that ends the turn has run
     for call_id in tuple(context.state.calls):
@@ -74,7 +74,7 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
             together = []
             state = context.state
         if await context.run.world.cancels(call_id):
-            raise Interrupted  # no phase behind this one is to go on from calls that were not begun: a replay could not tell why
+            raise Interrupted  # no later phase may continue from calls that were not begun: a replay could not tell why
         if state.ended or call.status in ("asked", "in_doubt"):
             break
         call = state.calls[call_id]
@@ -105,7 +105,7 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
 
 
 async def _refusal(call: CallState, tool: Tool | None, context: KernelContext, *, over: bool) -> tuple[str, str] | None:
-    """Return the code and the reason for which a decided call is not run; None where it is. `over`: a call before it ended the turn."""
+    """Return the code and reason why a decided call is not run; None if it is run. `over`: an earlier call ended the turn."""
     if over:
         return "not_run", "not run: the call before it ended the turn"
     if call.refused:
@@ -121,14 +121,14 @@ async def _refusal(call: CallState, tool: Tool | None, context: KernelContext, *
 
 
 def _skip_rest(context: KernelContext) -> None:
-    """Give the calls behind one that ended the turn their observation."""
+    """Record the observations of the calls after one that ended the turn."""
     for call in list(context.state.calls.values()):
         if call.status != "finished":
             refuse(call, context, "not_run", "not run: the call before it ended the turn")
 
 
 async def _run_group(calls: list[CallState], context: KernelContext, digests: dict[str, str]) -> None:
-    """Run calls together, or one alone; where calls wait for their turn, that one does before its intent is on record."""
+    """Run calls together, or a single one. If calls wait for their turn, a single call waits before its intent is recorded."""
     if len(calls) == 1 and context.run.world.scheduled:
         await context.run.world.together([(calls[0], partial(_begin, calls, context, digests))], context)
     elif calls:
@@ -136,14 +136,14 @@ async def _run_group(calls: list[CallState], context: KernelContext, digests: di
 
 
 async def _begin(calls: list[CallState], context: KernelContext, digests: dict[str, str]) -> None:
-    """Begin calls; where a bound allows only the first of them, these still get their observations."""
+    """Begin calls. If a bound allows only the first of them, those still get their observations."""
     ready: list[tuple[CallState, str]] = []
     if (held := None if context.run.world.quiet else await context.run.world.weigh(context, calls)) is None:
         refused = _started(calls, context, digests, ready)
     else:
         async with held:
             refused = _started(calls, context, digests, ready)
-        if refused is not None and not ready:  # as it is now: others went on meanwhile, and are on record before it
+        if refused is not None and not ready:  # the current state: others continued meanwhile, and their records come first
             refused = _started(calls, context, digests, ready)
     if len(calls) > 1 and ready:
         await context.run.world.together([(call, partial(_attempts, call, digest, context)) for call, digest in ready], context)
@@ -156,10 +156,10 @@ async def _begin(calls: list[CallState], context: KernelContext, digests: dict[s
 def _started(
     calls: list[CallState], context: KernelContext, digests: dict[str, str], ready: list[tuple[CallState, str]]
 ) -> BoundReached | None:
-    """Put on record that calls begin, and those that do into `ready`; return the bound that refuses the rest of them."""
+    """Record the beginning of calls and add those that begin to `ready`. Return the bound that refuses the rest."""
     run, unrecorded = context.run.journal.state, 0
     account = run.passes[context.scope].balance
-    # other passes, and other runs of a tenant, count only what is on record
+    # other passes, and other runs of a tenant, count only what is recorded
     alone = len(run.passes) == 1 or len(run.open_passes) == 1
     quietly = alone and (account is None or account.limits.max_tool_calls is None)
     for call in calls:
@@ -183,7 +183,7 @@ def _started(
 
 
 def begins_quietly(tool: ToolSpec) -> bool:
-    """Whether the first attempt of a call needs no record of its own: it costs and changes nothing, and only its outcome counts."""
+    """Whether the first attempt of a call needs no record: it costs and changes nothing, and only its outcome counts."""
     return tool.side_effect in ("none", "read") and tool.cost_usd is None and not (tool.volatile or tool.ends_turn)
 
 
@@ -213,14 +213,14 @@ def _start(
 
 
 def key_of(run_id: str, call_id: str, digest: str) -> str:
-    """Return the idempotency key: the same over attempts, resume, takeover and approval (DESIGN 5)."""
+    """Return the idempotency key: the same for attempts, resume, takeover and approval (DESIGN 5)."""
     return sha256(f"{run_id} {call_id} {digest}".encode()).hexdigest()[:32]
 
 
 async def _attempts(call: CallState, digest: str, context: KernelContext) -> None:
-    """Make attempts of a call until it has an outcome; the intent is durable before anything that is not read-only (law 2).
+    """Try a call until it has an outcome. The intent of a call with side effects is durable first (law 2).
 
-    `digest` is given where the first attempt has no record.
+    `digest` is given if the first attempt has no record.
     """
     tool, world = context.tools[call.tool], context.run.world
     spec, known = tool.spec, context.state.calls[call.call_id]
@@ -228,7 +228,7 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
     left = spec.retries
     while True:
         refused = await world.intend(context) if effect else None
-        outcome = refused or await world.attempt(tool, known, context.time_left())
+        outcome = refused or await world.attempt(tool, known, context)
         outcome = await world.keep(call.call_id, outcome)
         harmless = (spec.read_only or spec.idempotent) and outcome.kind == "failed" and outcome.error_code in RETRY_CODES
         if outcome.final or left == 0 or world.cancelled or not (harmless or outcome.kind == "not_executed"):
@@ -246,7 +246,7 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
 
 
 async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOutcome, context: KernelContext, *, effect: bool) -> None:
-    """Put the outcome on record; after an effect it is durable before anything else happens."""
+    """Record the outcome. After an effect it is durable before anything else happens."""
     event: e.ToolFinished | e.ToolInDoubt
     if outcome.kind == "in_doubt":
         event = e.ToolInDoubt(call=call.call_id, why=outcome.message, latency_ms=round(outcome.latency_ms, 3))
@@ -269,7 +269,7 @@ async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOut
 
 
 def give_up(context: KernelContext, why: str, code: str = "budget_exhausted") -> bool:
-    """Give every call of the turn that has not begun its observation; say whether none is left open."""
+    """Record the observation of every call of the turn that has not begun. Return whether none is left open."""
     for call in list(context.state.calls.values()):
         if call.status in ("planned", "allowed"):
             refuse(call, context, code, f"not run: {why}")
@@ -282,7 +282,8 @@ def give_up(context: KernelContext, why: str, code: str = "budget_exhausted") ->
 async def _settle(call: CallState, context: KernelContext) -> None:
     """Settle a call that is in doubt, or whose attempt was open when its worker ended (DESIGN 5, in doubt).
 
-    What is known not to have happened runs again where its worker ended; where the tool ended in doubt, the planner is told: nothing is retried.
+    A call that is known not to have happened runs again if its worker ended. If the tool itself ended in doubt, the planner is told and nothing is
+    retried.
     """
     tool, record = context.tools.get(call.tool), partial(context.run.record, context.scope)
     doubted = call.status == "in_doubt"

@@ -1,6 +1,6 @@
 """Synchronous checks of one call, in order; the first block wins and its reason is in the next prompt (rows S1-4, S1-5).
 
-Only what durability itself needs is here; the guards of section 7 of the composable-kernel catalogue are policies of use.
+Only the guards that durability needs are here. `policies` has the others (section 7 of the composable-kernel catalogue).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from detent.ports import Block, Call, Guard
 
 
 def in_doubt_guard(call: Call, state: KernelState, run: RunState) -> Block | None:
-    """Refuse a call equal (tool, arguments) to one of which nobody knows whether it happened (DESIGN 5)."""
+    """Refuse a call with the same tool and arguments as a call in doubt (DESIGN 5)."""
     for other in run.passes.values():
         for known in other.calls.values():
             if known.status == "in_doubt" and known.call_id != call.call_id and (known.tool, known.digest) == (call.tool.name, call.digest):
@@ -19,4 +19,4 @@ def in_doubt_guard(call: Call, state: KernelState, run: RunState) -> Block | Non
 
 
 default_guards: tuple[Guard, ...] = (in_doubt_guard,)
-"""What every kernel checks unless it is given another tuple."""
+"""The guards of every kernel that is not given others."""

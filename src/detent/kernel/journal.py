@@ -1,8 +1,8 @@
 """The only writer of a run's log.
 
-Theory of operation. `record` stamps events, folds them and buffers their lines; what is folded is what was encoded, so the live state
-is the fold of the log by construction. `commit` appends the buffer in one transaction, fenced by sequence. Nothing leaves the kernel
-before the commit that records it, and observers and hooks are told after it. Durable commits survive power loss, others process death:
+Theory of operation. `record` stamps events, folds them and buffers their lines. It folds what was encoded, so the live state is always the fold
+of the log. `commit` appends the buffer in one transaction, fenced by sequence. Nothing leaves the kernel before the commit that records it, and
+observers and hooks are called after it. Durable commits survive power loss, the others survive process death:
 
 1. durable before each attempt of a tool that is not read-only, and when it ends
 2. ordinary right after a model call that used tokens or money
@@ -49,11 +49,11 @@ Sink = Callable[[Record, RunState], Any]
 
 
 _NOBODY = Fan()
-"""Of all runs that nobody watches: who tells nobody counts no failures."""
+"""Shared by all runs without listeners: without listeners there are no failures to count."""
 
 
 class Journal:
-    """The log of one run while it is being advanced here, under `claim`. `state` is the fold of everything recorded, committed or not."""
+    """The log of one run while this process advances it under `claim`. `state` is the fold of everything recorded, committed or not."""
 
     __slots__ = (
         "_charged",
@@ -85,16 +85,16 @@ class Journal:
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
         self._released: tuple[str, ...] | None = ()
-        self._under = False, False  # whether the last append was durable, and an intent
+        self._under = False, False  # whether the last append was durable, and whether it was an intent
         self._gate, self._telling = Gate(), asyncio.Lock()
 
     def record(self, *events: AnyEvent, scope: str = "") -> None:
-        """Stamp, fold and buffer `events`; raise `IllegalEvent` for one that cannot follow (nothing of it is kept)."""
+        """Stamp, fold and buffer `events`. Raise `IllegalEvent` for one that cannot follow; it is not kept."""
         for event in events:
             self.put(event, scope)
 
     def put(self, event: AnyEvent, scope: str) -> None:
-        """Stamp, fold and buffer one event; see `record`. Raise what its encoding raises when it is no JSON data."""
+        """Stamp, fold and buffer one event; see `record`. Raise the encoder's error if it is not JSON data."""
         before, kind = self.state, type(event)
         try:
             body = encode(event)
@@ -123,19 +123,19 @@ class Journal:
         self._consumed.append(signal_id)
 
     def release(self, names: Sequence[str] | None) -> None:
-        """Give back with the next commit what the run has reserved under these names; None for all of it."""
+        """Release the run's reservations of these names with the next commit; None releases all."""
         self._released = _both(self._released, names)
 
     @property
     def unreleased(self) -> Sequence[str]:
-        """Names that no commit has given back yet; none where use of models, which replaces them in the account, is not committed either."""
+        """Names that no commit has released yet. None while the model usage that replaces them in the account is not committed either."""
         return () if self._released is None or self.state.usage.total_tokens != self._charged.total_tokens else self._released
 
     async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
-        """Append what was recorded since the last commit; raise `Conflict`, `StoreBusy` or `StoreFull`, and then nothing was appended.
+        """Append what was recorded since the last commit. Raise `Conflict`, `StoreBusy` or `StoreFull`; nothing was appended then.
 
-        `intent`: a call with an effect begins; also raise `CancelWaits`. Where another pass took the records along with a commit of its own that
-        promised less, an append of nothing makes up for that.
+        `intent`: a call with an effect begins; this can also raise `CancelWaits`. If another pass has already appended these records with a weaker
+        promise, an append of no records makes them durable.
         """
         self._gate.closed = not self._gate.closed or await self._gate.turn()
         try:
@@ -162,7 +162,7 @@ class Journal:
                 await self._tell_in_order()
 
     def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
-        """Return what the run's tenant is to be charged with `lines`, which lead to `state`; `charged` was used before."""
+        """Return what to charge to the run's tenant with `lines`, which lead to `state`. `charged` is the usage charged before."""
         return None
 
     async def _tell_in_order(self) -> None:
@@ -174,14 +174,14 @@ class Journal:
                 await answer
 
     async def late_outcome(self, event: ToolFinished | ToolInDoubt) -> None:
-        """After an effect whose append was lost to another writer: put its outcome on that writer's log, so that it shows both facts."""
+        """Append the outcome of an effect whose own append lost against another writer, so that the log shows both facts."""
         if isinstance(event, ToolInDoubt):
             return
         known = self.state.call(event.call)
         outcome = ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result, error=event.error)
         outcome = replace(outcome, attempt=known.attempt if known is not None else 0)
         for _ in range(10):
-            late = copy(self)  # what this one holds is lost, with what passes beside the call may still put into it
+            late = copy(self)  # the buffer is lost, with everything that parallel passes may still add to it
             late.state, late._lines, late._told, late._consumed, late._released, late._gate = await self._reloaded(), [], [], [], (), Gate()
             late._committed, late._charged, late._fence = late.state.seq, late.state.usage, {}
             late.record(outcome, scope=event.call.rsplit(".", 2)[0])
@@ -190,21 +190,21 @@ class Journal:
                 return
 
     async def _reloaded(self) -> RunState:
-        """Return the state of the run as it is in the store now."""
+        """Return the state of the run in the store."""
         return fold(read_log(self.state.run_id, await self._store.read(self.state.run_id)))
 
 
 def _both(names: tuple[str, ...] | None, more: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return all that is given back; None is everything."""
+    """Return the union of released names; None means all."""
     return None if names is None or more is None else (*names, *more)
 
 
 _LABELLED = frozenset((RunStarted, Forked, RunWaiting, RunFinished, DeadLettered))
-"""Events after which a running run is not running, or that say whose run it is: their envelope is known only after the fold."""
+"""Events that change the run's status or name its owner. Their envelope is known only after the fold."""
 
 
 def _labelled(envelope: Envelope, event: AnyEvent, after: RunState) -> Envelope:
-    """Add what listings need: the status where it is not running, and on the first record whose run it is."""
+    """Add what listings need: a status other than running, and on the first record the owner."""
     status = "" if after.status == "running" else after.status
     if isinstance(event, (RunStarted, Forked)):
         return replace(envelope, status=status, tenant=after.host.tenant, agent=after.agent.name, parent=event.parent)

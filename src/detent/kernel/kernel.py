@@ -1,9 +1,8 @@
 """A kernel: an ordered tuple of phases, one turn of the loop.
 
-`make_kernel()` is ReAct: think, then act. Phases run left to right each turn; one may be put before, between or after the default two, and
-any number is allowed (row S1-3). A phase is `async (state, context) -> state`; it returns the state as it should be from then on. The
-kernel compares that with the fold: changes of `meta`, `scratchpad` and `guidance` become one `StateChanged`; any other difference is
-refused (`running.foreign`), because no event made it.
+`make_kernel()` is ReAct: think, then act. The phases run left to right each turn. You can add any number before, between or after the default two
+(row S1-3). A phase is `async (state, context) -> state` and returns the new state. The kernel compares it with the fold: changes of `meta`,
+`scratchpad` and `guidance` become one `StateChanged`. Any other difference is refused (`running.foreign`), because no event made it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FACTS = tuple(f for f in KernelState.__struct_fields__ if f not in OWNED)
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """How one turn works. `guards` are checked before every call; `name` and `version` stand in the log."""
+    """How one turn works. `guards` are checked before every call. The log has `name` and `version`."""
 
     phases: tuple[Phase, ...] = (think, act)
     guards: tuple[Guard, ...] = default_guards
@@ -38,7 +37,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
 
     async def turn(self, context: KernelContext) -> None:
-        """Run the phases once; stop early where the pass is settled, or the run cancelled or at its end."""
+        """Run the phases once. Stop early if the pass is settled, or if the run is cancelled or finished."""
         for number, phase in enumerate(self.phases):
             run = context.run.journal.state
             state = run.passes[context.scope]
@@ -59,7 +58,7 @@ def make_kernel(
     name: str = "react",
     version: int = 1,
 ) -> Kernel:
-    """Return a kernel of these phases, guards and meta-tools; the default is ReAct with the default guards (rows S1-1, S1-5)."""
+    """Return a kernel of these phases, guards and meta-tools. The default is ReAct with the default guards (rows S1-1, S1-5)."""
     return Kernel(
         phases=(think, act) if phases is None else tuple(phases),
         guards=default_guards if guards is None else tuple(guards),
@@ -70,7 +69,7 @@ def make_kernel(
 
 
 def record_changes(number: int, returned: KernelState, context: KernelContext) -> None:
-    """Put what a phase changed of its own on record; raise `UnrecordedChange` for what is no JSON data. Facts are looked at in `running.foreign`."""
+    """Record a phase's own changes. Raise `UnrecordedChange` if they are not JSON data. `running.foreign` checks the kernel facts."""
     now = context.state
     changes: dict[str, Any] = {}
     for field in ("meta", "scratchpad"):

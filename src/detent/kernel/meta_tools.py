@@ -1,7 +1,7 @@
-"""Meta-tools: calls that are answered from state inside the kernel, without the tool seam (row S1-6; `ports.MetaTool`).
+"""Meta-tools: calls that the kernel answers from the state, without the tool seam (row S1-6; `ports.MetaTool`).
 
-A meta-tool passes guards and policy like any call. It is neither work nor progress: its answer is a `MetaToolAnswered`, and nothing is
-started. The handler must be a pure function of its arguments and the state, because a resumed or replayed turn answers again.
+A meta-tool passes guards and policy like any call. It is neither work nor progress: its answer is a `MetaToolAnswered`, and nothing is started.
+The handler must be a pure function of its arguments and the state, because a resumed or replayed turn calls it again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from detent.ports.raised import raised_by
 
 
 async def answer(call: CallState, tool: MetaTool, context: KernelContext) -> None:
-    """Answer one call from state and put the answer on record, with what it asks for."""
+    """Answer one call from the state and record the answer with its notes and action."""
     code = ""
     try:
         said = await tool.handler(msgspec.json.decode(msgspec.json.encode(call.args)), context.state, context)

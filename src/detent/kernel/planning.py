@@ -1,7 +1,7 @@
-"""Planning: ask the planner, check the form of its answer, record `Planned` or `PlanRejected` (1 + 2 attempts).
+"""Planning: call the planner, check the form of its answer, record `Planned` or `PlanRejected` (1 + 2 attempts).
 
-Only the form is checked here: it decodes, holds one control action or calls, no blank answer. Unknown tools and bad arguments go on to
-`act` and become failed observations (DESIGN 6).
+Only the form is checked here: it decodes, has one control action or calls, and no blank answer. Unknown tools and bad arguments pass on to `act`
+and become failed observations (DESIGN 6).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CALLS = {ToolCall}
 
 
 async def propose(context: KernelContext) -> Planned | None:
-    """Return the turn's plan, asking the planner when there is none yet; None when there is none to be had in this turn.
+    """Return the turn's plan. If there is none yet, call the planner; None if this turn gets no plan.
 
-    Everything that the planner says is recorded, so a turn asks at most three times whoever calls this, and never again once it has a plan.
+    Every answer is recorded. So a turn calls the planner at most three times, whoever calls this function, and never again once it has a plan.
     """
     world = context.run.world
     while (state := context.state).plan is None and state.rejected < ATTEMPTS and not state.ended and not await world.cancels("plan"):
@@ -56,13 +56,13 @@ async def propose(context: KernelContext) -> Planned | None:
 
 
 async def _ask(context: KernelContext) -> Plan:
-    """Ask the planner once and return its answer, redacted; raise whatever it raises."""
+    """Call the planner once and return its redacted answer. Raise whatever it raises."""
     world = context.run.world
     return await world.hide(await world.plan(context.view(), context.time_left()), context.known)
 
 
 async def _reject(context: KernelContext, problem: str, *, raw: str, usage: Any, started: float) -> None:
-    """Record that the answer is no plan, with sensitive values in what it said replaced."""
+    """Record that the answer is not a plan, with sensitive values in it replaced."""
     world = context.run.world
     said = await world.scrub([problem, raw[:4000]], known=context.known)
     elapsed = round(world.running_ms() - started, 3)
@@ -72,7 +72,7 @@ async def _reject(context: KernelContext, problem: str, *, raw: str, usage: Any,
 
 
 def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[str, Planned | None]:
-    """Return ("", event) for a plan in good form, else the problem in words."""
+    """Return ("", event) for a valid plan, otherwise the problem as a text."""
     if not isinstance(answer, Plan):
         return f"expected a Plan, got {type(answer).__name__}; return Plan(actions=(...,)), or one action", None
     actions = answer.actions
@@ -111,11 +111,11 @@ def check(answer: Any, context: KernelContext, *, latency_ms: float) -> tuple[st
 
 
 def recorded(event: Planned, context: KernelContext) -> str:
-    """Put a plan on record; return the problem in words where it cannot be, because it holds what is no JSON data."""
+    """Record a plan. If it contains something that is not JSON data, return the problem as a text."""
     try:
         context.run.journal.put(event, context.scope)
     except msgspec.ValidationError as error:  # a field of another type
-        return f"it is no plan: {error}"
+        return f"it is not a plan: {error}"
     except (NotImplementedError, TypeError, ValueError, OverflowError, RecursionError) as error:
         # the encoder's; the first: a foreign object
         return f"it is not JSON data: {error}"

@@ -1,8 +1,8 @@
-"""The universal loop around a kernel; every strategy runs passes through it and none has a loop of its own.
+"""The universal loop around a kernel. Every strategy runs its passes through it, and none has its own loop.
 
     signals → settle (all counts) → TurnStarted → settle (time) → one kernel turn → record state changes → commit → repeat
 
-A run is re-entered at any record boundary: the open turn is gone through again, and what it recorded is found instead of made.
+A run can resume at any record boundary: the open turn runs again, and finds what it already recorded instead of doing it twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WRAP_UP = "This is your last turn: {option} is {limit:g} and it is used up. Answ
 
 
 async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Verdict:
-    """Run turns of one pass until it is settled or waits; None when `turns` are used up."""
+    """Run turns of one pass until it is settled or waits. None if `turns` are used up."""
     run = context.run
     turn_over = context.state.iteration == 0
     budget, limits = run.state.budget, context.state.limits
@@ -44,7 +44,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
             await run.world.absorb(run, fresh=False)
             await run.world.weigh(context)
         now = run.journal.state
-        total_s = 0.0 if turn_over else now.total_s  # of an open turn that is taken up again; a new one has a reading of its own
+        total_s = 0.0 if turn_over else now.total_s  # for an open turn that is resumed; a new one gets its own reading
         verdict = settle(
             now, now.passes[context.scope], running_s=now.running_ms / 1000, total_s=total_s, turn_over=turn_over, beside=beside
         )
@@ -76,7 +76,7 @@ async def run_kernel(kernel: Kernel, context: KernelContext, turns: Turns) -> Ve
 
 
 def _turn_over(kernel: Kernel, context: KernelContext, before: int) -> bool:
-    """Return whether every call of the turn has its outcome; a turn that brings none of them further, since record `before`, fails the pass."""
+    """Return whether every call of the turn has its outcome. A turn that has advanced none of them since record `before` fails the pass."""
     run, state = context.run, context.state
     turn_over = state.observed == len(state.calls)
     if not turn_over and not state.ended and run.state.seq == before and not (waits(run.state, state) or run.world.cancelled):
@@ -88,7 +88,7 @@ def _turn_over(kernel: Kernel, context: KernelContext, before: int) -> bool:
 
 
 async def _turn(kernel: Kernel, context: KernelContext) -> Verdict:
-    """One turn; what a phase raises ends the pass as `kernel_error` and never escapes (row S0-2)."""
+    """Run one turn. An exception of a phase ends the pass as `kernel_error` and never escapes (row S0-2)."""
     try:
         await kernel.turn(context)
         if context.state.holds:
@@ -114,7 +114,7 @@ def _failed(why: str) -> e.PassFinished:
 
 
 def _time(run: Run, state: KernelState) -> Settled | None:
-    """Check the bounds of time against what `TurnStarted` has just recorded."""
+    """Check the time bounds against the new `TurnStarted` record."""
     bound = reached(run.state, state, running_s=run.state.running_ms / 1000, total_s=run.state.total_s, turn_over=False)
     if bound is None:
         return None

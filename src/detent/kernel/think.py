@@ -7,6 +7,6 @@ from detent.kernel.context import KernelContext
 
 
 async def think(state: KernelState, context: KernelContext) -> KernelState:
-    """Leave the turn with a plan, or with the attempts used up, or with the pass failed because there is no planner to ask."""
+    """Give the turn a plan. Without one, either the attempts are used up or the pass has failed because there is no planner."""
     await context.plan()
     return context.state

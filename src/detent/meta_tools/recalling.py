@@ -10,7 +10,8 @@ import base64
 import contextlib
 import mimetypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -18,7 +19,8 @@ from msgspec import Meta
 
 from detent.core.state import Item, KernelState, RunState
 from detent.meta_tools.declaring import NOTE, as_text, declared, noted, refused, results_of, size_of
-from detent.ports import Answer, ToolSpec
+from detent.meta_tools.meaning import Hit, closest
+from detent.ports import Answer, Embedder, MetaTool, ToolSpec
 
 PIECE = 4000
 """How many characters one reading gives where no range is asked for."""
@@ -136,33 +138,49 @@ class FindArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "auto"
 
 
-async def _find(args: FindArgs, state: KernelState, context: Any) -> Answer:
+async def _find(args: FindArgs, state: KernelState, context: Any, embedder: Callable[[str], Embedder] | None = None) -> Answer:
     words = set(re.findall(r"\w+", args.query.lower()))
     if not words:
         return refused(f"find: {args.query!r} holds no word to look for")
     if args.scope == "web":
         return refused(f"find: the web is not looked in from here; {_instead(context.specs)}")
     run: RunState = context.run.state
-    hits: list[str] = []
+    hits: list[Hit] = []
+    told = ""
     if args.scope != "memory":
         places = [(item.call_id, as_text(await _whole(item, context))) for item in results_of(run)]
         places += [] if args.scope == "documents" else [(key, as_text(value)) for key, value in noted(run).items()]
         kinds = () if args.scope == "all" else ("documents",)
-        hits = _ranked([*places, *((key, as_text(value)) for key, value in _given(state, run, *kinds).items())], words)
+        places += [(key, as_text(value)) for key, value in _given(state, run, *kinds).items()]
+        hits = _ranked(places, words)
+        if embedder is not None:
+            near, told = await closest(places, args.query, embedder(run.host.tenant), context, most=HITS)
+            hits = _together(hits, [(key, _around(piece, words)) for key, piece in near])
     if args.scope == "memory" or (args.scope == "auto" and not hits):
         hits = _ranked([(key, as_text(value)) for key, value in _given(state, run, "memory").items()], words)
+    told = f"\n({told})" if told else ""
     if hits:
-        return Answer(content="\n".join(hits))
+        return Answer(content="\n".join(f"{key}: {excerpt}" for key, excerpt in hits) + told)
     further = f"; for the web: {_instead(context.specs)}" if args.scope == "auto" else ""
-    return Answer(content=f"nothing here has {args.query!r}{further}")
+    return Answer(content=f"nothing here has {args.query!r}{further}{told}")
 
 
-def _ranked(places: list[tuple[str, str]], words: set[str]) -> list[str]:
-    """Return what holds any of the words, as lines of key and excerpt: more words first, then as they stand."""
+def _together(by_words: list[Hit], by_meaning: list[Hit]) -> list[Hit]:
+    """Return both rankings as one: what both have comes first. Of one place there is one excerpt, that of its meaning."""
+    ranks: dict[str, float] = {}
+    for ranking in (by_words, by_meaning):
+        for rank, (key, _) in enumerate(ranking):
+            ranks[key] = ranks.get(key, 0.0) + 1 / (60 + rank)  # reciprocal rank fusion, with its usual constant
+    excerpts = dict(by_words) | dict(by_meaning)
+    return [(key, excerpts[key]) for key in sorted(ranks, key=lambda key: -ranks[key])][:HITS]
+
+
+def _ranked(places: list[tuple[str, str]], words: set[str]) -> list[Hit]:
+    """Return what holds any of the words, as key and excerpt: more words first, then as they stand."""
     lowered = (text.lower() for _, text in places)  # once for all words: a document may be long
     scored = [(sum(word in low for word in words), -n, key, text) for n, ((key, text), low) in enumerate(zip(places, lowered, strict=True))]
     hits = sorted((hit for hit in scored if hit[0]), reverse=True)[:HITS]
-    return [f"{key}: {_around(text, words)}" for _, _, key, text in hits]
+    return [(key, _around(text, words)) for _, _, key, text in hits]
 
 
 def _instead(specs: Sequence[ToolSpec]) -> str:
@@ -195,3 +213,13 @@ def _around(text: str, words: set[str]) -> str:
 find = declared(
     "find", "Look for words in what this work has seen: results, notes, documents, memory. Says under which key.", FindArgs, _find
 )
+
+
+def find_by_meaning(embedder: Callable[[str], Embedder]) -> MetaTool:
+    """Return `find` for an engine with an embedder, which `embedder` gives for a tenant: it also finds what means the same in other words."""
+    return declared(
+        "find",
+        "Look in what this work has seen, by meaning and by words: results, notes, documents, memory. Says under which key.",
+        FindArgs,
+        partial(_find, embedder=embedder),
+    )

@@ -272,7 +272,7 @@ class Gateway:
                 await self._context.commit()  # where a crash finds it
             sent = True
             answer = await send(fits.limit)
-            usage = self._used(answer.usage, asked, answer.model, started.reserved)
+            usage = self._used(answer.usage, asked, answer.model, started.reserved, audio_s=answer.audio_s)
         except ModelCallFailure as failure:
             used = NOTHING if failure.usage is None else self._used(failure.usage, asked, "", None)
             entry.leave(used.total_tokens)
@@ -336,15 +336,15 @@ class Gateway:
 
     # What it used --------------------------------------------------------------------------------------------------------------
 
-    def _used(self, usage: Usage, asked: Asked, model: str, reserved: Usage | None) -> Usage:
+    def _used(self, usage: Usage, asked: Asked, model: str, reserved: Usage | None, *, audio_s: float = 0.0) -> Usage:
         """Return what a call used, with its cost; the reservation where a provider tells nothing and a bound is to be kept."""
         used = replace(_plausible(usage).charged(), model_calls=0)
-        if not used.total_tokens and reserved is not None and self._bounded():
+        if not (used.total_tokens or audio_s) and reserved is not None and self._bounded():
             used = replace(reserved, estimated=True)
-        if used.cost_usd is None and used.total_tokens:
+        if used.cost_usd is None and (used.total_tokens or audio_s):
             prices = self._traffic.prices
-            cost = prices.cost(model, asked.provider, used, quiet=True) if model else None
-            used = replace(used, cost_usd=prices.cost(asked.model, asked.provider, used) if cost is None else cost)
+            cost = prices.cost(model, asked.provider, used, audio_s=audio_s, quiet=True) if model else None
+            used = replace(used, cost_usd=prices.cost(asked.model, asked.provider, used, audio_s=audio_s) if cost is None else cost)
         return used
 
     def _unknown(self, call: str) -> Usage:

@@ -41,23 +41,29 @@ WARNED: set[str] = set()
 
 
 class ModelPrice(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model costs, in USD for a million tokens; `cached_usd` is that of cached input, as `input_usd` unless given."""
+    """What a model costs, in USD for a million tokens; `cached_usd` is that of cached input, as `input_usd` unless given.
+
+    `minute_usd`: for a minute of audio that is transcribed.
+    """
 
     input_usd: float
     output_usd: float
     cached_usd: float | None = None
+    minute_usd: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("input_usd", "output_usd", "cached_usd"):
+        for name in ("input_usd", "output_usd", "cached_usd", "minute_usd"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise ConfigError(f"{name} is {value}; a price is 0 or more, in USD for a million tokens")
+                of = "a minute of audio" if name == "minute_usd" else "a million tokens"
+                raise ConfigError(f"{name} is {value}; a price is 0 or more, in USD for {of}")
 
-    def of(self, usage: Usage) -> float:
-        """Return what `usage` costs."""
+    def of(self, usage: Usage, audio_s: float = 0.0) -> float:
+        """Return what `usage` and so many seconds of audio cost."""
         cached = min(usage.cached_tokens, usage.input_tokens)
         cheap = self.input_usd if self.cached_usd is None else self.cached_usd
-        return ((usage.input_tokens - cached) * self.input_usd + cached * cheap + usage.output_tokens * self.output_usd) / 1e6
+        tokens = (usage.input_tokens - cached) * self.input_usd + cached * cheap + usage.output_tokens * self.output_usd
+        return tokens / 1e6 + audio_s / 60 * self.minute_usd
 
 
 class Prices:
@@ -76,14 +82,17 @@ class Prices:
         """Whether there is a price for the model; `model` may be "provider:name"."""
         return self.cost(model, provider, Usage(input_tokens=1, output_tokens=1), quiet=True) is not None
 
-    def cost(self, model: str, provider: str, usage: Usage, *, quiet: bool = False) -> float | None:
-        """Return what `usage` of the model costs in USD, None where no price is known (which is logged once a process unless `quiet`)."""
+    def cost(self, model: str, provider: str, usage: Usage, *, audio_s: float = 0.0, quiet: bool = False) -> float | None:
+        """Return what `usage` of the model costs in USD, None where no price is known (which is logged once a process unless `quiet`).
+
+        `audio_s` are seconds of audio that it has written down.
+        """
         key = (model, provider)
         if key not in self._found:
             self._found[key] = self._find(model, provider)
         price = self._found[key]
         if isinstance(price, ModelPrice):
-            return price.of(usage)
+            return price.of(usage, audio_s)
         cost = None if price is None else _listed(price, usage)
         if cost is None and not quiet and model not in WARNED:
             WARNED.add(model)

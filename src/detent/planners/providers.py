@@ -73,6 +73,12 @@ LOCAL = {
     "vllm": "http://127.0.0.1:8000",
 }
 """Servers of one's own -> where they listen unless told otherwise; all of them speak OpenAI's chat completions below /v1."""
+APIS = {
+    "openai": "https://api.openai.com/v1",
+    "groq": "https://api.groq.com/openai/v1",
+    "mistral": "https://api.mistral.ai/v1",
+}
+"""Providers -> where their API begins, in which `/embeddings` and `/audio/transcriptions` are OpenAI's."""
 _SHORTEST_KEY = 8
 """What is shorter is no key, and would be found in ordinary words."""
 _WITHOUT_RETRY_SETTING = ("bedrock", "test", "function")
@@ -154,6 +160,31 @@ def no_sdk_retries(provider: str) -> dict[str, Any]:
     return {} if provider in _WITHOUT_RETRY_SETTING else {"max_retries": 0}
 
 
+def api_of(ref: ModelRef) -> tuple[str, str] | None:
+    """Return where a model's OpenAI-like API begins, and the key that is sent there ("": none); None for a provider whose API is another.
+
+    Raise `ConfigError` for a model without a provider or URL, and where its key is missing.
+    """
+    if ref.base_url:
+        if ref.api_key_env and not os.environ.get(ref.api_key_env, "").strip():
+            raise ConfigError(f"model {ref.name!r}: api_key_env names {ref.api_key_env!r}, which is not set")
+        if ref.api_key_env:
+            refuse_unsendable(ref.api_key_env)
+        return ref.base_url, os.environ.get(ref.api_key_env, "").strip() if ref.api_key_env else ""
+    if not ref.provider:
+        raise UnknownModel(f"unknown model {ref.name!r}: it names no provider; write it as 'provider:name', or give a base_url")
+    if ref.provider in LOCAL:
+        return f"{LOCAL[ref.provider]}/v1", ""
+    if ref.provider not in APIS:
+        return None
+    _needs_key(ref, "name a server of your own, such as one of Ollama, with base_url")
+    variable = VARIABLES[ref.provider][0]
+    if os.environ.get(variable):
+        refuse_unsendable(variable)
+    elsewhere = os.environ.get("OPENAI_BASE_URL", "").strip() if ref.provider == "openai" else ""
+    return elsewhere or APIS[ref.provider], os.environ.get(variable, "").strip()
+
+
 def near_misses(name: str) -> list[str]:
     """Return the known model names that are nearest to `name`, at most three, the nearest first."""
     known = _known_names()
@@ -231,7 +262,7 @@ def _needs_library() -> None:
         raise ConfigError('models need an extra that is not installed: pip install "detent[openai]" (or anthropic, google, ...)') from error
 
 
-def _needs_key(ref: ModelRef) -> None:
+def _needs_key(ref: ModelRef, instead: str = "give the agent rules instead of a model, or name a local one with base_url") -> None:
     missing = missing_variables(ref.provider)
     if not missing or ref.provider == "bedrock":  # boto3 finds credentials in many places
         return
@@ -240,7 +271,7 @@ def _needs_key(ref: ModelRef) -> None:
     unused = f" ({ref.api_key_env} is not read: api_key_env is for a base_url)" if ref.api_key_env else ""
     raise ConfigError(
         f"model {ref.name!r} needs a key: set {' or '.join(missing)}{unused}\n"
-        "without a key: give the agent rules instead of a model, or name a local one with base_url (`detent doctor` shows what is at hand)"
+        f"without a key: {instead} (`detent doctor` shows what is at hand)"
     )
 
 

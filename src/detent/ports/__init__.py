@@ -1,8 +1,9 @@
 """The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them (DESIGN 7).
 
-Rule: the kernel knows these and nothing behind them; a protocol has an in-process reference and a contract suite in `detent.testing.conformance`.
-Start with `stores`, `planning`, `tools` and `governance`. `outside` is the world of one run as its kernel sees it, `telling` how observers and
-hooks are told, `json_data` what counts as JSON data. Programs import these names from `detent.extend`.
+Rule: the kernel imports these and nothing behind them. Each protocol has an in-process reference and a contract suite in
+`detent.testing.conformance`. Programs import these names from `detent.extend`.
+Start with `stores`, `planning`, `tools` and `governance`. `outside` is the world of one run as its kernel sees it, `telling` calls observers
+and hooks, `json_data` decides what counts as JSON data.
 """
 
 from detent.ports.clocks import Clock, Ids
@@ -11,13 +12,12 @@ from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.examining import Examined, Examines, Fault, Mends
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
 from detent.ports.json_data import MOST_EXACT, MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
+from detent.ports.models import ModelAnswer, Models
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
 from detent.ports.phases import PhaseContext
 from detent.ports.planning import (
     ContextProfile,
     MadeFile,
-    ModelAnswer,
-    Models,
     Plan,
     Planner,
     ResultCompression,
@@ -28,7 +28,9 @@ from detent.ports.planning import (
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
 from detent.ports.stores import (
     ARTIFACT_KEY_LENGTH,
+    ERASED,
     MOST_UNDECIDED,
+    PARENT_ERASED,
     Balance,
     EventStore,
     Looks,
@@ -45,6 +47,7 @@ from detent.ports.stores import (
     posted_to,
     read_signal,
     refuse_behind_cancel,
+    refuse_erased,
     refuse_overfull,
     refuse_without_claim,
     wait_for_news,
@@ -67,14 +70,17 @@ from detent.ports.tools import (
     ToolSpec,
     as_given,
 )
+from detent.ports.transcribing import Transcriber, Transcript
 from detent.ports.verifying import AnswerView, Verifier
 from detent.ports.working import Backlog, Due, Tries, WorkerHost
 
 __all__ = [
     "ARTIFACT_KEY_LENGTH",
+    "ERASED",
     "MOST_EXACT",
     "MOST_NESTED",
     "MOST_UNDECIDED",
+    "PARENT_ERASED",
     "PATIENCE",
     "UNREADABLE",
     "Abort",
@@ -136,6 +142,8 @@ __all__ = [
     "ToolOutcome",
     "ToolSpec",
     "Toolbox",
+    "Transcriber",
+    "Transcript",
     "Tries",
     "Verdict",
     "Verifier",
@@ -159,6 +167,7 @@ __all__ = [
     "read_json",
     "read_signal",
     "refuse_behind_cancel",
+    "refuse_erased",
     "refuse_failed",
     "refuse_overfull",
     "refuse_without_claim",

@@ -1,4 +1,4 @@
-"""Time and ids: what no log can give."""
+"""Time and ids, which cannot come from the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Clock(Protocol):
 
 
 def due_at(at: str, delay_s: float | None, now: datetime | None) -> datetime | None:
-    """Return the time that a schedule means, seen from `now`: ISO 8601, or so many seconds later; None when it means none."""
+    """Return the time that a schedule names, counted from `now`: an ISO 8601 time, or a number of seconds later. None if it names none."""
     if now is None:
         return None
     try:

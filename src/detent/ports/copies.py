@@ -1,7 +1,7 @@
-"""What foreign code is handed: copies, or what cannot be changed. Nothing that a phase, guard, policy, hook or planner writes reaches the run.
+"""Copies for foreign code. Nothing that a phase, guard, policy, hook or planner writes into what it is given reaches the run.
 
-A copy of a state costs the same at 100,000 steps as at 100: what grows with the steps is copied item by item, where an item is read. Python
-promises no more than that to code that reaches for names that begin with `_`; see "What a phase is given" in the guide to phases.
+A copy of a state costs the same at 100,000 steps as at 100: sequences that grow with the steps copy an item when it is read. Code that uses
+names with a leading `_` can get around this; see "What a phase is given" in the guide to phases.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _force = msgspec.structs.force_setattr
 
 
 def ours(thing: Any) -> bool:
-    """Whether a function, or an object by its class, is part of Detent: what only reads is handed the originals, which costs nothing."""
+    """Whether a function, or the class of an object, is part of Detent. Our own code only reads, so it gets the originals, which costs nothing."""
     return str(getattr(thing, "__module__", "")).startswith("detent.")
 
 
 def copied(value: T) -> T:
-    """Return a copy that shares nothing that could be changed with `value`: states, events, JSON data. A function is returned as it is."""
+    """Return a deep copy of states, events or JSON data that shares nothing mutable with `value`. A function is returned as it is."""
     made: Any = value
     kind = cast("type[Any]", type(made))
     if kind in _UNCHANGING or made is _EMPTY:
@@ -55,7 +55,7 @@ def copied(value: T) -> T:
 
 
 class Copier:
-    """Copies one state after the other for one who is told of each: what has not changed since the last one is copied once."""
+    """Copies successive states for one receiver. It copies what has not changed since the last state only once."""
 
     __slots__ = ("_last",)
 
@@ -63,7 +63,7 @@ class Copier:
         self._last: dict[str | None, tuple[Any, Any, tuple[Any, ...]]] = {}
 
     def copied(self, value: T, scope: str | None = None) -> T:
-        """Return a copy of the state of a run, or of the pass with this scope. It begins as a copy of the last copy, which takes half the time."""
+        """Return a copy of the state of a run, or of the pass with this scope. It starts from the last copy, which halves the time."""
         state: Any = value
         now = msgspec.structs.astuple(state)
         known = self._last.get(scope)
@@ -82,7 +82,7 @@ class Copier:
 
 @cache
 def _changing(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the fields of a struct that may hold something that can be changed, or another struct, by their annotations."""
+    """Return the fields of a struct whose annotations allow a mutable value or another struct."""
     return tuple(name for name, hint in get_type_hints(kind).items() if name in kind.__struct_fields__ and not _is_unchanging(hint))
 
 
@@ -94,7 +94,7 @@ def _is_unchanging(hint: Any) -> bool:
 
 
 class Copies(Seq[T]):
-    """A sequence of copies: each item is copied where it is read."""
+    """A sequence that copies each item when it is read."""
 
     __slots__ = ()
 
@@ -102,7 +102,7 @@ class Copies(Seq[T]):
         self._items, self._length = items._items, items._length
 
     def append(self, item: T) -> Seq[T]:
-        """Return a sequence with `item` at the end, apart from the one that this is a copy of."""
+        """Return a sequence with `item` at the end. The original is not changed."""
         return Seq([*self, item])
 
     @overload
@@ -117,7 +117,7 @@ class Copies(Seq[T]):
 
 
 class CopiesByName(Map[Any, V]):
-    """A mapping to copies: each value is copied where it is read."""
+    """A mapping that copies each value when it is read."""
 
     __slots__ = ()
 
@@ -125,7 +125,7 @@ class CopiesByName(Map[Any, V]):
         self._index, self._values, self._length = values._index, values._values, values._length
 
     def put(self, key: Any, value: V) -> Map[Any, V]:
-        """Return a mapping in which `key` has `value`, apart from the one that this is a copy of."""
+        """Return a mapping in which `key` has `value`. The original is not changed."""
         apart: Map[Any, V] = Map()
         for known in self:
             apart = apart.put(known, self[known])
@@ -136,7 +136,7 @@ class CopiesByName(Map[Any, V]):
 
 
 def originals(items: Sequence[T]) -> Sequence[T]:
-    """Return the items of `Copies` without copying any, for our own code that reads all of them each turn and changes none."""
+    """Return the items of `Copies` without copying them. For our own code, which reads all of them each turn and changes none."""
     if not isinstance(items, Copies):
         return items
     whole: Seq[T] = Seq()
@@ -145,11 +145,11 @@ def originals(items: Sequence[T]) -> Sequence[T]:
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
-    raise TypeError("the agent of a run is for reading, and shared by runs; copy what you want to change: dict(...), list(...)")
+    raise TypeError("a run's agent is read-only, because runs share it; copy what you want to change: dict(...), list(...)")
 
 
 class KeptDict(dict[str, Any]):
-    """A dictionary that cannot be changed; a copy of it can."""
+    """A read-only dictionary. A copy of it can be changed."""
 
     __slots__ = ()
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
@@ -159,7 +159,7 @@ class KeptDict(dict[str, Any]):
 
 
 class KeptList(list[Any]):
-    """A list that cannot be changed; a copy of it can."""
+    """A read-only list. A copy of it can be changed."""
 
     __slots__ = ()
     __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = pop = remove = reverse = sort = _refuse
@@ -169,7 +169,7 @@ class KeptList(list[Any]):
 
 
 def kept(value: Any) -> Any:
-    """Return JSON data, or a tuple of it, as what cannot be changed."""
+    """Return a read-only form of JSON data, or of a tuple of it."""
     if isinstance(value, dict):
         return KeptDict({name: kept(part) for name, part in cast("dict[str, Any]", value).items()})
     if isinstance(value, list):
@@ -178,4 +178,9 @@ def kept(value: Any) -> Any:
 
 
 _UNCHANGING = frozenset((str, int, float, bool, type(None), bytes, frozenset, datetime, msgspec.Raw, KeptDict, KeptList))
-"""Types of which a value cannot be changed, with all that is in it; what stands in a frozen set of a state is text."""
+"""Types whose values are immutable all the way down. A frozen set in a state holds text only."""
+
+
+def fresh(value: Any) -> Any:
+    """Return a copy of JSON data that shares nothing with the original."""
+    return msgspec.json.decode(msgspec.json.encode(value))

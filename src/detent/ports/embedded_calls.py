@@ -1,7 +1,7 @@
-"""Calls that stand in the text of an answer: `tool({...})`, as the whole answer, or after a lead-in as its end (row S0-11).
+"""Calls inside the text of an answer: `tool({...})` as the whole answer, or as its end after a lead-in (row S0-11).
 
-Rule: the call is all that the answer says. Where a tool that is offered is called in any other way at the end of an answer, the answer is not
-one, and its planner is told why.
+Rule: such an answer contains the call and nothing else. An answer that ends in any other call of an offered tool is refused, and its planner is
+told why.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from detent.ports.lead_ins import NOT_A_LEAD_IN, before_calls, leads_in
 from detent.ports.tools import Tool
 
 UNREADABLE = (msgspec.DecodeError, UnicodeEncodeError)
-"""What `read_json` raises for text that is not JSON, or that holds half a surrogate pair."""
+"""The errors that `read_json` raises for text that is not JSON or contains half a surrogate pair."""
 
 IN_A_FENCE = "to show it without running it, send the same text again with the call in a code fence"
-"""What every problem with a call in a text says; whoever was told so may show the call."""
+"""Part of the message of every problem with a call in a text. A planner that has read it may show the call."""
 
 _CALL = re.compile(r"(?P<tool>[A-Za-z0-9_.-]{1,64})\s*\(\s*(?P<args>\{.*\})\s*\)", re.DOTALL)
 _ENDING = re.compile(r"^[ \t]*(?P<tool>[A-Za-z0-9_.-]{1,64})\(.*\)\Z", re.MULTILINE | re.DOTALL)
 
 
 def call_in(answer: str, tools: Container[str]) -> tuple[str, re.Match[str]] | None:
-    """Return what stands before a call of one of `tools` that an answer is or ends in, and the call; None where there is none."""
+    """Return the text before a call of one of `tools` at the end of an answer, and the call itself. None if the answer ends in no call."""
     text = answer.strip()
     for start in before_calls(text):
         match = _CALL.fullmatch(text, start)
@@ -39,7 +39,7 @@ def call_in(answer: str, tools: Container[str]) -> tuple[str, re.Match[str]] | N
 
 
 def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what could be a bare call of one of `tools` in an answer, made or not: its text, the tool, the arguments."""
+    """Yield each possible bare call of one of `tools` in an answer, executed or not: its text, the tool, the arguments."""
     text = answer.strip() if isinstance(answer, str) else ""
     found = call_in(text, tools)
     match = found[1] if found is not None else _CALL.fullmatch(text, text.rfind("\n") + 1)
@@ -52,9 +52,9 @@ def calls_in(answer: Any, tools: Container[str]) -> Iterator[tuple[str, str, dic
 
 
 def embedded_call(controls: Sequence[Action], tools: Mapping[str, Tool]) -> ToolCall | str | None:
-    """Return the call that an answer makes, None where there is none, or the problem of an answer that is none.
+    """Return the call that an answer makes, None if it makes none, or the problem if it is not a valid answer.
 
-    It is none where it is blank, and where it ends in a call that is not made.
+    A blank answer is not valid. Nor is one that ends in a call that is not executed.
     """
     match controls:
         case [FinalAnswer(content=answer), *_]:

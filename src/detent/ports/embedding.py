@@ -8,11 +8,11 @@ from typing import Literal, Protocol
 import msgspec
 
 from detent.core.budget import NOTHING, Usage
-from detent.ports.planning import Models
+from detent.ports.models import Models
 
 
 class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
-    """Vectors for texts, in the order of the texts, all of one length; `model` is what made them, which must match to compare them."""
+    """Vectors for texts, in the order of the texts, all of one length. Only vectors of the same `model` can be compared."""
 
     vectors: tuple[tuple[float, ...], ...]
     model: str
@@ -20,7 +20,7 @@ class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Embedder(Protocol):
-    """Turns texts into vectors whose closeness is closeness of meaning. `model` names what makes them."""
+    """Turns texts into vectors: texts of similar meaning get vectors that are close together. `model` is the name of the model."""
 
     @property
     def model(self) -> str: ...
@@ -28,9 +28,9 @@ class Embedder(Protocol):
     async def embed(
         self, texts: Sequence[str], *, purpose: Literal["document", "query"] = "document", models: Models | None = None
     ) -> Embeddings:
-        """Return one vector a text; none for no texts. `purpose`: what is stored, or what is searched with.
+        """Return one vector for each text. `purpose` says whether the texts are to be stored or are a query.
 
-        With a run's gateway in `models` the call stands in the log and is charged there (`usage` is then NOTHING). Raises
+        With a run's gateway in `models`, the log records the call and the run is charged for it (`usage` is then NOTHING). Raises
         `ModelCallFailure`.
         """
         ...

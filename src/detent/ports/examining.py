@@ -1,6 +1,6 @@
-"""What a store says of itself when the whole of it is examined: what is damaged, and what belongs to nothing.
+"""What a store reports when the whole of it is examined: damage, and data that belongs to no run.
 
-A store looks at what only it can see: its pages, its indexes, its files. Logs, artifacts and listing entries are checked for it, run by run.
+A store checks what only it can see: its pages, its indexes, its files. `history.examining` checks logs, artifacts and listing entries, run by run.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import msgspec
 from detent.ports.options import check_fields
 
 Mend = Literal["", "gc", "delete", "relist", "reindex", "rebuild"]
-"""What would mend it: nothing that a program may do; collecting what nobody needs; removing what is left of a run that is not there; writing its
-listing entry again from its log; making indexes again, or the whole file."""
+"""How to repair it: not by a program; by collecting unused data; by removing the remains of a run that does not exist; by writing the
+listing entry again from the log; by rebuilding the indexes, or the whole file."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Something in a store that is not as it must be, or, without `damage`, is left over and harms nothing.
+    """One finding in a store: damage or, with `damage` false, harmless remains.
 
-    `run_id` is the run that it concerns, "" where it concerns none. `advice` is what a person can do. What is left over was last changed at
-    `changed_at`, in seconds since 1970; 0: not known.
+    `run_id` is the run it belongs to, or "". `advice` tells a person what to do. `changed_at` is when remains were last changed, in seconds
+    since 1970; 0 means unknown.
     """
 
     what: str
@@ -34,15 +34,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def artifacts_without_log(run_id: str, *, lost: bool) -> Fault:
-    """Return what is left over of a run that is not there. Where listing entries are `lost`, it may be that of one of these: it is kept."""
+    """Return the finding for remains of a run that does not exist. If listing entries are `lost`, the remains may belong to one of them and are kept."""
     what, advice = f"artifacts of {run_id!r}, of which there is no log", "they may be those of the run whose entry is gone: they are kept"
     return Fault(what=what, run_id=run_id, damage=False, mend="" if lost else "delete", advice=advice if lost else "")
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store found in itself. `runs` are all of which anything is there, also those that no list shows; `looked_at` is what was checked.
+    """What a store found in itself. `runs` has every run of which it holds anything, listed or not. `looked_at` says what was checked.
 
-    `lists_apart`: lists are made of something that is kept apart from the listing entries, such as an index.
+    `lists_apart`: the store makes its lists from data apart from the listing entries, such as an index.
     """
 
     runs: tuple[str, ...] = ()
@@ -55,20 +55,20 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Examines(Protocol):
-    """What a store may have beside the `EventStore`: it can be examined as a whole, while it is open and others use it."""
+    """An optional part of a store: it can examine itself as a whole, while it is open and in use."""
 
     async def examine(self) -> Examined:
-        """Look at everything, and change nothing."""
+        """Check everything. Change nothing."""
         ...
 
 
 @runtime_checkable
 class Mends(Protocol):
-    """What a store may have beside the `EventStore` that can make indexes or its whole file again from what is sound in it."""
+    """An optional part of a store: it can rebuild its indexes, or its whole file, from the data that is sound."""
 
     async def mend(self, fault: Fault) -> str:
-        """Do what the fault's `mend` says, "reindex" or "rebuild", and return what was done; raise `StoreError`, `StoreBusy`.
+        """Repair the fault as its `mend` says ("reindex" or "rebuild") and return what was done. Raise `StoreError` or `StoreBusy`.
 
-        What cannot be kept in its place is put aside, never lost.
+        Data that cannot stay in place is set aside, never lost.
         """
         ...

@@ -1,4 +1,4 @@
-"""One at a time: a lock that costs nothing where nobody waits."""
+"""A lock for tasks that costs nothing when nobody waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Gate:
-    """Lets tasks through one at a time, in the order in which they came.
+    """Lets tasks through one at a time, in the order of their arrival.
 
         gate.closed = not gate.closed or await gate.turn()
         try:
@@ -14,7 +14,7 @@ class Gate:
         finally:
             gate.leave()
 
-    Who finds it open goes on without a coroutine; `asyncio.Lock` makes one each time, and this is passed several times a turn.
+    A task that finds it open needs no coroutine. `asyncio.Lock` creates one each time, and a turn passes this gate several times.
     """
 
     __slots__ = ("_waiting", "closed")
@@ -24,7 +24,7 @@ class Gate:
         self._waiting: tuple[asyncio.Future[None], ...] = ()
 
     async def turn(self) -> bool:
-        """Wait until those who came before have left; return True: the gate is then closed for the caller."""
+        """Wait until all earlier tasks have left. Return True: the caller now has the gate."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting = (*self._waiting, place)
         try:

@@ -1,13 +1,15 @@
-"""Governance: the verdict on a call, and who gives it. What foreign code says here is checked before it counts: what cannot be used denies."""
+"""Governance: policies, guards and their verdicts on calls. A verdict of foreign code is validated first; an invalid one denies the call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from detent.core.events import Decision
+from detent.core.codec import digest_of
+from detent.core.events import ApprovalRequested, Decision
 from detent.core.state import CallState, KernelState, RunState
 from detent.ports.copies import Copier, copied, ours
 from detent.ports.raised import raised_by
@@ -17,9 +19,9 @@ T = TypeVar("T")
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is about to be decided: its arguments are validated, frozen and digested.
+    """A call before its decision. Its arguments are validated, frozen and digested.
 
-    `asks` is why its tool wants a person's approval for it, whatever the policy allows.
+    `asks` is the reason why the tool wants a person's approval for it, whatever the policy allows.
     """
 
     call_id: str
@@ -33,8 +35,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy decided, by which rule, and why (row K26).
 
-    Of a request for approval: `approvers` is how many different people must approve, `expires_s` how long it stands, `on_reject` what a
-    rejection does ("": as the agent says).
+    For a request for approval: `approvers` different people must approve, it is open for `expires_s` seconds, and `on_reject` is the effect
+    of a rejection ("": the agent's setting).
     """
 
     decision: Decision
@@ -48,10 +50,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ASKED_BY_TOOL = "tool_asks"
-"""The rule by which a call waits that the policy allows, and for which its tool asks."""
+"""The rule name for a call that the policy allows but whose tool asks for approval."""
 
 LONGEST_S = 10 * 365 * 86_400
-"""How long a request for approval may stand, in seconds."""
+"""The longest time that a request for approval may be open, in seconds."""
 
 
 class Policy(Protocol):
@@ -67,19 +69,19 @@ class Policy(Protocol):
 
 
 def shown_to(policy: Any, about: T, state: RunState) -> tuple[T, RunState]:
-    """Return what a policy is asked about: the call or tool and the state of the run, copies of both where the policy is foreign code."""
+    """Return the call or tool and the state that a policy decides on. A policy of foreign code gets copies."""
     return (about, state) if ours(policy) else (copied(about), copied(state))
 
 
 def data_of(policy: Any) -> dict[str, Any]:
-    """Return what a policy is made of where it is nothing but data, {} where a function decides: its decisions cannot be judged again by data."""
+    """Return the definition of a policy that is only data. {} if a function decides: data alone cannot repeat its decisions."""
     return getattr(policy, "data", {}) if ours(type(policy)) else {}
 
 
 def offered(policy: Policy, tool: ToolSpec, state: RunState) -> bool:
-    """Return whether the planner is shown the tool: not where the policy has a method `offers(tool, state)` and that says no.
+    """Return whether the planner is shown the tool. A policy can hide it with a method `offers(tool, state)` that returns False.
 
-    A policy says no only for a tool of which it would deny every call.
+    It should do so only for a tool whose every call it would deny.
     """
     offers: Callable[[ToolSpec, RunState], bool] | None = getattr(policy, "offers", None)
     try:
@@ -99,7 +101,7 @@ Guard = Callable[[Call, KernelState, RunState], Block | None]
 
 
 def guarding(guard: Guard) -> Guard:
-    """Return the guard of foreign code as one that is called with copies; one of ours as it is."""
+    """Return the guard. One of foreign code is wrapped, so that it gets copies."""
     if ours(guard):
         return guard
     copier = Copier()
@@ -113,12 +115,12 @@ def guarding(guard: Guard) -> Guard:
 
 
 def guard_name(guard: Guard) -> str:
-    """Return what a guard is called in the log."""
+    """Return the name of a guard in the log."""
     return getattr(guard, "__name__", type(guard).__name__)
 
 
 def blocked(guard: Guard, call: Call, state: KernelState, run: RunState) -> Block | None:
-    """Return what a guard says to a call; one that fails, or answers with anything else than it may, blocks."""
+    """Return a guard's verdict on a call. A guard that raises or returns an invalid value blocks the call."""
     try:
         said: Any = guard(call, state, run)
     except Exception as error:  # noqa: BLE001 - foreign code: a guard that fails blocks
@@ -129,12 +131,12 @@ def blocked(guard: Guard, call: Call, state: KernelState, run: RunState) -> Bloc
 
 
 def asks_of(tool: Tool) -> Callable[[dict[str, Any]], str] | None:
-    """Return what says of a call of this tool whether it must be approved whatever the policy allows (its option `asks`); None for most."""
+    """Return the tool's function that decides whether a call must be approved whatever the policy allows (option `asks`). None for most tools."""
     return getattr(tool, "asks", None)
 
 
 def must_ask(tool: Tool, args: dict[str, Any]) -> str:
-    """Return why the tool wants this call to be approved, "" where it does not; one that fails to say it wants it."""
+    """Return why the tool wants this call to be approved, or "". If its function raises, the call must be approved."""
     asks = asks_of(tool)
     if asks is None:
         return ""
@@ -145,7 +147,7 @@ def must_ask(tool: Tool, args: dict[str, Any]) -> str:
 
 
 def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -> Verdict:
-    """Return what the policy says; a call found in text asks first unless it only reads, and people's approval settles that."""
+    """Return the policy's verdict. A call found in text needs approval unless it only reads; a person's approval decides that."""
     try:
         verdict = policy.decide(*shown_to(policy, frozen, state))
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
@@ -168,15 +170,36 @@ def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -
 
 
 def _plain(verdict: Verdict) -> bool:
-    """Whether it is an allowance with nothing in it that would have to be looked at; this is asked for every call."""
+    """Whether it is a plain allowance that needs no further checks. Called for every call, so it must be fast."""
     return verdict.decision == "allow" and type(verdict.rule) is type(verdict.reason) is str and not (verdict.facts or verdict.sources)
 
 
 def checked(verdict: Verdict) -> Verdict:
-    """Return the verdict of foreign code as data of its own; raise `ValueError` or `TypeError` for one that holds what it may not."""
+    """Return a copy of the verdict of foreign code. Raise `ValueError` or `TypeError` if a field is not valid."""
     verdict = msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict)
     if verdict.decision == "require_approval" and verdict.approvers < 1:
-        raise ValueError(f"approvers is {verdict.approvers}; at least 1")
+        raise ValueError(f"approvers is {verdict.approvers}; it must be at least 1")
     if verdict.expires_s is not None and not 0 < verdict.expires_s <= LONGEST_S:
-        raise ValueError(f"expires_s is {verdict.expires_s:g}; above 0, and at most ten years")
+        raise ValueError(f"expires_s is {verdict.expires_s:g}; it must be above 0 and at most ten years")
     return verdict
+
+
+def request_of(call: Call, verdict: Verdict, state: RunState, *, policy: str) -> ApprovalRequested:
+    """Return the event that asks a person for this call, as `verdict` of the policy of this version wants it."""
+    declared = state.digests.get(f"tool:{call.tool.name}") if call.tool.name in state.levels else ""  # nothing is known of it in older logs
+    now = state.updated_at
+    return ApprovalRequested(
+        call=call.call_id,
+        tool=call.tool.name,
+        digest=digest_of([call.digest, declared]) if declared else call.digest,
+        reason=verdict.reason,
+        rule=verdict.rule,
+        facts=verdict.facts,
+        sandbox=call.tool.confinement,
+        approvers=max(1, verdict.approvers),
+        on_reject=verdict.on_reject,
+        expires_at=now + timedelta(seconds=verdict.expires_s) if now and verdict.expires_s else None,
+        policy=policy,
+        requested_at=now,
+        args_digest=call.digest if declared else "",
+    )

@@ -1,4 +1,4 @@
-"""What a server's refusal means: HTTP statuses as classes of failure, one reading for every adapter that asks a model over HTTP."""
+"""Maps HTTP statuses to classes of model failure. Every adapter that calls a model over HTTP uses this one."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _CONTEXT_FULL = ("model_context_window_exceeded", "model_length", "reason_max_co
 
 
 def kind_of_status(status: int, said: str = "") -> ModelFailureKind:
-    """Return the class of a refusal by its status; `said` is what came with it, which may tell that the prompt was too long."""
+    """Return the failure class for a status. `said` is the server's message, which may show that the prompt was too long."""
     if status in (400, 422, 500) and says_overflow(said):
         return "context_overflow"
     return _KINDS.get(status, "server" if status >= 500 else "bad_request")
 
 
 def says_overflow(said: str) -> bool:
-    """Whether a provider's words say that the prompt was longer than the model's context."""
+    """Whether a provider's message means that the prompt was longer than the model's context."""
     return _OVERFLOW.search(said) is not None
 
 
 def context_full(word: str, model: str, usage: Usage | None = None) -> ModelCallFailure | None:
-    """Return the failure where `word`, a provider's own for how an answer ended, says that the context was full; else None."""
+    """Return the failure if `word`, a provider's finish reason, means that the context was full; otherwise None."""
     if word.lower() not in _CONTEXT_FULL:
         return None
     told = f"model {model!r}: its context was full before the answer was complete ({word}); nothing of it is used"
@@ -44,7 +44,7 @@ def context_full(word: str, model: str, usage: Usage | None = None) -> ModelCall
 
 
 def seconds_asked(retry_after: str | None, now: datetime) -> float | None:
-    """Return the seconds that a Retry-After header asks for, given as such or as a date; None for one that cannot be read."""
+    """Return the seconds that a Retry-After header asks for. It holds a number or a date; None if it is neither."""
     if not retry_after:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Whether data of a program can be recorded, and what JSON says that somebody else wrote.
+"""Checks whether a program's data can be recorded, and reads JSON from outside.
 
-JSON has no NaN and no infinity, and no store holds half a surrogate pair. A name that is given twice, and a number that would become another whole
-number, say nothing that can be relied on.
+JSON has no NaN and no infinity, and no store can hold half a surrogate pair. Duplicate names, and numbers that would be read as a different
+whole number, are ambiguous and therefore refused.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from detent.core.codec import encode
 _HALF = re.compile("[\ud800-\udfff]")
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
 MOST_NESTED = 200
-"""How deep JSON may nest that somebody else wrote: what pydantic reads, and less than any interpreter's stack has room for."""
+"""How deep JSON from outside may nest: as deep as pydantic reads, which fits on the stack of every interpreter."""
 MOST_EXACT = 2**53 - 1
-"""Up to here a whole number that is written with a fraction of zero is that number and no other."""
+"""Up to this limit, a whole number written with a fraction of zero has one exact value."""
 
 
 def nests_too_deep(raw: bytes) -> bool:
-    """Whether JSON nests deeper than `MOST_NESTED` levels; linear, and quick where it holds few brackets."""
+    """Whether JSON nests deeper than `MOST_NESTED` levels. Linear time, and fast when there are few brackets."""
     if len(raw) <= MOST_NESTED or raw.count(b"[") + raw.count(b"{") <= MOST_NESTED:
         return False
     depth = 0
@@ -42,7 +42,7 @@ def nests_too_deep(raw: bytes) -> bool:
 
 
 class Unclear(ValueError):
-    """Sound JSON that does not say one thing: a name given twice in an object, or a number that cannot be kept as it is written."""
+    """Well-formed JSON that is ambiguous: a duplicate name in an object, or a number that cannot be kept as written."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -55,14 +55,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def number(text: str) -> float:
-    """Return a JSON number that has a fraction or an exponent; raise `Unclear` where it would become infinite, or a whole number that it is not."""
+    """Return a JSON number with a fraction or an exponent. Raise `Unclear` if it would become infinite or a different whole number."""
     value = float(text)
     if math.isfinite(value) and not (value.is_integer() and abs(value) <= MOST_EXACT):
         return value
     with contextlib.suppress(ArithmeticError):  # an exponent that no Decimal has
         if Decimal(text) == Decimal(value):
             return value
-    raise Unclear("a number is too large, too small or too long to be kept as it is written")
+    raise Unclear("a number is too large, too small or too long to be kept as written")
 
 
 def _no_number(name: str) -> Any:
@@ -70,13 +70,13 @@ def _no_number(name: str) -> Any:
 
 
 strict_json = json.JSONDecoder(object_pairs_hook=_once, parse_float=number, parse_constant=_no_number)
-"""Reads JSON that says one thing; raises `Unclear` for other sound JSON."""
+"""Reads unambiguous JSON. Raises `Unclear` for other well-formed JSON."""
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return what JSON says that somebody else wrote; raise `msgspec.DecodeError`, `UnicodeEncodeError`.
+    """Decode JSON from outside. Raise `msgspec.DecodeError` or `UnicodeEncodeError`.
 
-    A `DecodeError` is also raised for what nests too deep or is `Unclear`.
+    It also raises `DecodeError` for JSON that nests too deep or is `Unclear`.
     """
     raw = text.encode() if isinstance(text, str) else text
     if nests_too_deep(raw):
@@ -90,9 +90,9 @@ def read_json(text: str | bytes) -> Any:
 
 
 def json_problem(value: Any, *, escaping: bool = False) -> str:
-    """Return why a value is no JSON data, and where in it, "" where it is.
+    """Return why and where a value is not JSON data; "" if it is.
 
-    With `escaping`, halves of surrogate pairs in texts, not in names, are no problem: the journal escapes them.
+    With `escaping`, half surrogate pairs are allowed in texts (not in names), because the journal escapes them.
     """
     try:
         raw = encode(value)
@@ -113,7 +113,7 @@ _DEEP = f"it is nested too deeply: more than {MOST_NESTED} levels"
 
 
 def _too_deep(value: Any) -> str:
-    """Return `_DEEP` for data that nests deeper than is allowed and cannot be encoded as it is; level by level, without a stack."""
+    """Return `_DEEP` for data that nests too deep to be encoded. It works level by level, so it needs no stack."""
     level = [value]
     for _ in range(MOST_NESTED + 1):
         inside = [part for one in level if isinstance(one, (dict, list, tuple)) for part in _inside(cast("Any", one))]
@@ -128,7 +128,7 @@ def _inside(one: Any) -> Iterable[Any]:
 
 
 def written(value: Any) -> str:
-    """Return foreign data as text for people: as JSON, else as Python writes it, else what it is (nested without end, or of too many digits)."""
+    """Return foreign data as text for people: as JSON, otherwise its repr, otherwise what is wrong with it (endless nesting, too many digits)."""
     for write in (lambda: encode(value), lambda: repr(value).encode()):
         try:
             raw = write()
@@ -140,19 +140,19 @@ def written(value: Any) -> str:
 
 
 def unstorable(text: str) -> str:
-    """Return why a name cannot be kept by every store, "" where it can."""
+    """Return why some store could not keep a name; "" if every store can."""
     if half := _HALF.search(text):
         return f"holds half a surrogate pair at character {half.start()}, as bytes become that are not UTF-8; give it as valid Unicode text"
     return f"holds a NUL at character {text.index(chr(0))}; leave it out" if "\0" in text else ""
 
 
 def _items(value: Any) -> list[Any] | None:
-    """Return what is looked through in place of a value that is no plain data."""
+    """Return plain data to check in place of a value that is not plain data."""
     return list(cast("Iterable[Any]", value)) if isinstance(value, Iterable) else None
 
 
 def _all_finite(value: Any) -> bool:
-    """Whether no number in `value` is NaN or infinite; large data is looked through at C speed, before anybody asks for a place in it."""
+    """Whether no number in `value` is NaN or infinite. It checks large data at C speed; finding the place comes after."""
     try:
         json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=_items), allow_nan=False, check_circular=False)
     except (TypeError, ValueError, RecursionError):
@@ -161,7 +161,7 @@ def _all_finite(value: Any) -> bool:
 
 
 def _found(value: Any, *, escaping: bool) -> str:
-    """Return what is wrong in the first part that JSON cannot say, and its place in `value`."""
+    """Return what is wrong with the first part that JSON cannot express, and its place in `value`."""
     parts: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, str_keys=True, enc_hook=_items))]
     while parts:
         place, part = parts.pop()

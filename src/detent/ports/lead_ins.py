@@ -1,8 +1,8 @@
 """The one sentence that may stand before a call in a text: it announces that its writer makes the call now, and says nothing else.
 
-Rule: what such a sentence may be is listed, not what it may not be: how it opens ("I will ...", "Let me ...", "Calling ...", "Here is the
-call", "Action"), and every word in it. The names of the tool, and of what stands in the call, may be used as well. What is not known, in
-whatever language, makes it no lead-in; that costs a correction, and runs nothing.
+Rule: this is a list of what is allowed, not of what is forbidden: the openings ("I will ...", "Let me ...", "Calling ...", "Here is the call",
+"Action") and every word after them. The sentence may also use the tool's name and names from the call. One unknown word, in any language,
+and the sentence is not a lead-in. That costs a correction and runs nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 
 LONGEST = 240
-"""Characters of a sentence that can be a lead-in."""
+"""The longest possible lead-in, in characters."""
 NOT_A_LEAD_IN = "the words before it are not one short sentence that announces it and ends in a colon"
 
 
@@ -44,7 +44,7 @@ _TOOLS = _any_of("tool tools function functions")  # alone, "Tool:" is who speak
 _WHENCE, _SHOWN = (
     _any_of("of from by"),
     _any_of("your you following below"),
-)  # said of what is done, but also of what is read out to somebody
+)  # also used when reading something out to somebody
 _CALL = _any_of("call calls action actions step steps request command invocation query json answer")
 _THINGS = _any_of(
     "file files page pages site web website internet folder directory document database table code weather price prices date time name names",
@@ -60,8 +60,8 @@ _ACTS, _SEES = rf"(?:\s+(?:{_SMALL}|{_WHENCE}|{_SHOWN}|{_CALL}|{_TOOLS}|NAMES))*
 _LOOKS = rf"(?:\s+(?:{_SMALL}|{_WHENCE}|{_THINGS}|NAMES))*"
 _OWN = (
     rf"(?:(?:i|we)(?:{_WILL})|let\s+(?:me|us)|let's){_NOW}\s+(?:(?:{_ACT}){_ACTS}|(?:{_LOOK}|NAMES){_LOOKS})",
-    rf"(?:i|we){_NOW}\s+(?:{_ACT}){_ACTS}",  # "I see on the page" tells what is there
-    rf"(?:i(?:'m|\s+am){_NOW}\s+)?(?:(?:{_ACTING}){_ACTS}|(?:{_LOOKING}){_SEES})",  # and so does "reading from the page"
+    rf"(?:i|we){_NOW}\s+(?:{_ACT}){_ACTS}",  # "I see on the page" describes the page
+    rf"(?:i(?:'m|\s+am){_NOW}\s+)?(?:(?:{_ACTING}){_ACTS}|(?:{_LOOKING}){_SEES})",  # so does "reading from the page"
     _HERE,
     rf"(?:(?:{_WHICH})\s+)*(?:{_CALL})(?:\s+(?:call|now|\d{{1,2}}))?",
 )
@@ -83,7 +83,7 @@ _CODE = re.compile(r"`([\w.-]+)`|[*_]{2}")
 
 
 def doubt_about(text: str) -> str:
-    """Return what in words beside a call shows that it is not asked for: a question, a quotation or a negation; "" where nothing does."""
+    """Return what in the text around a call shows that the call is not requested: a question, a quotation or a negation; "" if nothing does."""
     bare = _CODE.sub(r"\1", text)
     if _QUESTION.search(bare):
         return "there is a question beside it"
@@ -93,12 +93,12 @@ def doubt_about(text: str) -> str:
 
 
 def negates(text: str) -> bool:
-    """Whether a text holds a word or a sign that negates."""
+    """Whether a text contains a negating word or sign."""
     return _NEGATION.search(text) is not None
 
 
 def leads_in(text: str, names: Collection[str], call: str = "") -> bool:
-    """Whether a text is one short sentence that announces a call of a tool of these names, and ends in a colon; `call` is what it announces."""
+    """Whether a text is one short sentence that announces a call of a tool with one of these names and ends in a colon. `call` is the call."""
     bare = " ".join(_CODE.sub(r"\1", text).replace("’", "'").strip(" \t\r\n*_").split())  # noqa: RUF001
     if len(bare) > LONGEST or "\n" in text.strip() or bare[-1:] not in (":", "：") or doubt_about(text):  # noqa: RUF001
         return False
@@ -110,7 +110,7 @@ def leads_in(text: str, names: Collection[str], call: str = "") -> bool:
 
 
 def before_calls(text: str) -> list[int]:
-    """Return where in a text a call may begin: at its start, and after each colon of its first line that a lead-in may end in."""
+    """Return the positions in a text where a call may begin: its start, and after each colon in its first line that can end a lead-in."""
     places = [0]
     while places[-1] < LONGEST and (found := _TO_A_COLON.match(text, places[-1])) is not None:
         places.append(found.end())

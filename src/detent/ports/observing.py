@@ -14,12 +14,12 @@ from detent.core.state import KernelState, RunState
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Something streamed while it happens: immediate, best effort, never stored.
+    """A streamed piece: immediate, best effort, never stored.
 
-    `text` and `thinking` of a model, `progress` of a call as the tool tells it. `tool` when an attempt of a call begins (content: `tool`,
-    `args`, `attempt`; a reading call's start stands in no record), `model` when a model is asked (`model`, `attempt`, `purpose`; the record
-    of that is often committed with the answer). `retry` when a model call that failed is tried again (`call`, `attempt`, `of`, `in_s`; why it
-    failed is in its `ModelCallFailed`).
+    The kinds: `text` and `thinking` of a model; `progress` of a call, as its tool reports it; `tool` when an attempt of a call begins (content:
+    `tool`, `args`, `attempt`; the start of a reading call is not recorded); `model` when a model is called (`model`, `attempt`, `purpose`; the
+    record of it is often committed together with the answer); `retry` before a failed model call is tried again (`call`, `attempt`, `of`,
+    `in_s`; `ModelCallFailed` has the reason).
     """
 
     kind: Literal["text", "thinking", "model", "retry", "tool", "progress"]
@@ -34,14 +34,14 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observer(Protocol):
-    """Is told what happened. Called in order, after the commit of each record; it can never fail a run."""
+    """Receives what happened. It is called in order, after the commit of each record, and can never fail a run."""
 
     def on_record(self, record: Record, state: RunState) -> Any:
-        """Take a committed record and the state after it; may be a coroutine function."""
+        """Receive a committed record and the state after it. May be a coroutine function."""
         ...
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Take a streamed chunk."""
+        """Receive a streamed chunk."""
         ...
 
 
@@ -50,23 +50,23 @@ def _nothing(*_: Any) -> None:
 
 
 class Skip(msgspec.Struct, frozen=True):
-    """What a hook before a phase answers to leave the phase out; calls that `act` would have run, or the answer, are refused for this reason."""
+    """Return it from a hook before a phase to skip the phase. The calls that `act` would have run, or the answer, are refused for this reason."""
 
     reason: str
 
 
 class Abort(msgspec.Struct, frozen=True):
-    """What a hook before or after a phase answers to stop the run (`policy_stopped`)."""
+    """Return it from a hook before or after a phase to stop the run (`policy_stopped`)."""
 
     reason: str
 
 
 PhaseHook = Callable[[KernelState], Any]
-"""A plain or coroutine function of a copy of the state; it returns None, `Skip` (before a phase only) or `Abort`."""
+"""A plain or coroutine function of a copy of the state. It returns None, `Skip` (only before a phase) or `Abort`."""
 
 
 class KernelHooks(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """The lifecycle hooks of a kernel; each does nothing unless given, and what it raises is reported and fails no run.
+    """The lifecycle hooks of a kernel. Each is optional. An exception in one is reported and does not fail the run.
 
     on_thought      a plan was recorded                      (state, text)
     on_action       an attempt of a tool call begins         (state, tool, call id)
@@ -76,10 +76,10 @@ class KernelHooks(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
 
     `state` is the `KernelState` after the record. A hook is a plain or a coroutine function.
 
-    `before` and `after` are hooks of phases by name (`think`, `act`, those of one's own kernel); `before` may also have `answer`, which is asked
-    about an answer to the goal before it counts (`state.output`). What they decide stands in the log: a
-    resumed turn or a replay does not ask again. They see copies: arguments can be refused and never changed. Where the hook before `act`
-    fails, the calls are refused, and where the one before `answer` does, the answer.
+    `before` and `after` have hooks of phases by name (`think`, `act`, or those of your own kernel). `before` may also have `answer`, which is
+    called with an answer to the goal before it counts (`state.output`). The log records their decisions, so a resumed turn or a replay does not
+    call them again. They get copies, so they can refuse arguments but never change them. If the hook before `act` raises, the calls are refused;
+    if the hook before `answer` raises, the answer is refused.
     """
 
     on_thought: Callable[..., Any] = _nothing
@@ -96,9 +96,9 @@ noop_hooks = KernelHooks()
 
 
 async def awaited(answer: Awaitable[Any]) -> Any:
-    """Await it, however long that takes."""
+    """Await it without a time limit."""
     return await answer
 
 
 PATIENCE: ContextVar[Callable[[Awaitable[Any]], Awaitable[Any]]] = ContextVar("detent_patience", default=awaited)
-"""Awaits each hook and observer: a run that is to stop waits for none without end (`TimeoutError`)."""
+"""Awaits each hook and observer. A run that is stopping does not wait for one without end (`TimeoutError`)."""

@@ -1,7 +1,7 @@
-"""What constructors check of what they are given, by its annotation.
+"""Checks of constructor arguments by their annotations.
 
-A list of names that is given as one text would be read letter by letter and name nothing; an unknown word would fall through to whatever
-comes last. Both must fail where they are written.
+A text in place of a list of names would be read letter by letter, and an unknown word would fall through to some default. Both must fail
+where they are written.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get
 import msgspec
 
 from detent.core.budget import CEILING, Budget
+from detent.core.durations import in_seconds
 from detent.core.errors import BudgetRefused, ConfigError, unknown_arguments
 
 P = ParamSpec("P")
@@ -25,18 +26,19 @@ _LISTS = (Sequence, Collection, Iterable, Set, tuple, list, set, frozenset)
 
 
 def check_fields(options: msgspec.Struct) -> None:
-    """Raise `ConfigError` for a field of a struct that is not what its annotation says: a list, one of some words, true or false.
+    """Raise `ConfigError` for a field of a struct that does not match its annotation: a list, one of some words, a boolean.
 
-    A struct calls it when it is made (`__post_init__ = check_fields`).
+    Seconds given as a text become a number. A struct uses it as `__post_init__ = check_fields`.
     """
     struct = type(options)
+    in_seconds(options, f"{struct.__name__}: ")
     for name, default, kinds in _fields(struct):
         if (value := getattr(options, name)) is not default:
             _check(struct.__name__, name, value, kinds)
 
 
 def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
-    """Return `budget`; raise `BudgetRefused` for a bound that is not positive, or iterations above `ceiling`."""
+    """Return `budget`. Raise `BudgetRefused` for a bound that is not positive or iterations above `ceiling`."""
     for name, bound in budget.said():
         if bound == 0:
             raise BudgetRefused(f"budget.{name} is {bound}; a bound must be above 0 (leave it out for the default)")
@@ -49,14 +51,14 @@ def checked(budget: Budget, *, ceiling: int = CEILING) -> Budget:
 
 
 def check_is(kind: Any, **given: Any) -> None:
-    """Raise `ConfigError` for a value that is neither of this kind nor None."""
+    """Raise `ConfigError` for a value that is neither of this type nor None."""
     for name, value in given.items():
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name} is {value!r}; give a {getattr(kind, '__name__', kind)}, or leave it out")
 
 
 def check_table(kind: Any, **given: Any) -> None:
-    """Raise `ConfigError` for a value that is neither a mapping of names to values of this kind nor None."""
+    """Raise `ConfigError` for a value that is neither a mapping of names to values of this type nor None."""
     for name, value in given.items():
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(f"{name} is {value!r}; give a table, {name}={{NAME: {kind.__name__}}}, or leave it out")
@@ -67,7 +69,7 @@ def check_table(kind: Any, **given: Any) -> None:
 
 
 def checked_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that checks its arguments so; for constructors, and functions that make a part."""
+    """Decorate a constructor or factory function so that it checks its arguments."""
 
     @wraps(function)
     def checking(*args: P.args, **options: P.kwargs) -> R:
@@ -86,7 +88,7 @@ def checked_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_unknown(function: Any, given: Iterable[str], what: str = "") -> None:
-    """Raise `TypeError` for an argument that a function does not have, with the nearest that it has; `what` it is called."""
+    """Raise `TypeError` for an argument that a function does not have, and suggest the nearest one. `what` is the function's name in the message."""
     parameters = inspect.signature(function).parameters.values()
     known = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
     problem = unknown_arguments(what or f"{function.__name__}()", given, known[1:])
@@ -102,7 +104,7 @@ def _fields(struct: Any) -> tuple[tuple[str, Any, _Kinds], ...]:
 
 @cache
 def _parameters(function: Any) -> tuple[tuple[str, ...], dict[str, _Kinds]]:
-    """Return the names of the positional parameters, and what is to be checked of those that have anything to be checked."""
+    """Return the names of the positional parameters, and the checks of those parameters that have any."""
     hints = get_type_hints(function, localns=_Known(function.__globals__))
     kinds = {name: kind for name, hint in hints.items() if (kind := _kinds(hint)) and name != "return"}
     code = function.__code__
@@ -115,32 +117,32 @@ _BUILT_IN: dict[str, Any] = {
 
 
 class _Known(dict[str, Any]):
-    """The names of a module; one that only type checkers import is anything."""
+    """The names of a module. A name that only type checkers import matches anything."""
 
     def __missing__(self, name: str) -> Any:
         return _BUILT_IN.get(name, Any)
 
 
 class _Kinds(msgspec.Struct, frozen=True):
-    """What a value may be: what an annotation says, told apart once for all values."""
+    """What a value may be, worked out once from its annotation."""
 
     text: bool
     none: bool
     words: tuple[Any, ...]
-    """Where there are some, and `others` beside them is False, it is one of these."""
+    """The allowed words. If there are some and `others` is False, the value must be one of them."""
     others: bool
     truth: bool
-    """It may be true or false, and is no list; `alone`: and nothing else."""
+    """It may be a boolean but not a list; `alone`: only a boolean."""
     alone: bool
     lists: bool
-    """It may be a list; `only_lists`: and nothing else."""
+    """It may be a list; `only_lists`: only a list."""
     only_lists: bool
     of_texts: bool
     of_words: tuple[Any, ...]
 
 
 def _kinds(hint: Any) -> _Kinds | None:
-    """Return what a value may be; None where that cannot be told from a list, a word, or true and false."""
+    """Return what a value may be; None if the annotation is not about lists, words or booleans."""
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -166,7 +168,7 @@ def _kinds(hint: Any) -> _Kinds | None:
 
 
 def _check(what: str, name: str, value: Any, kinds: _Kinds) -> None:
-    """Raise `ConfigError` for a value that is none of these."""
+    """Raise `ConfigError` for a value that does not match."""
     if kinds.text and not isinstance(value, str):
         raise ConfigError(f"{what}: {name} is {value!r}; write a text")
     if value is None and kinds.none:
@@ -187,13 +189,13 @@ def _check(what: str, name: str, value: Any, kinds: _Kinds) -> None:
         return
     for item in cast("Collection[Any]", value) if isinstance(value, (list, tuple, Set)) and kinds.only_lists else ():
         if kinds.of_texts and not isinstance(item, str):
-            raise ConfigError(f"{what}: {name} is a list of texts; {item!r} is none")
+            raise ConfigError(f"{what}: {name} is a list of texts, and {item!r} is not a text")
         if kinds.of_words and item not in kinds.of_words:
             raise ConfigError(f"{what}: {name} has {item!r}; {_near(item, kinds.of_words)}")
 
 
 def _near(value: Any, words: Iterable[Any]) -> str:
-    """Return a hint for a message: the word that is nearest, or all of them."""
+    """Return a hint for a message: the nearest word, or all of them."""
     known = [repr(word) for word in words]
     near = difflib.get_close_matches(repr(value), known, n=1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"

@@ -1,6 +1,6 @@
-"""What is outside the kernel, as one seam: who plans, who runs tools, what time it is, what came from outside.
+"""Everything outside the kernel, as one seam: planner, tools, time, signals.
 
-`World` is all that differs between a live run (`running.live`) and a re-execution against a log (`history.replay_world`).
+`World` is the only difference between a live run (`running.live`) and a re-execution against a log (`history.replay_world`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from detent.ports.planning import Models, Plan, View
 from detent.ports.tools import Cancellation, Tool, ToolOutcome, ToolSpec
 
 BRANCH: ContextVar[str] = ContextVar("detent_branch", default="")
-"""The scope of the parallel pass that the current task runs, "" outside of one."""
+"""The scope of the parallel pass that the current task runs; "" outside of one."""
 
 
 class BoundReached(Exception):
-    """`plan` or `execute` was asked to go past a bound."""
+    """`plan` or `execute` was called although a bound is reached."""
 
     def __init__(self, bound: Exhausted, said: str = "") -> None:
         self.bound = bound
@@ -32,18 +32,18 @@ class BoundReached(Exception):
 
 
 class Interrupted(Exception):
-    """The planner, or what makes an effect, was interrupted, by a cancellation or because the time is up; the turn ends there."""
+    """The planner or an effect was interrupted by a cancellation or because the time is up. The turn ends there."""
 
 
 def made(value: Any) -> Any:
-    """Return the value of an effect; raise `EffectFailed` where it could not be made."""
+    """Return the value of an effect. Raise `EffectFailed` if it failed."""
     if (failure := e.failure_of(value)) is not None:
         raise EffectFailed(failure)
     return value
 
 
 def finished(call_id: str, outcome: ToolOutcome, digest: str = "", trust: e.Trust = "untrusted") -> e.ToolFinished:
-    """Return the record of an outcome that is known."""
+    """Return the record of a known outcome."""
     ok = outcome.kind == "ok"
     return e.ToolFinished(
         call=call_id,
@@ -59,12 +59,12 @@ def finished(call_id: str, outcome: ToolOutcome, digest: str = "", trust: e.Trus
 
 
 def error_in(outcome: ToolOutcome) -> e.ToolError:
-    """Return the error of an outcome that is none of success."""
+    """Return the error of an unsuccessful outcome."""
     return e.ToolError(code=outcome.error_code or outcome.kind, message=outcome.message, details=outcome.details)
 
 
 def time_left(run: RunState, running_ms: Callable[[], float]) -> float | None:
-    """Return the seconds of running and total time that are left to a run (the smaller), None without such a bound."""
+    """Return the seconds that a run has left: the smaller of running time and total time. None without such a bound."""
     if run.budget.max_running_s is None and run.budget.max_total_s is None:
         return None
     bounds = ((run.budget.max_running_s, now := running_ms()), (run.budget.max_total_s, now + run.away_ms))
@@ -72,9 +72,9 @@ def time_left(run: RunState, running_ms: Callable[[], float]) -> float | None:
 
 
 class Hold:
-    """Where foreign code is, that a run waits for: `inside` of how many calls of the kernel, in which nothing interrupts it.
+    """Tracks foreign code that a run waits for. `inside` counts the nested calls into the kernel, during which nothing may interrupt it.
 
-    Use as `with hold:` around such a call; `left` is called when foreign code goes on by itself.
+    Use it as `with hold:` around such a call. `left` is called when foreign code continues on its own.
     """
 
     __slots__ = ("inside", "left")
@@ -93,11 +93,11 @@ class Hold:
 
 
 Begin = Callable[[], Awaitable[None]]
-"""What runs a call to its end."""
+"""A function that runs a call to its end."""
 
 
 class Turns:
-    """How many more turns may be begun; shared by the passes of a run. None: as many as it takes."""
+    """How many more turns may begin. The passes of a run share it. None: no limit."""
 
     __slots__ = ("left",)
 
@@ -105,7 +105,7 @@ class Turns:
         self.left = left
 
     def take(self) -> bool:
-        """Take one; return whether there was one."""
+        """Use one turn. Return whether one was left."""
         if self.left is None:
             return True
         self.left -= 1
@@ -113,10 +113,10 @@ class Turns:
 
 
 class World(Protocol):
-    """What is outside: live, or read from a log.
+    """The outside: live, or read from a log.
 
-    `scheduled`: a call alone waits for its turn as well as a group of them. `quiet`: no signal came, and no account is to be read. `stays`: the
-    run is on record as waiting here, though a pass of it could go on (as 0.1.0 had it).
+    `scheduled`: a single call waits for its turn just like a batch does. `quiet`: no signal came, and no account needs to be read. `stays`: the
+    log has the run waiting here although one of its passes could move (0.1.0 did that).
     """
 
     @property
@@ -133,17 +133,19 @@ class World(Protocol):
     async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
 
     async def intend(self, context: Any) -> ToolOutcome | None:
-        """Make the intent of a call durable before it begins; return its outcome where a cancellation came first, and it does not begin."""
+        """Make the intent of a call durable before the call begins. If a cancellation came first, the call does not begin, and its outcome is returned."""
         ...
 
-    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome: ...
+    async def attempt(self, tool: Tool, call: CallState, context: Any) -> ToolOutcome:
+        """Run a tool once, for at most the time that is left to the pass of `context`."""
+        ...
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
-        """Run each of these calls to its end; raise the first error among them once all have ended."""
+        """Run each of these calls to its end. Once all have ended, raise the first error among them."""
         ...
 
     async def settle(self, tool: Tool, call: CallState) -> e.ToolReconciled | None:
-        """Ask the tool what became of an earlier attempt; None where it does not know. What did not happen may run `again`."""
+        """Ask the tool for the outcome of an earlier attempt; None if it does not know. A call that did not happen may run `again`."""
         ...
 
     async def full(self, item: Item) -> Any: ...
@@ -153,9 +155,9 @@ class World(Protocol):
     async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome: ...
 
     async def attend(self, work: Awaitable[Any], hold: Hold) -> Any:
-        """Await a phase, a strategy or what makes an effect, and return what it returns.
+        """Await a phase, a strategy or an effect, and return its result.
 
-        Raise `Interrupted` where a cancellation ended it, `BoundReached` where the run's time was up.
+        Raise `Interrupted` if a cancellation ended it, `BoundReached` if the run's time was up.
         """
         ...
 
@@ -168,10 +170,10 @@ class World(Protocol):
     async def pause(self, seconds: float) -> None: ...
 
     async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
-        """Put on record what the run's tenant has used, where that is bounded; what is decided next goes by it.
+        """Record what the run's tenant has used, if that is bounded. The next decisions depend on this record.
 
-        `calls` are about to begin. Where the tenant's calls are bounded, no other run begins any inside of what is returned, and at its end
-        those that have begun are committed.
+        `calls` are about to begin. If the tenant's calls are bounded, no other run begins any inside the returned context, and at its end the
+        calls that have begun are committed.
         """
         ...
 
@@ -184,16 +186,16 @@ class World(Protocol):
     ) -> Any: ...
 
     def misplaced(self, call_id: str, tool: Tool, args: dict[str, Any]) -> str:
-        """Return why a call must not get a hidden value that it names, "" where nothing is known to speak against it."""
+        """Return why a call must not get a hidden value that it names; "" if there is no known reason."""
         ...
 
     async def absorb(self, run: Any, *, fresh: bool) -> bool:
-        """Put on record what came from outside; say whether anything did. `fresh` looks for it instead of relying on being told."""
+        """Record what came from outside, and return whether anything did. `fresh` reads the inbox instead of waiting for a notification."""
         ...
 
     @property
     def cancelled(self) -> Cancellation: ...
 
     async def cancels(self, at: str) -> bool:
-        """Return whether the run is cancelled, where a pass looks before it goes on; one beside others records where it stood (`at`)."""
+        """Return whether the run is cancelled. A pass calls it before it continues; a parallel pass records its position (`at`)."""
         ...

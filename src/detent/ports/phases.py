@@ -1,7 +1,7 @@
-"""What a phase or a meta-tool is given: facts to read, and the few things that it may do. It cannot reach the log, the store or a tool by it.
+"""What a phase or a meta-tool gets: facts to read, and the few things that it may do. It does not reach the log, the store or a tool.
 
-A facade in one process keeps honest code honest: it has no attribute, private ones included, that leads to the run's journal. It is no wall:
-code that walks frames or closures gets anywhere in its process. What is not trusted does not belong into a kernel.
+This facade keeps honest code honest: none of its attributes, private ones included, leads to the run's journal. It is not a security boundary:
+code that walks frames or closures can reach anything in its process. Do not put untrusted code into a kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from detent.ports.tools import ToolSpec
 
 
 class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass is to do: the task in words, and what every strategy hands on unchanged (lesson L9)."""
+    """The input of a pass: the task in words, and what every strategy passes on unchanged (lesson L9)."""
 
     task: str
     instructions: str = ""
@@ -33,32 +33,32 @@ class KernelInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenWorld(msgspec.Struct, frozen=True, kw_only=True):
-    """What a phase reaches outside: `full(item)` gives the whole value of a tool item, `models(context)` the run's way to models."""
+    """What a phase can reach outside: `full(item)` returns the whole value of a tool item, `models(context)` the run's gateway to models."""
 
     full: Callable[[Item], Awaitable[Any]]
     models: Callable[[Any], Models | None]
 
 
 class SeenRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The run, for reading; `now` makes the copy that `state` is."""
+    """The run, read-only. `now` makes the copy that `state` returns."""
 
     now: Callable[[], RunState]
     world: SeenWorld
 
     @property
     def state(self) -> RunState:
-        """The state of the run now: a copy."""
+        """A copy of the run's current state."""
         return self.now()
 
 
 class PhaseContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What the phases of one pass, and its meta-tools, read and may do; each phase of a pass is given the same object.
+    """What the phases of one pass and its meta-tools can read and do. Each phase of a pass gets the same object.
 
-    `specs` are the tools that the policy lets be offered, `tools` all of the pass, by name. `plan()` gives this turn's plan and asks the planner
-    when there is none, `execute()` carries it out; both raise `BoundReached`. `record(*events)` takes a phase's own events and raises
-    `UnrecordedChange` for others. `effect(phase, label, make, occurrence=0)` gives the value recorded in this turn, or makes and records it;
-    it raises `EffectFailed`. `commit(durable=False)` makes what was recorded last. `time_left()` is in seconds, None without a bound.
-    `view()` is what a planner would be shown now.
+    `specs` has the tools that the policy offers, `tools` all tools of the pass by name. `plan()` returns this turn's plan; if there is none, it
+    calls the planner. `execute()` runs the plan. Both raise `BoundReached`. `record(*events)` takes a phase's own events and raises
+    `UnrecordedChange` for others. `effect(phase, label, make, occurrence=0)` returns the value recorded in this turn, or makes and records it;
+    it raises `EffectFailed`. `commit(durable=False)` stores what was recorded. `time_left()` is in seconds, None without a bound. `view()` is
+    what a planner would see now.
     """
 
     input: KernelInput
@@ -81,5 +81,5 @@ class PhaseContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> KernelState:
-        """The state of this pass now: a copy. What is written into it counts when the phase returns it, and is refused otherwise."""
+        """A copy of this pass's current state. Changes count only if the phase returns it."""
         return self.now()

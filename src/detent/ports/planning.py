@@ -15,19 +15,20 @@ from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import Explained
 from detent.core.events import ArtifactRef
 from detent.core.state import Item
+from detent.ports.models import Models
 from detent.ports.options import check_fields
 from detent.ports.tools import ToolSpec
 
 
 class MadeFile(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """A file that a model made: its bytes and what they are."""
+    """A file that a model made: its bytes and their media type."""
 
     data: bytes
     media_type: str = "application/octet-stream"
 
     @property
     def told(self) -> dict[str, Any]:
-        """What an answer says of it: its type, and the key under which its bytes are kept as an artifact."""
+        """Its form in an answer: the type, and the key of the artifact that holds its bytes."""
         ref = {"key": sha256(self.data).hexdigest(), "size_bytes": len(self.data)}
         return {"type": kind_of(self.media_type), "media_type": self.media_type, "artifact": ref}
 
@@ -39,17 +40,17 @@ def kind_of(media_type: str) -> str:
 
 
 def with_files(action: AnyAction, files: Sequence[MadeFile]) -> AnyAction:
-    """Return an answer in words with the files that the model made beside it; any other action as it is."""
+    """Return a text answer together with the files that the model made; any other action unchanged."""
     if not files or not isinstance(action, FinalAnswer):
         return action
     return FinalAnswer(content={"text": action.content, "attachments": [file.told for file in files]}, reason=action.reason)
 
 
 class Plan(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What a planner answers: one control action, or a batch of tool calls.
+    """A planner's answer: one control action, or a batch of tool calls.
 
-    `thinking` is kept apart from the answer; `provider_data` is what a provider needs back, stored and returned unchanged. `files` are what a
-    model made: they are stored as artifacts of the run before the plan is recorded, which names them by the SHA-256 of their bytes.
+    `thinking` is kept apart from the answer. `provider_data` is stored and sent back to the provider unchanged. `files` are files that the model
+    made. They are stored as artifacts of the run before the plan is recorded; the plan names them by the SHA-256 of their bytes.
     """
 
     actions: tuple[AnyAction, ...]
@@ -67,7 +68,7 @@ _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Thresholds by model size. `window_tokens` is the model's context; characters count what one result may show inline."""
+    """Thresholds by model size. `window_tokens` is the model's context. The character counts limit what one result may show inline."""
 
     tier: str = "mid"
     tool_result_max_chars: _Positive = 1200
@@ -80,18 +81,18 @@ class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
-    """How a large result is shown: at most `budget_chars`, the first `preview_items` of a list; the full value stays in the log."""
+    """How a large result is shown: at most `budget_chars`, and the first `preview_items` of a list. The log keeps the full value."""
 
     budget_chars: int = 1200
     preview_items: int = 5
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What a planner sees, built anew for each plan. Nothing in it is shared with the run: changing it changes nothing.
+    """What a planner sees. It is built anew for each plan and shares nothing with the run, so changing it has no effect.
 
-    `transcript` items have `kind` (`user`, `model`, `tool`, `note`); a tool item has `call_id`, `tool`, `args`, `ok`, `content`, `error`.
-    `results` are all tool items of the pass, never compacted. `await full(item)` gives the whole value of a tool item whose `content` is
-    only a preview.
+    `transcript` items have a `kind` (`user`, `model`, `tool`, `note`). A tool item has `call_id`, `tool`, `args`, `ok`, `content`, `error`.
+    `results` has all tool items of the pass, never compacted. `await full(item)` returns the whole value of a tool item whose `content` is only
+    a preview.
     """
 
     goal: str
@@ -122,72 +123,29 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     __repr__ = brief
 
 
-class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one model call gave: `value` is the adapter's own; `model` the name that the provider reports.
-
-    `finish` is why the model stopped: `stop`, `length`, `tool_call`, `content_filter` or `error`. An unknown `usage.cost_usd` is filled
-    in by the gateway from the price list.
-    """
-
-    value: Any
-    usage: Usage = NOTHING
-    model: str = ""
-    request_id: str = ""
-    finish: str = ""
-
-
-class Models(Protocol):
-    """The run's gateway to models (DESIGN 7): every model call of a run passes through it and stands in the log."""
-
-    async def call(
-        self,
-        model: str,
-        send: Callable[[int | None], Awaitable[ModelAnswer]],
-        *,
-        provider: str = "",
-        purpose: str = "plan",
-        input_tokens: int = 0,
-        max_output_tokens: int | None = None,
-    ) -> ModelAnswer:
-        """Make one model call and return its answer; retryable failures are tried again with backoff, each attempt on record.
-
-        `send(limit)` makes one request; `limit` is the most output tokens that it may ask for: `max_output_tokens` clamped to what the
-        run's budget leaves (None: no limit; where none is named and tokens or cost are bounded, a usual one). It raises `ModelCallFailure`
-        for what the provider refused or broke. `input_tokens` is an estimate of the prompt's size, for the reservation. `provider` names
-        what concurrency and rate limits are shared by (else what stands before the colon of `model`). `purpose` says what the call is for;
-        usage that a plan reports is charged only where no call with the purpose `plan` came before it. Raises `ModelCallFailure` when
-        attempts are used up or the failure is not retryable, `BoundReached` where no budget is left.
-        """
-        ...
-
-    def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
-        """Stream a piece of what the model says to observers: at once, best effort, never stored."""
-        ...
-
-
 @runtime_checkable
 class Planner(Protocol):
     """Proposes what to do next.
 
-    Raise `MalformedPlan` for an answer that is no plan (it is retried twice) and `PlannerFailed` when there is none.
+    Raise `MalformedPlan` for an answer that is not a plan (it is retried twice) and `PlannerFailed` when there is no answer.
     """
 
     async def plan(self, view: View) -> Plan: ...
 
 
 def asks_only_its_own(planner: Planner) -> bool:
-    """Whether `planner` asks its own model, or none, whatever a pass names: what a strategy gives a model of its own is then planned by name.
+    """Whether `planner` always uses its own model, or none, whatever model a pass names. A pass with a model of its own then gets a planner by name.
 
-    A planner says so with an attribute of this name, which is optional; one without it plans every pass, and finds the model in `view.agent`.
+    It is an optional attribute of a planner. A planner without it plans every pass and finds the model in `view.agent`.
     """
     return bool(getattr(planner, "asks_only_its_own", False))
 
 
 def models_asked(planner: Planner, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
-    """Return the models that `planner` may ask for `agent`: (model, provider) pairs, as it hands them to `Models.call`.
+    """Return the models that `planner` may call for `agent`, as the (model, provider) pairs that it passes to `Models.call`.
 
-    A planner says so with a method `models_asked(agent)`, which is optional and returns such pairs; one without it is taken to ask the
-    models that the agent names. A run whose cost is bounded starts only where all of them have a price.
+    They come from the planner's optional method `models_asked(agent)`. A planner without it is assumed to call the models that the agent names.
+    A run with a cost limit starts only if all of them have a price.
     """
     told = getattr(planner, "models_asked", None)
     named = ((agent.model, ""), (agent.small_model, "")) if told is None else told(agent)

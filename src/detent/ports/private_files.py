@@ -1,4 +1,4 @@
-"""Files of one user alone: archives, exports, what a person trusts, tokens."""
+"""Files that only their owner may read: archives, exports, trust decisions, tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def private_file(path: Path) -> Generator[BinaryIO]:
-    """Write a file whole or not at all, durably, and from its first byte for its owner alone (0600). A link at `path` is replaced, not followed."""
+    """Write a file atomically and durably, readable only by its owner (0600) from the first byte. A link at `path` is replaced, not followed."""
     partly = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        partly.unlink(missing_ok=True)  # what is there under this name, a link too, is not written to
+        partly.unlink(missing_ok=True)  # an existing file or link of this name is not written to
         with os.fdopen(os.open(partly, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as raw:
             os.fchmod(raw.fileno(), 0o600)
             yield raw

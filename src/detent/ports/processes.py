@@ -1,7 +1,7 @@
-"""What a process that was forked does with the objects that it inherited.
+"""How a forked process renews the objects that it inherited.
 
-Threads do not come along, sockets and locks are shared, and what the parent's event loop was about to do is done by the parent. So whoever has any
-of these says how it becomes new in the child: empty, closed, and holding nothing. Nothing is said to anybody on the way, or to a server.
+A child inherits no threads, shares sockets and locks, and must leave the work of the parent's event loop to the parent. An object with any of
+these registers how it becomes new in the child: empty, closed and holding nothing. It must not contact anyone while it does so, servers included.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 
 class Inherited(Protocol):
-    """What a forked child makes new."""
+    """Something that a forked child renews."""
 
     def forked(self) -> None:
-        """Become as if just made, in the child, before anything else happens there. It may wait for nothing and must not raise."""
+        """Become as if just made, in the child, before anything else happens there. Must not wait and must not raise."""
         ...
 
 
@@ -23,7 +23,7 @@ _known: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
 def renew_in_children(thing: Inherited) -> None:
-    """Have `thing.forked()` called in every process that is forked from this one, as long as it is there."""
+    """Call `thing.forked()` in every process forked from this one, as long as `thing` exists."""
     _known.add(thing)
 
 
@@ -31,7 +31,7 @@ _kept: list[Any] = []
 
 
 def keep(*things: Any) -> None:
-    """Never let go of these: they were inherited, or left behind with an event loop, and would say goodbye to a server that they share."""
+    """Keep these alive for ever. They are shared with a parent process or a closed event loop; on deletion they would close a shared connection."""
     _kept.extend(things)
 
 

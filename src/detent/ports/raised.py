@@ -1,7 +1,7 @@
-"""What foreign code raised: in words for the log, and its traceback for the person who wrote that code.
+"""Exceptions of foreign code: one line for the log, and the traceback for the author of that code.
 
-Whoever catches an exception of foreign code says so here. While a run is advanced, its world keeps the traceback with the run
-(`running.tracebacks`); elsewhere it only reaches the log of the process. A planner may be told the words, and never a traceback.
+All code that catches an exception of foreign code reports it here. While a run is advanced, its world keeps the traceback with the run
+(`running.tracebacks`); otherwise it only goes to `logging`. A planner may see the one line, but never a traceback.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from types import TracebackType
 from detent.core.errors import DetentError, EffectFailed, PlannerFailed
 
 OWN = str(Path(__file__).resolve().parents[1])
-"""The directory of this package: frames in it are not the user's."""
+"""The directory of this package. Frames in it are not the user's."""
 
 log = logging.getLogger("detent")
 
 
 def tell(who: str, error: str, at: str, text: str) -> None:
-    """Tell the log of the process of a traceback that no run keeps."""
+    """Log a traceback that no run keeps."""
     log.error("%s raised %s (%s)\n%s", who, error, at, text)
 
 
 def unheard(who: str, error: str, at: str, text: str) -> None:
-    """Keep nothing and tell nobody: a re-execution raises what the live run has raised, and has kept."""
+    """Keep and log nothing: a re-execution raises what the live run already raised and kept."""
 
 
 KEEP: ContextVar[Callable[[str, str, str, str], None]] = ContextVar("detent_traceback", default=tell)
-"""What keeps a traceback with the run that the current task advances: who raised, the exception in words, where, and the traceback."""
+"""The function that keeps a traceback with the current task's run. It gets who raised, the one line, the place and the traceback."""
 
 
 def raised_by(error: BaseException, who: str, *, scrubbed: Callable[[str], str] = str) -> str:
-    """Return in words what foreign code (`who`: "the planner", "the tool 'pay'") raised, and keep its traceback with the run.
+    """Return an exception of foreign code in one line and keep its traceback with the run. `who` is "the planner", "the tool 'pay'", ...
 
-    `scrubbed` takes out of the traceback what only its catcher knows to be secret. None is kept of an error of Detent's own in which nothing
-    of the user's took part, nor of what a planner states (`PlannerFailed`) or an effect has left behind (`EffectFailed`).
+    `scrubbed` removes secrets that only the caller knows from the traceback. No traceback is kept for an error of Detent without user code
+    in it, for `PlannerFailed`, or for `EffectFailed`.
     """
     if not isinstance(error, (PlannerFailed, EffectFailed)) and not (isinstance(error, DetentError) and all(map(_is_own, _frames(error)))):
         KEEP.get()(who, scrubbed(in_words(error)), place_of(error), scrubbed(trace_of(error)))
@@ -47,7 +47,7 @@ def raised_by(error: BaseException, who: str, *, scrubbed: Callable[[str], str] 
 
 
 def in_words(error: BaseException) -> str:
-    """Return an exception in one line: a message of ours as it is, another with its type."""
+    """Return an exception in one line: our own messages unchanged, others with the exception's type."""
     try:
         said = str(error)
     except Exception as other:  # noqa: BLE001 - foreign code: how an exception shows itself
@@ -56,16 +56,16 @@ def in_words(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the traceback as Python shows it, from the first frame that is not Detent's on."""
+    """Return the traceback as Python shows it, starting at the first frame outside of Detent."""
     first = next((trace for trace in _frames(error) if not _is_own(trace)), error.__traceback__)
     shown = "".join(traceback.format_exception(type(error), error, first))
     return (
         re.sub(r"^(?:  )*[|+] ?", "", shown, flags=re.MULTILINE) if isinstance(error, BaseExceptionGroup) else shown
-    )  # a secret may have lines
+    )  # a secret may contain line breaks
 
 
 def place_of(error: BaseException) -> str:
-    """Return file, line and function of the last frame that is not Detent's, such as `app.py:31 in plan`; "" where there is none."""
+    """Return file, line and function of the last frame outside of Detent, such as `app.py:31 in plan`; "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     theirs = [trace for trace in _frames(error) if not _is_own(trace)]

@@ -1,4 +1,4 @@
-"""Scheduling: when the tool calls begin that may run at the same time."""
+"""Scheduling: decides when tool calls begin that may run at the same time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from detent.ports.tools import ToolSpec
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One call that may begin: of which tool, in which run. `start` runs it to its end when it is called and awaited, which is done once."""
+    """One call that may begin, with its tool and run. Call and await `start` once: it runs the call to its end."""
 
     run_id: str
     call_id: str
@@ -21,31 +21,31 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheduler(Protocol):
-    """Says when calls begin. One object serves all runs of an engine, which may be several at a time.
+    """Decides when calls begin. One object serves all runs of an engine, several at a time.
 
-    A group is what a run does next: one call, or several that only read and are safe beside each other. A job may begin another run on the
-    same engine, and so give a group of its own before it ends. A scheduler reads no log and none depends on it: what it decides is time.
+    A group is the next step of a run: one call, or several reading calls that are safe side by side. A job may start another run on the same
+    engine, which then submits its own group before the job ends. A scheduler reads no log, and no log depends on it: it only decides on time.
     """
 
     async def run(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Start each job once, in the context variables of the caller; return what each gave, or raised, in the order given.
+        """Start each job once, in the context variables of the caller. Return each job's result or exception, in the given order.
 
-        What one job raises ends no other. A cancellation reaches every job that has begun, and is raised when all of these have ended; no
-        job begins after it.
+        An exception in one job does not end the others. A cancellation reaches every job that has begun; it is raised when all of them have
+        ended, and no job begins after it.
         """
         ...
 
 
 class Together:
-    """All calls of a group at once: what an engine does that is given no scheduler."""
+    """Starts all calls of a group at once. The default scheduler."""
 
     async def run(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Start each job in a task of its own."""
+        """Start each job in its own task."""
         return await asyncio.gather(*(job.start() for job in jobs), return_exceptions=True)
 
 
 def refuse_failed(ended: Sequence[Any]) -> None:
-    """Raise the first exception among what the jobs of a group came to."""
+    """Raise the first exception among the results of a group."""
     for error in ended:
         if isinstance(error, BaseException):
             raise error

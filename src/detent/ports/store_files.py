@@ -1,8 +1,8 @@
-"""Files of the stores that are open in this process, which nothing else in it may open; and where the files of a store lie.
+"""The files of the stores that are open in this process, which no other code in it may open; and where a store's files are.
 
-POSIX drops all locks that a process has on a file when it closes any descriptor of it. A tool that reads a SQLite file beside the store that
-writes to it would take the store's locks away, and another process could then remove the write-ahead log under it. Locks are the process's,
-so this is, too: a store registers its file while it is open, and whoever opens files for somebody else asks `is_store_file` first.
+POSIX drops all locks that a process has on a file when the process closes any descriptor of that file. So a tool that reads the SQLite file of
+an open store would remove the store's locks, and another process could then delete the write-ahead log. Locks belong to the process, and so
+does this registry: a store registers its file while it is open. Code that opens files for an agent calls `is_store_file` first.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ CLAIMS = "-claims"
 """The folder of lock files beside a SQLite file."""
 
 MOST_LINKS = 40
-"""As many links as the system follows on the way to a file."""
+"""The number of symbolic links that the system follows in one path."""
 
 _open: Counter[str] = Counter()
 
 
 def register(path: str | os.PathLike[str]) -> str:
-    """Say that a store opens the SQLite file `path`, once for each store that does; return what to call `unregister` with."""
+    """Register the SQLite file `path` of a store that opens it, once for each store. Return the argument for `unregister`."""
     real = os.path.realpath(path)
     _open[real] += 1
     return real
 
 
 def unregister(real: str) -> None:
-    """Say that a store has closed the file that was registered as `real`; a link on the way to it may lead elsewhere by now."""
+    """Unregister the file `real` of a store that has closed it. `real` is the resolved path, because a link in the path may have changed."""
     _open[real] -= 1
     if _open[real] <= 0:
         del _open[real]
 
 
 def is_store_file(path: str) -> bool:
-    """Whether a real, absolute path is a file of a store that is open in this process, by its name or as another name of the same file."""
+    """Whether a real, absolute path is a file of a store that is open in this process, under this name or another name of the same file."""
     if not _open:
         return False
     files = [f"{base}{suffix}" for base in tuple(_open) for suffix in SUFFIXES]
@@ -51,7 +51,7 @@ def is_store_file(path: str) -> bool:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return what a file is the same by, whatever it is called; None where there is none."""
+    """Return the identity of a file (device and inode), whatever its name; None if it does not exist."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -60,9 +60,9 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def places_of(store: object) -> list[str]:
-    """Return the files or directories that a store keeps runs in, as it names them; none of one that is not made of files of this machine.
+    """Return the files or directories in which a store keeps runs, as the store names them; none if it uses no files of this machine.
 
-    A store says so itself (`path`), or its URL does, where something lies there: `SCHEME:PATH`, `SCHEME:///PATH`, or with four slashes.
+    They come from the store's `path` or, if something exists there, from its URL: `SCHEME:PATH`, `SCHEME:///PATH`, or with four slashes.
     """
     said: Any = getattr(store, "path", None)
     if isinstance(said, (str, os.PathLike)):
@@ -75,10 +75,10 @@ def places_of(store: object) -> list[str]:
 
 
 def within_reach(place: str, root: str) -> str:
-    """Return why who may write in the directory `root` could change or replace the file or directory `place`, "" where it could not.
+    """Return why a writer in the directory `root` could change or replace the file or directory `place`; "" if it could not.
 
-    That is so where anything lies in `root` that is looked up on the way to `place`, a link too, under whatever name; and where a file of
-    it has a second name, which may lie anywhere.
+    It could if any part of the path to `place`, symbolic links included, is in `root`, or if a file of `place` has a second name (a hard link),
+    which may be anywhere.
     """
     root = os.path.realpath(root)
     mine = _same(root)
@@ -98,7 +98,7 @@ def within_reach(place: str, root: str) -> str:
 
 
 def _looked_up(path: str) -> Iterator[str]:
-    """Yield the real path of everything that is looked up on the way to `path`: links and what they lead to; `path` as it really is comes last."""
+    """Yield the real path of each part of the lookup of `path`: links, their targets, and last the real path itself."""
     rest, here, links = [part for part in path.split("/") if part], "", 0
     while rest:
         part = rest.pop(0)
@@ -125,7 +125,7 @@ def _below(path: str, root: str) -> bool:
 
 
 def _above(path: str) -> Iterator[str]:
-    """Yield the directories that `path` lies in."""
+    """Yield the parent directories of `path`."""
     while path not in ("", "/"):
         path = path.rpartition("/")[0]
         yield path or "/"

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from detent.core.codec import digest_of
-from detent.core.errors import CancelWaits, ClaimLost, CorruptLog, NotAllowedNow, StoreError
+from detent.core.errors import CancelWaits, ClaimLost, CorruptLog, NotAllowedNow, RunErased, StoreError
 from detent.core.records import RunHead
 from detent.ports.options import check_fields
 
@@ -116,6 +116,18 @@ def refuse_without_claim(run_id: str, claim: int | None, there: int | None) -> N
         raise ClaimLost(run_id)
 
 
+ERASED = "erased"
+"""The `reason` in the listing entry of a run that was erased."""
+PARENT_ERASED = "parent_erased"
+"""That of a fork whose content is gone because it goes on from a run that was erased."""
+
+
+def refuse_erased(head: RunHead) -> None:
+    """Raise `RunErased` for a signal to a run whose listing entry says that it was erased, or a run above it; for stores to call in `post`."""
+    if head.reason in (ERASED, PARENT_ERASED):
+        raise RunErased(head.run_id, parent=head.parent if head.reason == PARENT_ERASED else "")
+
+
 def no_room(run_id: str) -> NotAllowedNow:
     """Return what is raised for a signal that finds no room."""
     why = f"{MOST_UNDECIDED} signals wait in the inbox of run {run_id!r}, and nobody has decided on them: `detent resume {run_id}` does"
@@ -187,9 +199,15 @@ _ROUNDING = 1e-9
 
 
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs to list, newest first. `after` is the run id that ended the previous page."""
+    """Which runs to list, newest first. `after` is the run id that ended the previous page.
+
+    `starts_with`: only runs whose id begins with one of these texts; a database answers it from its index of ids. `ends_with`: only runs
+    whose id ends with one of these; with both, either is enough.
+    """
 
     status: tuple[str, ...] = ()
+    starts_with: tuple[str, ...] = ()
+    ends_with: tuple[str, ...] = ()
     tenant: str | None = None
     goal_id: str | None = None
     agent: str | None = None
@@ -309,8 +327,9 @@ class EventStore(Protocol):
     async def post(self, run_id: str, signal: Signal) -> None:
         """Put a signal into the run's inbox, behind those that are there.
 
-        Raise `RunNotFound` for an unknown run, and `NotAllowedNow` (`inbox_full`) where `MOST_UNDECIDED` others wait, timers and
-        cancellations not counted: these are never refused. Posting an id twice is one signal, also where the inbox is full.
+        Raise `RunNotFound` for an unknown run, `RunErased` for one that was erased (`refuse_erased`), and `NotAllowedNow` (`inbox_full`) where
+        `MOST_UNDECIDED` others wait, timers and cancellations not counted: these are never refused for that. Posting an id twice is one signal,
+        also where the inbox is full. Posting and erasing or deleting the run exclude each other: nothing waits in its inbox afterwards.
         """
         ...
 
@@ -336,12 +355,18 @@ class EventStore(Protocol):
 
     async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None: ...
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
-        """Replace every line by `tombstone(line)` and remove blobs, snapshot and inbox, in one transaction."""
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
+        """Replace every line by `tombstone(line)` and remove blobs, snapshot and inbox, in one transaction.
+
+        Raise `RunNotFound`, and with `claim` what `append` raises for it.
+        """
         ...
 
     async def delete(self, run_id: str) -> None:
-        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        """Remove the run with all that belongs to it; raise `RunNotFound`.
+
+        Its blobs are there as long as its listing entry is: who finds a blob missing and then the entry there knows that it was not being deleted.
+        """
         ...
 
     async def gc(self) -> int:

@@ -1,7 +1,7 @@
-"""Telling others what happened: observers, handlers of a bus and hooks are all called here, and nowhere else.
+"""Calls observers, bus handlers and hooks. No other module does.
 
-They are called in order, each before the next; who fails is reported once, through stdlib logging, and those after it are told (row K9). What
-is awaited is awaited as long as the run has patience (`PATIENCE`), and a cancellation of its own is a failure as any other.
+They are called one after the other. A failure is reported once, through `logging`, and the others are still called (row K9). A coroutine is
+awaited as long as the run has patience (`PATIENCE`); a `CancelledError` that it raises by itself counts as a failure.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ log = logging.getLogger("detent")
 
 
 class Listener:
-    """Somebody who is told, by calling `call`; `who` is named where it fails. Nobody who is not `active` is called."""
+    """A listener: `call` is called while it is `active`. `who` names it in reports of failures."""
 
     __slots__ = ("active", "call", "patient", "who")
 
     def __init__(self, call: Callable[..., Any], who: Any = None, *, patient: bool = True) -> None:
         self.call, self.who, self.active = call, call if who is None else who, True
         self.patient = patient and not isinstance(who, Fan)
-        """Whether it is given time as one; who tells others gives each of them time of its own."""
+        """Whether it gets one time limit as a whole. A listener that calls others gives each of them its own."""
 
 
 class Fan:
-    """Tells others. `failures` counts how often each of them has failed."""
+    """Calls listeners. `failures` counts the failures of each."""
 
     __slots__ = ("failures",)
 
@@ -37,7 +37,7 @@ class Fan:
         self.failures: dict[int, int] = {}
 
     def tell(self, listeners: Sequence[Listener], *args: Any) -> Awaitable[None] | None:
-        """Call each with `args`; the answer must be awaited when there is one (some listener is asynchronous)."""
+        """Call each with `args`. If some listener is asynchronous, this returns an awaitable that the caller must await."""
         for number, listener in enumerate(listeners):
             answer = self.call(listener, args)
             if answer is not None:
@@ -45,7 +45,7 @@ class Fan:
         return None
 
     def call(self, listener: Listener, args: Sequence[Any]) -> Awaitable[Any] | None:
-        """Call one; return what it wants awaited, None when it is done or has failed."""
+        """Call one listener. Return its awaitable, or None if it is done or failed."""
         if not listener.active:
             return None
         try:
@@ -68,13 +68,13 @@ class Fan:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # somebody stops the run itself
+                raise  # the run itself is being stopped
             self._failed(listener, error)
         except Exception as error:  # noqa: BLE001 - foreign code: it never fails a run
             self._failed(listener, error)
 
     def forget(self, listener: Listener) -> None:
-        """Call it no more, and stop counting for it."""
+        """Stop calling it, and forget its count."""
         listener.active = False
         self.failures.pop(id(listener.who), None)
 
@@ -86,7 +86,7 @@ class Fan:
 
 
 async def answer_of(call: Callable[..., Any], *args: Any) -> Any:
-    """Call what is asked for a decision, and return its answer; a cancellation of its own is `RuntimeError`."""
+    """Call a function that decides, and return its answer. A `CancelledError` that it raises by itself becomes a `RuntimeError`."""
     try:
         answer = call(*args)
     except asyncio.CancelledError as error:
@@ -95,10 +95,10 @@ async def answer_of(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def from_inside(who: Any) -> RuntimeError:
-    """Return the error for what raised `CancelledError` while nobody cancelled anything."""
+    """Return the error for code that raised `CancelledError` although nobody cancelled it."""
     return RuntimeError(f"{named(who)} was cancelled from inside; nobody cancelled the run")
 
 
 def named(who: Any) -> str:
-    """Return what a function, a coroutine or an object is called in a report."""
+    """Return the name of a function, a coroutine or an object in a report."""
     return getattr(who, "__qualname__", None) or type(who).__qualname__

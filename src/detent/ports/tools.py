@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from detent.core.actions import Abstain, AskUser, FinalAnswer
-from detent.core.agent import Host
+from detent.core.agent import AgentSpec, Host
 from detent.core.errors import Explained, ToolFailed
 from detent.core.events import ArtifactRef, SideEffect
 from detent.core.state import KernelState
+from detent.ports.models import Models
 from detent.ports.options import check_fields
 
 
@@ -65,9 +66,25 @@ class ToolContext:
     `idempotency_key` is the same over attempts, resume and takeover: hand it to services that accept one. `cancelled` is set when the run
     is cancelled or the deadline has passed; a tool that looks at it can stop in good order. `deadline` is in the event loop's time, which
     is `time.monotonic` (None: no limit); `remaining_s()` is what is left of it. `secret(name)` is the only way to a credential.
+    `models` is the run's gateway: a model that a tool asks through it is recorded, priced and bounded like those of the planner (None: there is
+    none). `attachments` are those of the run.
     """
 
-    __slots__ = ("_key", "_progress", "_results", "_secrets", "attempt", "call_id", "cancelled", "deadline", "host", "run_id", "tool")
+    __slots__ = (
+        "_attachments",
+        "_key",
+        "_models",
+        "_progress",
+        "_results",
+        "_secrets",
+        "attempt",
+        "call_id",
+        "cancelled",
+        "deadline",
+        "host",
+        "run_id",
+        "tool",
+    )
 
     def __init__(
         self,
@@ -83,8 +100,10 @@ class ToolContext:
         progress: Callable[[Any], None] | None = None,
         secrets: Secrets | None = None,
         results: Callable[[str], Awaitable[Any]] | None = None,
+        models: Callable[[], Models] | None = None,
+        attachments: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
-        self._results = results
+        self._results, self._models, self._attachments = results, models, attachments
         self.run_id, self.call_id, self.tool, self.host = run_id, call_id, tool, host
         self._key, self.attempt, self.deadline = idempotency_key, attempt, deadline
         self.cancelled = Cancellation() if cancelled is None else cancelled
@@ -94,6 +113,16 @@ class ToolContext:
     def idempotency_key(self) -> str:
         """The key under which a service that accepts one recognises this call."""
         return self._key if isinstance(self._key, str) else self._key()
+
+    @property
+    def models(self) -> Models | None:
+        """The way to models for this attempt, for use in the event loop; None outside of a run."""
+        return None if self._models is None else self._models()
+
+    @property
+    def attachments(self) -> Sequence[Any]:
+        """What was attached to the run, as a copy."""
+        return self._attachments()
 
     def progress(self, event: Any) -> None:
         """Tell observers, at once and best effort, how far the call is; `event` is JSON."""
@@ -292,3 +321,13 @@ class Toolbox(Protocol):
         ...
 
     def names(self) -> Sequence[str]: ...
+
+
+def shown_tools(state: KernelState, specs: Sequence[ToolSpec], tools: Mapping[str, Any], agent: AgentSpec) -> tuple[ToolSpec, ...]:
+    """Return which of the offered tools the planner is shown: in the last turn those that answer; with `discover_tools`, those it has found."""
+    if state.wrapping_up:
+        return tuple(spec for spec in specs if spec.ends_turn)
+    if "discover_tools" not in tools:
+        return tuple(specs)
+    found = (*state.meta.get("meta_tools", {}).get("discovered", ()), *agent.required_tools)
+    return tuple(s for s in specs if s.name in found or s.ends_turn or isinstance(tools[s.name], MetaTool))

@@ -1,4 +1,4 @@
-"""Verifying: whether an answer counts, asked before it ends the run (`Agent(verify=)`)."""
+"""Verifying: checks an answer before it ends the run (`Agent(verify=)`)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from detent.ports.planning import View
 
 
 class AnswerView(View, frozen=True, kw_only=True):
-    """What a verifier sees beside the answer: the planner's view, with the `results` of all passes of the run, and what the run has used."""
+    """What a verifier sees besides the answer: the planner's view, with the `results` of all passes of the run, and the run's usage."""
 
     usage: Usage = NOTHING
     running_s: float = 0.0
 
 
 Verifier = Callable[[Any, Any], Any]
-"""Takes an answer and the view (`AnswerView`), and returns what is wrong with the answer in words, "" or None when nothing is; may be a
-coroutine function. What it raises means that the answer could not be checked: the run fails."""
+"""Gets an answer and the view (`AnswerView`). Returns what is wrong with the answer as a text, or "" or None if it is right. May be a
+coroutine function. If it raises, the answer could not be checked and the run fails."""
 
 
 class Stated:
-    """A verifier that can be written down: `entry` is what the log and an agent file call it."""
+    """A verifier that an agent file can name. `entry` is its form in the log and in an agent file."""
 
     __slots__ = ("_check", "entry")
 
@@ -36,7 +36,7 @@ class Stated:
 
 
 async def verify(verifier: Verifier, answer: Any, view: Any) -> str:
-    """Return what `verifier` says, "" where it has nothing against the answer. Raise `TypeError` for one that says anything but words."""
+    """Return the objection of `verifier`, or "". Raise `TypeError` if it returns anything but a text or None."""
     said: Any = verifier(answer, view)
     said = await said if inspect.isawaitable(said) else said
     if said is not None and not isinstance(said, str):
@@ -46,9 +46,9 @@ async def verify(verifier: Verifier, answer: Any, view: Any) -> str:
 
 
 class Answers(Protocol):
-    """Decides whether answers count. `judge` asks the agent's verifiers, and returns their objection, "" where there is none.
+    """Decides whether answers count. `judge` calls the agent's verifiers and returns their objection, or "".
 
-    `conclude` decides on the answer that a pass holds at the end of a turn, and puts that on record. `context` is the pass's `KernelContext`.
+    `conclude` decides on a pass's answer at the end of a turn, and records the decision. `context` is the pass's `KernelContext`.
     """
 
     async def judge(self, answer: Any, context: Any) -> str: ...
@@ -57,12 +57,12 @@ class Answers(Protocol):
 
 
 def verdict_label(number: int, entry: dict[str, Any], answer_digest: str) -> str:
-    """Return the label under which a verdict is recorded: the number and name of its check, and the answer that it is about."""
+    """Return the label of a recorded verdict: the number and name of the check, and the answer."""
     return f"verify {number} {verifier_name(entry)} {answer_digest[:8]}"
 
 
 def verdict_told(label: str, value: Any) -> str | None:
-    """Return a recorded verdict in words; None for the value of another effect."""
+    """Return a recorded verdict as a text; None for the value of another effect."""
     parts = label.split(" ")
     said: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if parts[0] != "verify" or len(parts) < 4 or not {"accepted", FAILED} & said.keys():
@@ -74,7 +74,7 @@ def verdict_told(label: str, value: Any) -> str | None:
 
 
 def verifier_name(entry: dict[str, Any]) -> str:
-    """Return what an entry of `Agent(verify=)` is called in the log: its `name`, else its kind, with the function or program that it names."""
+    """Return the name of an entry of `Agent(verify=)` in the log: its `name`, otherwise its kind with the function or program that it names."""
     if entry.get("name"):
         return str(entry["name"])
     kind = next(iter(entry))

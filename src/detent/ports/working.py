@@ -1,8 +1,8 @@
-"""Worker hosts: how runs are handed over to be advanced by some worker, and how workers take them.
+"""Worker hosts: how runs are submitted, and how workers advance them.
 
-The queue is the log. A run that was started and not advanced is due, and so is one whose worker died or was stopped: its status is
-`running`, and nobody has its claim. A run that waits is due when its time has come or an answer is there. What a host adds is when, how
-many at once, in which order, how often again, and when to give up. A dead letter is a run on whose log that stands (`DeadLettered`).
+The queue is the log. A run is due if its status is `running` and nobody has its claim: it was submitted, or its worker died or was stopped.
+A waiting run is due when its time has come or an answer has arrived. A host decides when, how many at once, in which order, how often to try
+again, and when to give up. A dead letter is a run with a `DeadLettered` record.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from detent.core.errors import ConfigError, NewerVersion, ToolsMissing
 
 NOT_HERE: tuple[type[Exception], ...] = (ConfigError, ToolsMissing, NewerVersion)
-"""What `Backlog.advance` raises where this worker lacks what a run needs. Another one may have it: such a run is left, and not given up."""
+"""What `Backlog.advance` raises if this worker lacks what a run needs. Another worker may have it, so the run is left alone, not given up."""
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that somebody may advance now. `since`: when something was last recorded of it, `records`: how many records it has."""
+    """A run that may be advanced now. `since` is the time of its last record, `records` the number of its records."""
 
     run_id: str
     tenant: str = ""
@@ -30,7 +30,7 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tries(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a run was taken up without getting any further, by whichever worker; when the last time was (None: never), and by which."""
+    """Counts attempts of all workers that made no progress. Also has the time of the last one (None: never) and its worker."""
 
     count: int = 0
     last: datetime | None = None
@@ -38,66 +38,66 @@ class Tries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backlog(Protocol):
-    """What there is to do in one store, and how it is done: an engine's side of the seam."""
+    """The pending work in one store, and how to do it: the engine's side of the seam."""
 
     def now(self) -> datetime:
-        """The time in UTC, as the engine's clock has it; pauses are measured with it."""
+        """The time in UTC by the engine's clock, which measures pauses."""
         ...
 
     async def due(self) -> Sequence[Due]:
-        """Return the runs that may be advanced now, the longest untouched first; some of them other workers may have.
+        """Return the runs that may be advanced now, the longest untouched first. Other workers may have some of them.
 
-        Raise `StoreError`, which is `retryable` where the store may answer later.
+        Raise `StoreError`; it is `retryable` if the store may answer later.
         """
         ...
 
     async def look(self, run_id: str) -> Tries:
-        """Return what is on record of earlier attempts. Raise `RunBusy` while another worker has the run, else as `advance`."""
+        """Return the recorded earlier attempts. Raise `RunBusy` while another worker has the run, otherwise the errors of `advance`."""
         ...
 
     async def advance(self, run_id: str) -> str:
-        """Take the run on until it finishes or waits, under its claim, and return its status; a run with nothing to do stays as it is.
+        """Advance the run under its claim until it finishes or waits, and return its status. A run with nothing to do does not change.
 
-        Raise `RunBusy` and `Conflict` where another worker has it, `Suspended`, `StoreBusy` or `StoreFull` where it was stopped or the store
-        has no time or room, one of `NOT_HERE`, and anything else where the attempt failed: nothing is finished then, and the claim is given back.
+        Raise `RunBusy` or `Conflict` if another worker has it; `Suspended` if it was stopped; `StoreBusy` or `StoreFull` if the store has no time
+        or room; or one of `NOT_HERE`. Any other exception means that the attempt failed. The run is then not finished, and the claim is released.
         """
         ...
 
     async def failed(self, run_id: str, error: Exception) -> Tries:
-        """Put a failed attempt on record, so that all workers count it, and return how many there are now."""
+        """Record a failed attempt, so that all workers count it. Return the number of failed attempts."""
         ...
 
     async def give_up(self, run_id: str, why: str, attempts: int) -> None:
-        """Record the run as a dead letter: it waits for an operator (`DeadLettered`), who opens it again, and is not due until then."""
+        """Record the run as a dead letter (`DeadLettered`). It waits for an operator to open it again and is not due until then."""
         ...
 
     def suspend(self, why: str) -> None:
-        """Stop everything that `advance` is doing, and let it do nothing more: it raises `Suspended`, and the runs can be resumed."""
+        """Stop all running `advance` calls and refuse new ones: they raise `Suspended`, and the runs can be resumed."""
         ...
 
     async def news(self, timeout_s: float) -> None:
-        """Return when there may be something new, at the latest after so many seconds."""
+        """Return when there may be something new, at the latest after the given number of seconds."""
         ...
 
 
 class WorkerHost(Protocol):
     """Brings runs and workers together. Reference: `workers.in_process.InProcessHost`.
 
-    - A run that was submitted is advanced by some worker, whatever becomes of who submitted it and of the workers that have had it.
-    - One worker at a time advances a run; a host takes none up that `look` or `advance` calls busy, and comes back to it.
-    - It advances several runs at once, never more than it was told, and one that hangs or fails holds up no other.
+    - Some worker advances every submitted run, even if the submitter or earlier workers die.
+    - Only one worker at a time advances a run. A host skips a run that `look` or `advance` reports as busy, and tries it again later.
+    - It advances several runs at once, never more than its limit. A run that hangs or fails does not delay the others.
     - The longest untouched run comes first, and tenants take turns: no tenant waits until all runs of another one are done.
-    - A run whose attempt failed is tried again after a pause that grows each time; after so many attempts it is given up, with the
-      reason. What is `NOT_HERE` is left to other workers and never given up.
+    - A failed run is tried again after a growing pause. After a number of attempts it is given up, with the reason. A run that is `NOT_HERE`
+      is left to other workers and never given up.
     """
 
     async def submit(self, run_id: str) -> None:
-        """See that some worker advances a run that is durably started; nothing is advanced here and now."""
+        """Make sure that some worker advances a durably started run. This call does not advance it."""
         ...
 
     async def work(self, backlog: Backlog, *, until_idle: bool = False) -> None:
-        """Be a worker until cancelled, or (`until_idle`) until nothing can be advanced now and nothing is in progress.
+        """Work until cancelled or, with `until_idle`, until no run is due and none is in progress.
 
-        Once cancelled it takes nothing more up, suspends what is in progress, and is over when all of that has stopped.
+        Once cancelled, it takes no new runs, suspends those in progress, and returns when all have stopped.
         """
         ...

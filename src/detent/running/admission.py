@@ -128,10 +128,13 @@ def refuse_control_in_reach(store: EventStore, secrets: SecretSource | None, age
                 )
 
 
-def refuse_unpriced(spec: AgentSpec, planner: Planner, prices: Prices, *, bounded: str) -> None:
-    """Raise `ConfigError` when a model that the agent's planner or a check may ask has no known price; `bounded` says whose cost is bounded."""
+def refuse_unpriced(spec: AgentSpec, planner: Planner, prices: Prices, others: Sequence[tuple[str, str]] = (), *, bounded: str) -> None:
+    """Raise `ConfigError` when a model that the agent's planner, a check or a tool (`others`) may ask has no known price.
+
+    `bounded` says whose cost is bounded.
+    """
     judges = tuple((str(entry["model"]), "") for entry in spec.verify if entry.get("model"))
-    for model, provider in (*models_asked(planner, spec), *judges):
+    for model, provider in (*models_asked(planner, spec), *judges, *others):
         if not prices.knows(model, provider):
             install = "" if prices.listed else " (the price list is not installed: pip install 'detent[models]')"
             raise ConfigError(

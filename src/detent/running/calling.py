@@ -12,9 +12,10 @@ from detent.core.codec import digest_of
 from detent.core.errors import ToolFailed
 from detent.core.events import ToolReconciled
 from detent.core.state import CallState, RunState
+from detent.kernel.context import KernelContext
 from detent.kernel.execution import finished, key_of
 from detent.kernel.journal import Journal
-from detent.ports import Cancellation, Chunk, Clock, EventStore, SecretSource, Tool, ToolContext, ToolOutcome
+from detent.ports import Cancellation, Chunk, Clock, EventStore, Models, SecretSource, Tool, ToolContext, ToolOutcome
 from detent.ports.copies import copied
 from detent.running.control import Control
 from detent.running.hiding import Values
@@ -48,24 +49,30 @@ class Calls(Values):
         self._vault: Vault | None = None
         self._recorded: Recorded | None = None
 
-    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
-        """Run a tool once; an interruption leaves an effect in doubt."""
+    async def attempt(self, tool: Tool, call: CallState, context: KernelContext) -> ToolOutcome:
+        """Run a tool once; an interruption leaves an effect in doubt. Model calls that it leaves open are given up with it."""
         if self._journal.state.fork_effects and (answered := await self._not_executed(tool, call)) is not None:
             return answered
         if call.digest and digest_of([call.tool, call.args]) != call.digest:
             return ToolOutcome(kind="not_executed", error_code="arguments_changed", message=_CHANGED, final=True)
-        context = self._context(tool, call, deadline_s)
+        gateways: list[Any] = []
+
+        def models() -> Models:
+            gateways[:] = gateways or [self.models(context)]
+            return gateways[0]
+
+        given = self._context(tool, call, context.time_left(), models)
         raw = msgspec.json.encode(call.args)
         try:
             args = msgspec.json.decode(raw) if b"<secret:" not in raw else await self._resolved(tool.spec, call.args)  # its own copy
         except ToolFailed as refused:
             return ToolOutcome(kind="not_executed", error_code=refused.error_code, message=str(refused), final=True)
         if self._chunk is not None:
-            self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": copied(call.args), "attempt": context.attempt}))
+            self._chunk(_piece("tool", call, self._run(), {"tool": call.tool, "args": copied(call.args), "attempt": given.attempt}))
         started = self._clock.monotonic()
         with self.control.during():
             try:
-                outcome = await tool.run(args, context)
+                outcome = await tool.run(args, given)
             except asyncio.CancelledError:
                 if not self.control.interrupted():
                     raise
@@ -73,6 +80,9 @@ class Calls(Values):
                 outcome = ToolOutcome(
                     kind="failed" if known else "in_doubt", error_code="aborted", message="interrupted: the run was cancelled"
                 )
+            finally:
+                for gateway in gateways:
+                    gateway.close()
         outcome = self.vault.outcome(outcome)
         return msgspec.structs.replace(outcome, latency_ms=round((self._clock.monotonic() - started) * 1000, 3))
 
@@ -115,7 +125,11 @@ class Calls(Values):
             self._vault = Vault(self._source, self._run().host)
         return self._vault
 
-    def _context(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolContext:
+    def models(self, context: KernelContext) -> Any:
+        """Return the way to models for the pass of `context`."""
+        raise NotImplementedError
+
+    def _context(self, tool: Tool, call: CallState, deadline_s: float | None, models: Callable[[], Models] | None = None) -> ToolContext:
         state = self._journal.state
         return ToolContext(
             run_id=state.run_id,
@@ -129,6 +143,8 @@ class Calls(Values):
             progress=self._progress(call, state) if self._chunk is not None else None,
             secrets=self.vault,
             results=self._result,
+            models=models,
+            attachments=lambda: tuple(copied(one) for one in state.attachments),
         )
 
     async def _result(self, call_id: str) -> Any:

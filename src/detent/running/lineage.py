@@ -1,27 +1,32 @@
 """What a fork has of the runs that it was branched from: their records up to there, their artifacts, and what their calls came to.
 
 A fork's log does not repeat what came before it: it is read from its ancestors. Before one of them is removed, its records and artifacts are
-copied into its forks (`preserve`), and a fork that leaves for another store takes such a copy along (`carried`). A copy is one blob: a line
+copied into its forks (`remove`), and a fork that leaves for another store takes such a copy along (`carried`). A copy is one blob: a line
 of JSON that says whose lines follow and how many of them the fork begins with, then the lines, the first ancestor's first.
+
+No lock keeps a run from being forked while it is removed or erased. Each side writes first and looks then: who removes it marks it (`LEAVING`), then
+looks for forks; who forks it writes the fork, then looks for the mark (`refuse_gone`). One of the two sees the other, and a fork that sees it is undone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from detent.core.codec import digest_of, read_log, read_record
-from detent.core.errors import CorruptLog, RunErased
+from detent.core.errors import CorruptLog, NotAllowedNow, RunBusy, RunErased, RunNotFound, StoreError
 from detent.core.events import Forked, ToolFinished, ToolReconciled, ToolStarted
-from detent.core.records import Record
+from detent.core.records import Record, RunHead
 from detent.core.state import TERMINAL, CallState, Item, RunState
-from detent.ports import ARTIFACT_KEY_LENGTH, EventStore, RunQuery, ToolOutcome
+from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, RunQuery, ToolOutcome, give_back
 
 PREFIX_BLOB = "fork-prefix"
 """The key of the copy; shorter than an artifact's."""
+LEAVING = "leaving"
+"""The key of the mark on a run that is being removed or erased. One that a dead process left keeps the run from being forked; `gc` takes it away."""
 SECRET = "secret-"
 _FORKED = b'","body":{"type":"forked"'
 """Stands in a line only where its body begins: inside a JSON string the quotes would be escaped."""
@@ -158,7 +163,12 @@ async def carried(store: EventStore, run_id: str, lines: Sequence[bytes], *, fin
     blobs: dict[str, bytes] = {} if PREFIX_BLOB in there else {PREFIX_BLOB: copy}
     for ancestor in reversed([one.run_id for one in found]):
         for key in await store.list_blobs(ancestor):
-            if key == PREFIX_BLOB or key in there or key in blobs or (len(key) == ARTIFACT_KEY_LENGTH and key.encode() not in named):
+            if (
+                key in (PREFIX_BLOB, LEAVING)
+                or key in there
+                or key in blobs
+                or (len(key) == ARTIFACT_KEY_LENGTH and key.encode() not in named)
+            ):
                 continue
             data = await store.get_blob(ancestor, key)
             if data is not None:
@@ -166,43 +176,106 @@ async def carried(store: EventStore, run_id: str, lines: Sequence[bytes], *, fin
     return blobs
 
 
-async def preserve(store: EventStore, run_id: str) -> None:
-    """Give to the forks of a run what they refer to in it and before it, so that it can be removed."""
+async def remove(store: EventStore, run_id: str) -> None:
+    """Remove a run, which is held by a claim; its forks are given first what they refer to in it and before it."""
+    async with unforked(store, run_id):
+        await _preserve(store, run_id)
+        await store.delete(run_id)
+
+
+@contextlib.asynccontextmanager
+async def unforked(store: EventStore, run_id: str) -> AsyncGenerator[None]:
+    """Keep a run from being forked in the block, which removes or erases it: it has no forks but those that are found there."""
+    await store.put_blob(run_id, LEAVING, b"")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # what was in the way is said, and `gc` does it
+            await store.delete_blob(run_id, LEAVING)
+        raise
+
+
+async def _above(store: EventStore, run_id: str) -> AsyncGenerator[RunHead]:
+    """Yield the listing entries of a run and of those whose records it reads from them, the nearest first."""
+    while (head := await store.head(run_id)) is not None:
+        yield head
+        lines = await store.read(run_id, limit=1)
+        forked = forked_of(lines[0]) if lines else None
+        if forked is None or PREFIX_BLOB in await store.list_blobs(run_id):
+            return
+        run_id = forked.parent
+
+
+async def erased_above(store: EventStore, run_id: str) -> str:
+    """Return the nearest run that was erased of those that a run goes on from, "" where none was."""
+    async for head in _above(store, run_id):
+        if head.run_id != run_id and head.reason == ERASED:
+            return head.run_id
+    return ""
+
+
+async def refuse_gone(store: EventStore, child_id: str, run_id: str) -> None:
+    """Raise for a fork that was just written where a run that it goes on from is removed or erased: it is to be undone, for nobody knows of it.
+
+    `RunNotFound`, `NotAllowedNow` (`being_removed`), or `RunErased`.
+    """
+    above = [head async for head in _above(store, child_id)][1:]
+    for head in above:
+        if head.reason == ERASED:
+            raise RunErased(child_id, parent=head.run_id)
+        if await store.get_blob(head.run_id, LEAVING) is not None:
+            why = f"run {head.run_id!r} is being deleted, erased, moved or archived; if the process that did it has died, do it again, or run `detent gc`"
+            raise NotAllowedNow(run_id, why, reason_code="being_removed")
+    if not above or await store.head(run_id) is None:
+        raise RunNotFound(run_id, store.url)
+
+
+async def _preserve(store: EventStore, run_id: str) -> None:
     for fork in await forks_of(store, run_id):
         head = await store.head(fork)
         try:
             blobs = await carried(store, fork, await store.read(fork), finished=head is not None and head.status in TERMINAL)
         except RunErased:  # there is nothing left to give
             continue
-        for key, data in blobs.items():
-            await store.put_blob(fork, key, data)
+        try:
+            for key, data in blobs.items():
+                await store.put_blob(fork, key, data)
+        except StoreError:
+            if await store.head(fork) is not None:
+                raise
+        if blobs and await store.head(fork) is None:
+            await _clear(store, fork)
 
 
-async def forget(store: EventStore, run_id: str) -> list[str]:
-    """Remove from the forks of a run, and from theirs, what was in it, and the words of a goal that is not their own; return their ids."""
-    forks = await forks_of(store, run_id)
-    for fork in list(forks):
-        own = b"\n".join(await store.read(fork))
-        for key in await store.list_blobs(fork):
-            copied = len(key) == ARTIFACT_KEY_LENGTH or key.startswith(SECRET)
-            if key == PREFIX_BLOB or (copied and key.removeprefix(SECRET).encode() not in own):
-                await store.delete_blob(fork, key)
-        await _forget_goal(store, fork)
-        forks += await forget(store, fork)
-    return forks
+async def _clear(store: EventStore, fork: str) -> None:
+    """Remove what was given to a fork that was undone meanwhile; a new run under its id has the claim, and is left alone."""
+    with contextlib.suppress(RunBusy, RunNotFound):
+        await store.claim(fork)
+        try:
+            if await store.head(fork) is None:
+                await store.delete(fork)
+        finally:
+            await give_back(store, fork)
 
 
-async def _forget_goal(store: EventStore, fork: str) -> None:
-    """Take the words of its parent's goal out of the listing entry of a fork, which can be read no more; its records stay as they are."""
-    head, lines = await store.head(fork), await store.read(fork, limit=1)
+async def forget(store: EventStore, fork: str, claim: int) -> None:
+    """Remove from a fork what was in a run above it that was erased, and the words of a goal that is not its own. It can be read no more.
+
+    Its own records stay, and its listing entry says why (`PARENT_ERASED`).
+    """
+    head, lines = await store.head(fork), await store.read(fork)
     forked = forked_of(lines[0]) if lines else None
-    if head is None or forked is None or "goal" in forked.edits:
+    if head is None or forked is None:  # it was erased itself
         return
-    blobs: dict[str, bytes] = {}
+    own, blobs = b"\n".join(lines), dict[str, bytes]()
     for key in await store.list_blobs(fork):
-        with contextlib.suppress(CorruptLog):  # its run is damaged without it as with it
-            blobs[key] = await store.get_blob(fork, key) or b""
-    await store.erase(fork, lambda line: line, head=msgspec.structs.replace(head, goal="", title=""))
+        copied = len(key) == ARTIFACT_KEY_LENGTH or key.startswith(SECRET)
+        if key not in (PREFIX_BLOB, LEAVING) and not (copied and key.removeprefix(SECRET).encode() not in own):
+            with contextlib.suppress(CorruptLog):  # its run is damaged without it as with it
+                blobs[key] = await store.get_blob(fork, key) or b""
+    words = {} if "goal" in forked.edits else {"goal": "", "title": ""}
+    head = msgspec.structs.replace(head, reason=PARENT_ERASED, digest=read_record(lines[-1]).digest, **words)
+    await store.erase(fork, lambda line: line, head=head, claim=claim)
     for key, data in blobs.items():
         await store.put_blob(fork, key, data)
 

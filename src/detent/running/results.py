@@ -257,7 +257,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
     Without `sequence` the records are sound, and what is kept beside them is not. `further` are more problems like it; `missing` says how many
     hidden values are not there, as after an archive was read back: it is no problem of the log. `listing` is the one that concerns the listing
-    entry alone, which can be made again from the log.
+    entry alone, which can be made again from the log. `parent_erased` is the run that it goes on from and that was erased, "" where none was: it
+    can neither be loaded nor resumed.
     """
 
     run_id: str
@@ -265,6 +266,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     digest: str
     erased: bool = False
+    parent_erased: str = ""
     sequence: int | None = None
     problem: str = ""
     further: tuple[str, ...] = ()

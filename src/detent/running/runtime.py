@@ -18,7 +18,9 @@ import msgspec
 
 from detent.config.adapters import fan_out, one_of
 from detent.config.groups import Bounds
+from detent.config.names import Names
 from detent.config.planners import Planners
+from detent.config.protocols import Protocols
 from detent.config.verifying import Verifiers
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
@@ -27,7 +29,7 @@ from detent.core.state import RunState
 from detent.kernel.journal import Journal, Sink
 from detent.metering.pricing import Prices
 from detent.metering.tenants import Tenants
-from detent.ports import Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
+from detent.ports import Guard, Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
 from detent.ports.processes import renew_in_children
 from detent.running import admission
 from detent.running.advancing import Advancing, Parts, due, meta_tool_of_some_kernel
@@ -102,6 +104,7 @@ class Runtime:
         servers: Servers,
         planners: Planners,
         verifiers: Verifiers,
+        guards: Names[Guard],
         approver: Literal["caller"] | Approver | None,
         ceiling: int,
         budget: Budget,
@@ -112,12 +115,13 @@ class Runtime:
         worker_host: WorkerHost,
         owns_store: bool,
         keep: Callable[..., Coroutine[Any, Any, Any]],
+        protocols: Protocols,
         **shared: Any,
     ) -> None:
         """`shared` is what `Parts` has beside what is said here. `keep` sees to it, now, how long runs are kept (`retention`)."""
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
-        self.verifiers = verifiers
+        self.verifiers, self.protocols, self.guards = verifiers, protocols, guards
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
         self.goal_words_in_ids, self.retention, self.keep = bounds.goal_words_in_ids, bounds.retention, keep
         self.parts = Parts(
@@ -370,7 +374,8 @@ class Runtime:
             bounded = f"agent {spec.name!r} runs for tenant {host.tenant!r}, which"
         else:
             return
-        admission.refuse_unpriced(spec, planner or self.planners.of(spec, check=False), self.prices, bounded=bounded)
+        planner = planner or self.planners.of(spec, check=False)
+        admission.refuse_unpriced(spec, planner, self.prices, self.protocols.models_asked(spec.tools), bounded=bounded)
 
     async def reach_servers(self, run_id: str, *, news: bool) -> None:
         """Connect the MCP servers that a run needs to go on; one that has nothing to do, or is to be cancelled, needs none."""

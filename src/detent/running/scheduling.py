@@ -60,12 +60,12 @@ class ScheduledWorld(LiveWorld):
                 del self._not_run[job.call_id]
         return None
 
-    async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
+    async def attempt(self, tool: Tool, call: CallState, context: KernelContext) -> ToolOutcome:
         """Run a tool once, unless its turn has not come."""
         if call.call_id in self._not_run:
             why = f"not run: {self._not_run[call.call_id]} before its turn came"
             return ToolOutcome(kind="not_executed", error_code="not_run", message=why, final=True)
-        return await super().attempt(tool, call, deadline_s)
+        return await super().attempt(tool, call, context)
 
 
 class Group:

@@ -78,7 +78,7 @@ async def base_of(store: EventStore, run_id: str, lines: Sequence[bytes]) -> Run
         known = await store.get_snapshot(one.run_id) if state is None and len(used) >= EVERY else None
         state = state_of(one.run_id, used, known, state)
         if forked is None:
-            raise CorruptLog(below.run_id, 1, f"it goes on from run {one.run_id!r}, and does not say where")
+            raise CorruptLog(below.run_id, 1, f"it continues from run {one.run_id!r}, and does not say where")
         state = branch(state, forked, below.run_id)
     return state
 

@@ -14,6 +14,7 @@ import msgspec
 
 from detent.config.adapters import inlined, one_of
 from detent.config.agents import Agent
+from detent.config.names import Imported
 from detent.config.output_types import OutputT, OutputType
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
@@ -101,7 +102,10 @@ async def run(
         output_schema=started.output_schema,
     )
     runtime.verifiers.check(spec, models=turns != 0)
+    runtime.protocols.check(spec.tools, models=turns != 0)
     runtime.planners.of(spec, check=turns != 0)  # rules that cannot be read are refused before anything is recorded
+    if turns != 0 and started.attachments:
+        runtime.planners.refuse_attachments(spec, started.attachments)
     if turns != 0 and ours(runtime.parts.strategies.get(spec.strategy)) and think in kernel_of(spec, runtime.parts).phases:
         runtime.planners.needed(spec)
     admission.checked_run_id(run_id and run_id.partition("@")[0])
@@ -166,6 +170,8 @@ async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns
 def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
+    add_imported(runtime, agent)
+    runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools])
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
     meta = [tool.spec.name for tool in kernel.meta_tools]
@@ -184,6 +190,15 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     if runtime.approver is None and runtime.store.url == "ram:" and not sys.stdin.isatty():
         admission.refuse_unanswerable(spec, runtime.tools, policy)
     return spec
+
+
+def add_imported(runtime: Runtime, agent: Agent) -> None:
+    """Make known here what the file of an agent names by import path."""
+    kernels, strategies = runtime.parts.kernels, runtime.parts.strategies
+    for names, said in ((runtime.guards, agent.guards), (kernels, [agent.kernel]), (strategies, [agent.strategy])):
+        for name in said:
+            if isinstance(name, Imported) and name not in names:
+                names.register(str(name), name.part)
 
 
 def _all_secrets(secrets: SecretSource | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which runs a listing shows, and in which order, for stores that hold the heads in memory."""
+"""Listing entries: read where they are stored as JSON; and which of them a listing shows, for stores that hold them in memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from collections.abc import Iterable
 
 import msgspec
 
-from detent.core.errors import ConfigError, RunNotFound
+from detent.core.errors import ConfigError, CorruptLog, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import RunQuery, unstorable
+
+_decode_head = msgspec.json.Decoder(RunHead).decode
+
+
+def entry_of(run_id: str, entry: bytes) -> RunHead:
+    """Return a listing entry that was stored as JSON; raise `CorruptLog`."""
+    try:
+        return _decode_head(entry)
+    except (ValueError, TypeError) as error:  # msgspec's errors are ValueErrors
+        raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
 
 
 def unsealed(head: RunHead) -> RunHead:
@@ -20,6 +30,9 @@ def check_query(query: RunQuery) -> None:
     """Raise `ConfigError` for a query that cannot be answered."""
     if query.limit is not None and query.limit < 0:
         raise ConfigError(f"RunQuery(limit={query.limit}): a page cannot have fewer than 0 runs; leave limit out for all of them")
+    for text in (*query.starts_with, *query.ends_with):
+        if problem := unstorable(text) or ("" if text else "is empty: leave it out for all runs"):
+            raise ConfigError(f"RunQuery: {text[:80]!r}, with which ids start or end, {problem}")
     for name, text in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent), ("after", query.after)):
         if text is not None and (problem := unstorable(text)):
             raise ConfigError(f"RunQuery({name}={text[:80]!r}) {problem}")
@@ -28,10 +41,32 @@ def check_query(query: RunQuery) -> None:
             raise ConfigError(f"RunQuery({name}={at.isoformat()}): the time has no zone; give one, such as {at.isoformat()}+00:00")
 
 
+def named(run_id: str, query: RunQuery) -> bool:
+    """Whether the run has an id that the query asks for, by its beginning or its end."""
+    asks = query.starts_with or query.ends_with
+    return not asks or run_id.startswith(query.starts_with) or run_id.endswith(query.ends_with)
+
+
+def named_in_sql(query: RunQuery, *, mark: str, end: str) -> list[tuple[str, list[str]]]:
+    """Return the same as a clause of SQL with its values, none where every run is asked for.
+
+    `mark` stands for a value, `end` for the last `{}` characters of an id. A beginning is a range of ids, which an index finds.
+    """
+    clauses = [f"run_id>={mark} AND run_id<{mark}"] * len(query.starts_with)
+    clauses += [f"{end.format(len(text))}={mark}" for text in query.ends_with]
+    values = [*(bound for text in query.starts_with for bound in (text, text + LAST)), *query.ends_with]
+    return [(f"({' OR '.join(clauses)})", values)] if clauses else []
+
+
+LAST = "\U0010ffff"
+"""Sorts behind every other character, in UTF-8 too; no id holds it."""
+
+
 def matches(head: RunHead, query: RunQuery) -> bool:
     """Whether the query asks for this run; `since` is included, `until` is not."""
     return (
         (not query.status or head.status in query.status)
+        and named(head.run_id, query)
         and (query.tenant is None or head.tenant == query.tenant)
         and (query.goal_id is None or head.goal_id == query.goal_id)
         and (query.agent is None or head.agent == query.agent)

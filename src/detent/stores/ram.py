@@ -15,7 +15,7 @@ from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.ports.processes import renew_in_children
-from detent.ports.stores import refuse_behind_cancel, refuse_overfull, refuse_without_claim
+from detent.ports.stores import refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
 from detent.stores.listing import select, unsealed
 
 FOLLOW_S = 0.25
@@ -231,8 +231,9 @@ class RamStore:
         return []
 
     async def post(self, run_id: str, signal: Signal) -> None:
-        """Put a signal into the inbox, once; raise `RunNotFound`."""
+        """Put a signal into the inbox, once; raise `RunNotFound`, `RunErased`."""
         run = self._run(run_id)
+        refuse_erased(run.head)
         if signal.id not in run.consumed and signal.id not in run.inbox:
             refuse_overfull(run_id, signal, run.inbox.values())
             run.inbox[signal.id] = signal
@@ -294,9 +295,10 @@ class RamStore:
         run = self._open_runs().get(run_id)
         return None if run is None else run.snapshot
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
-        """Replace every line and remove blobs, snapshot and inbox; raise `RunNotFound`."""
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
+        """Replace every line and remove blobs, snapshot and inbox; raise `RunNotFound`, `ClaimLost`."""
         run = self._run(run_id)
+        refuse_without_claim(run_id, claim, self._shelf.claims.get(run_id, _FREE)[0])
         run.records = [tombstone(line) for line in run.records]
         run.head, run.snapshot = head, None
         run.consumed.update(run.inbox)

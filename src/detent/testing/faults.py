@@ -187,9 +187,10 @@ class CrashingStore:
         """See `EventStore.get_snapshot`."""
         return await self._do("get_snapshot", lambda: self.inner.get_snapshot(run_id))
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         """See `EventStore.erase`."""
-        await self._do("erase", lambda: self.inner.erase(run_id, tombstone, head=head))
+        more: dict[str, Any] = {} if claim is None else {"claim": claim}
+        await self._do("erase", lambda: self.inner.erase(run_id, tombstone, head=head, **more))
 
     async def delete(self, run_id: str) -> None:
         """See `EventStore.delete`."""

@@ -133,7 +133,7 @@ def agent_of(tools: Sequence[Any], **fields: Any) -> Agent:
 
 
 class Exchange:
-    """One request to the server: its path, headers and JSON body, and the way to answer."""
+    """One request to the server: its path, headers and body (JSON, or the bytes of a form), and the way to answer."""
 
     def __init__(self, path: str, headers: dict[str, str], body: Any, writer: asyncio.StreamWriter) -> None:
         self.path, self.headers, self.body, self._writer = path, headers, body, writer
@@ -190,7 +190,8 @@ async def model_server(handler: Handler) -> AsyncIterator[str]:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
             raw = await reader.readexactly(int(headers.get("content-length", "0")))
-            await handler(Exchange(head[0].split(" ")[1], headers, json.loads(raw or b"null"), writer))
+            body = raw if headers.get("content-type", "").startswith("multipart/") else json.loads(raw or b"null")
+            await handler(Exchange(head[0].split(" ")[1], headers, body, writer))
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)

@@ -14,7 +14,7 @@ from detent.planners import RulePlanner
 from detent.planners.rules.files import FORMS, OPTIONS
 from planners.rules.views import value
 
-GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "rules.md").read_text()
+GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "howto" / "agents" / "rules.md").read_text()
 FILES = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
 ROWS = [
     (e, g) for e, g in re.findall(r"^\|[^|`]*(?:`[^`]+`[^|`]*)*\| `([^`]+)` \| `([^`]+)` \|$", GUIDE.split("## Functions")[1], re.MULTILINE)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from detent.core.errors import StoreError
+from detent.core.errors import RunErased, StoreError
 from detent.core.records import RunHead
 from detent.ports import Signal
 from detent.stores.files.store import FileStore
+from detent.testing.conformance.store_places import head_of, write
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 HEADS = [RunHead(run_id="run", goal_id="run", records=n, created_at=AT, updated_at=AT) for n in range(3)]
@@ -122,5 +123,33 @@ def test_posting_a_cancellation_waits_for_the_intent_that_is_being_written(tmp_p
         await asyncio.gather(appending, posting, waiting)
         await first.close()
         await second.close()
+
+    asyncio.run(main())
+
+
+def test_a_signal_is_refused_whose_run_is_erased_between_the_look_and_the_post(tmp_path: Path) -> None:
+    """It looks again under the inbox's lock, which erasing takes, too."""
+
+    async def main() -> None:
+        loop, store, other = asyncio.get_running_loop(), FileStore(tmp_path), FileStore(tmp_path)
+        await store.open()
+        await other.open()
+        await write(store, "run", range(1, 3))
+        look, looks = store._logs.head, list[str]()
+
+        def erased_after_the_first_look(run_id: str) -> RunHead | None:
+            found = look(run_id)
+            looks.append(run_id)
+            if len(looks) == 1:
+                erasing = other.erase("run", lambda _line: b"{}", head=head_of("run", 2, reason="erased"))
+                asyncio.run_coroutine_threadsafe(erasing, loop).result(60)
+            return found
+
+        store._logs.head = erased_after_the_first_look  # type: ignore[method-assign]
+        with pytest.raises(RunErased):
+            await store.post("run", Signal(id="s", kind="reply", payload={"reply": "secret"}))
+        assert await other.signals(["run"]) == {} and not (tmp_path / ".inbox" / "run.jsonl").exists()
+        await store.close()
+        await other.close()
 
     asyncio.run(main())

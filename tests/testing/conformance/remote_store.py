@@ -69,7 +69,7 @@ class Server:
     async def _do(self, store: RamStore, name: str, args: Any, options: Any) -> Any:
         if name == "erase":
             run_id, tombs, head = args
-            return await store.erase(run_id, lambda line: tombs[line], head=head)
+            return await store.erase(run_id, lambda line: tombs[line], head=head, **options)
         if name == "half_erase":
             run = store._run(args[0])
             run.records[0] = b"{}"
@@ -170,11 +170,11 @@ class RemoteStore:
             with contextlib.suppress(StoreBusy):
                 return await self._call("release", run_id)
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         lines = await self._call("read", run_id)
         if not lines:
             raise RunNotFound(run_id)
-        await self._call("erase", run_id, {line: tombstone(line) for line in lines}, head)
+        await self._call("erase", run_id, {line: tombstone(line) for line in lines}, head, claim=claim)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(EventStore, name):  # what else a store may have the server's has not

@@ -97,17 +97,17 @@ class WaitsForEver(RemoteStore):
 
 
 class ErasesTwice(RemoteStore):
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         try:
-            await super().erase(run_id, tombstone, head=head)
+            await super().erase(run_id, tombstone, head=head, claim=claim)
         except StoreBusy:
-            await super().erase(run_id, tombstone, head=head)
+            await super().erase(run_id, tombstone, head=head, claim=claim)
 
 
 class ErasesInParts(RemoteStore):
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         await self._call("half_erase", run_id)
-        await super().erase(run_id, tombstone, head=head)
+        await super().erase(run_id, tombstone, head=head, claim=claim)
 
 
 class DeletesInParts(RemoteStore):

@@ -15,7 +15,7 @@ from detent.core.errors import ClaimLost, Conflict, DetentError, RunBusy
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Balance, EventStore, Reservation, RunQuery, Signal, Spent
 from detent.ports.examining import Examined, Fault
-from detent.ports.stores import no_room, refuse_behind_cancel, refuse_without_claim
+from detent.ports.stores import no_room, refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
 from detent.stores.ram import RamStore
 from detent.testing.conformance.store import Place, StoreContract
 from simulation.disks import DiskStore, SqliteDisk
@@ -395,24 +395,49 @@ class TakesSignalsForNobody(BrokenStore):
             await super().post(run_id, signal)
 
 
+class TakesSignalsForErasedRuns(BrokenStore):
+    async def post(self, run_id: str, signal: Signal) -> None:
+        run = self._run(run_id)
+        if signal.id not in run.consumed:
+            refuse_overfull(run_id, signal, run.inbox.values())
+            run.inbox.setdefault(signal.id, signal)
+
+
+class LooksBeforeItPosts(BrokenStore):
+    """Looks whether the run was erased, and posts a moment later."""
+
+    async def post(self, run_id: str, signal: Signal) -> None:
+        run = self._run(run_id)
+        refuse_erased(run.head)
+        await asyncio.sleep(0)
+        if signal.id not in run.consumed and signal.id not in run.inbox:
+            refuse_overfull(run_id, signal, run.inbox.values())
+            run.inbox[signal.id] = signal
+
+
+class ErasesUnderAnyClaim(BrokenStore):
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
+        await super().erase(run_id, tombstone, head=head)
+
+
 class KeepsAnyOldSnapshot(BrokenStore):
     async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
         self._run(run_id).snapshot = seq, data
 
 
 class ErasesRecordsOnly(BrokenStore):
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         run = self._run(run_id)
         run.records, run.head = [tombstone(line) for line in run.records], head
 
 
 class ErasesAsItGoes(BrokenStore):
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         run = self._run(run_id)
         run.head = head
         for index, line in enumerate(run.records):
             run.records[index] = tombstone(line)
-        await super().erase(run_id, lambda line: line, head=head)
+        await super().erase(run_id, lambda line: line, head=head, claim=claim)
 
 
 class LeavesBlobsBehind(BrokenStore):
@@ -422,6 +447,13 @@ class LeavesBlobsBehind(BrokenStore):
             await super().delete(run_id)
         finally:
             self._shelf.blobs[run_id] = blobs
+
+
+class DeletesBlobsFirst(BrokenStore):
+    async def delete(self, run_id: str) -> None:
+        self._shelf.blobs.pop(run_id, None)
+        await asyncio.sleep(0)
+        await super().delete(run_id)
 
 
 class CollectsTooMuch(BrokenStore):
@@ -517,7 +549,11 @@ REJECTED = {
     TakesSignalsForNobody: "test_posting_to_an_unknown_run_is_an_error",
     KeepsAnyOldSnapshot: "test_the_latest_snapshot_is_kept",
     ErasesRecordsOnly: "test_erasing_keeps_the_number_of_records_and_nothing_of_their_content",
+    TakesSignalsForErasedRuns: "test_posting_to_a_run_that_was_erased_is_an_error",
+    LooksBeforeItPosts: "test_nothing_waits_for_a_run_that_was_erased_or_deleted_while_signals_were_posted",
+    ErasesUnderAnyClaim: "test_erasing_names_the_claim_under_which_it_is_done",
     ErasesAsItGoes: "test_erasing_that_fails_half_way_erases_nothing",
+    DeletesBlobsFirst: "test_a_run_that_is_being_deleted_has_its_blobs_as_long_as_it_is_listed",
     LeavesBlobsBehind: "test_deleting_removes_the_run_and_all_that_belongs_to_it",
     CollectsTooMuch: "test_tidying_up_removes_nothing_that_is_in_use",
     ChargesOnConflict: "test_an_append_that_is_refused_charges_nothing",

@@ -44,7 +44,7 @@ def test_every_suite_of_the_kit_is_looked_at() -> None:
         path.stem for path in folder.glob("*.py") if re.search(r"__all__ = .*Contract", path.read_text(encoding="utf-8"), re.DOTALL)
     }
     assert exporting == set(NAMES)
-    guide = (DOCS / "guides" / "conformance.md").read_text(encoding="utf-8")
+    guide = (DOCS / "howto" / "extend" / "conformance.md").read_text(encoding="utf-8")
     assert [suite.__name__ for suite in SUITES if f"`{suite.__name__}`" not in guide] == []
 
 
@@ -61,7 +61,7 @@ class Lamp(Maker):
         self.said.append("close")
 
 
-@documented(page="guides/conformance.md", port="Planner")
+@documented(page="howto/extend/conformance.md", port="Planner")
 class LampContract:
     """Checks that end in each way there is."""
 
@@ -104,7 +104,7 @@ def test_a_check_that_fails_says_what_is_promised_and_where(name: str, error: ty
     maker = Lamp()
     with pytest.raises(error) as caught:
         getattr(LampContract(), name)(maker)
-    assert caught.value.__notes__ == [f"promised: {said}\ndocumented: docs/guides/conformance.md, and `Planner` in detent.ports"]
+    assert caught.value.__notes__ == [f"promised: {said}\ndocumented: docs/howto/extend/conformance.md, and `Planner` in detent.ports"]
     assert maker.said == ([] if name == "test_raises" else ["open", "close"])
 
 

@@ -98,10 +98,22 @@ class Rendering:
 
 
 class Renderer:
-    """Renders views for one model: `system` and `model` say whose provider data may be given back, `names` how tools are called there."""
+    """Renders views for one model: `system` and `model` say whose provider data may be given back, `names` how tools are called there.
 
-    def __init__(self, *, system: str, model: str, compression: ResultCompression, names: Mapping[str, str] | None = None) -> None:
+    `profile` says which files the model takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        system: str,
+        model: str,
+        compression: ResultCompression,
+        names: Mapping[str, str] | None = None,
+        profile: Mapping[str, Any] | None = None,
+    ) -> None:
         self.system, self.model, self.compression, self._names = system, model, compression, names or {}
+        self._profile = profile
 
     async def extend(self, done: Rendering, view: View) -> None:
         """Render what `done` does not hold yet."""
@@ -112,7 +124,7 @@ class Renderer:
         for position, item in enumerate(new, done.count):
             match item.kind:
                 case "user":
-                    self._goal(done, view, item.text) if position == 0 else _said(done, _reply(item.text))
+                    self._goal(done, view, item.text) if position == 0 else _said(done, _reply(item.text, self._profile))
                 case "model":
                     self._model(done, item, view.scope)
                 case "tool":
@@ -126,7 +138,12 @@ class Renderer:
         if view.variables:
             content.append(f"Given with it, as data:\n{msgspec.json.encode(view.variables).decode()}")
         for attachment in view.attachments:
-            content += content_of(attachment, paths=True, urls=True) if is_attachment(attachment) else [f"[attachment] {_json(attachment)}"]
+            if not is_attachment(attachment):
+                content.append(f"[attachment] {_json(attachment)}")
+                continue
+            heard = attachment["type"] == "audio" and any(spec.name == "transcribe" for spec in view.tools)
+            instead = "; call transcribe to read what is said" if heard else ""
+            content += content_of(attachment, paths=True, urls=True, profile=self._profile, instead=instead)
         _said(done, content)
 
     def _model(self, done: Rendering, item: Item, scope: str) -> None:
@@ -181,7 +198,7 @@ def _said(done: Rendering, content: list[Any]) -> None:
     done.chars += sum(len(part) if isinstance(part, str) else 4000 for part in content)
 
 
-def _reply(text: str) -> list[Any]:
+def _reply(text: str, profile: Mapping[str, Any] | None = None) -> list[Any]:
     """Return a user's reply as content: `{"text": ..., "attachments": [...]}` or an attachment becomes text and files."""
     if not text.startswith(("{", "[")) or '"type"' not in text:
         return [text]
@@ -196,7 +213,7 @@ def _reply(text: str) -> list[Any]:
         said = given["text"]
     content: list[Any] = [] if said is None else [said if isinstance(said, str) else _json(said)]
     for file in files:
-        content += content_of(file, paths=False, urls=True)
+        content += content_of(file, paths=False, urls=True, profile=profile)
     return content
 
 

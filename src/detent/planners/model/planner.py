@@ -17,6 +17,7 @@ import msgspec
 
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
+from detent.planners.model.attachments import not_taken
 from detent.planners.model.exchange import Exchange
 from detent.planners.model.messages import Renderer, Rendering
 from detent.planners.model.prompt import Head, make_head
@@ -32,6 +33,7 @@ from detent.ports.processes import keep, renew_in_children
 
 log = logging.getLogger("detent")
 
+_TEXT_ALONE = {f"supports_{kind}_input": False for kind in ("image", "audio_file", "video", "document")}
 _KEPT = 256
 """Of how many passes renderings and heads are kept."""
 
@@ -81,6 +83,13 @@ class ModelPlanner:
             if isinstance(named, str) and writes_text(model, settings):
                 check_text(settings)
         refuse_unknown(settings.extra, [model for model in models if hasattr(model, "profile")])
+
+    def not_taken(self, agent: AgentSpec, attachment: dict[str, Any]) -> str:
+        """Return what an attachment is that the agent's model does not take, "" for one that it takes. Raises as `check`."""
+        settings = read_settings({**self._settings, **agent.model_settings})
+        model: Any = make_model(_ref(agent.model, settings)) if self._given is None else self._given
+        model = make_model(_ref(model, settings)) if isinstance(model, str) else model
+        return not_taken(attachment, _TEXT_ALONE if writes_text(model, settings) else model.profile)
 
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
         """Return the models that are asked for the agent, each with whom its price is kept by; see `ports.models_asked`."""
@@ -135,7 +144,13 @@ class ModelPlanner:
         done = self._renderings.pop(key, None) if view.run_id else None
         if done is None or not done.covers(view.transcript):
             done = Rendering()
-        renderer = Renderer(system=exchange.system, model=exchange.model_name, compression=compression_of(view), names=head.names)
+        renderer = Renderer(
+            system=exchange.system,
+            model=exchange.model_name,
+            compression=compression_of(view),
+            names=head.names,
+            profile=exchange.model.profile,
+        )
         await renderer.extend(done, view)
         if view.run_id:
             _keep(self._renderings, key, done)

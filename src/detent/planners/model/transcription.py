@@ -1,68 +1,114 @@
-"""Audio transcription by a model that hears, as a call like any other: through the run's gateway where there is one."""
+"""Speech written down, by a server with `/audio/transcriptions` or by a model that hears: a call like any other, through a gateway where there is one."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from detent.core.budget import Usage
-from detent.core.errors import ModelCallFailure
+from detent.core.errors import ConfigError, ModelCallFailure
 from detent.planners.model.attachments import checked_attachment, content_of
+from detent.planners.model.audio_endpoint import EndpointTranscriber
 from detent.planners.model.exchange import Unheard
 from detent.planners.model.planner import opened
 from detent.planners.model.provider_parts import EPOCH
 from detent.planners.model.taken import refuse_unknown
+from detent.planners.providers import ModelRef, api_of
 from detent.planners.settings import read_settings
-from detent.ports import Models
+from detent.ports import Models, Transcriber, Transcript
 
 ASK = "Transcribe the audio word for word, in the language that is spoken. Answer with the transcript alone."
+WRITES_DOWN = ("whisper", "transcribe")
+"""What stands in the names of models that are asked at `/audio/transcriptions`."""
 
 
-class Transcript(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said; `usage` is what it cost where no gateway counted it."""
+def transcriber(
+    model: Any, *, endpoint: Literal["auto", "transcriptions", "chat"] = "auto", settings: dict[str, Any] | None = None
+) -> Transcriber:
+    """Return what writes speech down with `model`: a name, or a model of pydantic-ai that takes audio.
 
-    text: str
-    model: str = ""
-    usage: Usage = Usage()
+    `endpoint`: "transcriptions" asks the server's `/audio/transcriptions`, "chat" sends the audio to a chat model; "auto" does the first where
+    the name has "whisper" or "transcribe" in it. `settings` are `model_settings`. Raises `ConfigError` for a name that cannot be asked.
+    """
+    said = read_settings(settings or {}, "transcribe: settings")
+    if not isinstance(model, str):
+        if endpoint == "transcriptions":
+            raise ConfigError(f"transcribe: endpoint is 'transcriptions', which needs the name of a model, not {model!r}")
+        return ChatTranscriber(model, settings=settings)
+    ref = ModelRef(name=model, base_url=said.base_url, api_key_env=said.api_key_env)
+    if endpoint == "chat" or (endpoint == "auto" and not any(word in ref.model.lower() for word in WRITES_DOWN)):
+        return ChatTranscriber(model, settings=settings)
+    api = api_of(ref)
+    if api is None:
+        raise ConfigError(
+            f"model {model!r}: {ref.provider} has no /audio/transcriptions that is known here; give base_url, or endpoint='chat' for a model that hears"
+        )
+    return EndpointTranscriber(ref.model, base_url=api[0], api_key=api[1], provider=ref.billed_by, name=model, timeout_s=said.timeout_s)
 
 
 async def transcribe(
-    audio: dict[str, Any], *, model: Any, models: Models | None = None, hint: str = "", settings: dict[str, Any] | None = None
+    audio: dict[str, Any],
+    *,
+    model: Any,
+    models: Models | None = None,
+    hint: str = "",
+    language: str = "",
+    settings: dict[str, Any] | None = None,
 ) -> Transcript:
-    """Return the transcript of an audio attachment (see `attachments`).
+    """Return the transcript of an audio attachment (see `attachments`); the arguments are those of `transcriber` and `Transcriber.transcribe`.
 
-    `model` is a name or a model of pydantic-ai that takes audio; `hint` names what may be spoken of. Raise `ConfigError` for a wrong
-    attachment or model and `ModelCallFailure` when there is no transcript.
+    Raise `ConfigError` for a wrong attachment or model and `ModelCallFailure` when there is no transcript.
     """
-    from pydantic_ai import messages as m
-    from pydantic_ai.models import ModelRequestParameters
+    return await transcriber(model, settings=settings).transcribe(audio, hint=hint, language=language, models=models)
 
-    checked = checked_attachment(audio, "transcribe")
-    content = content_of(checked, paths=True, urls=True)
-    if checked["type"] != "audio" or isinstance(content[-1], str):
-        told = content[-1] if isinstance(content[-1], str) else f"a {checked['type']}"
-        raise ModelCallFailure(f"there is no audio to transcribe: {told}", kind="bad_request")
-    said = msgspec.structs.replace(read_settings(settings or {}), stream=False)
-    exchange = await opened(model, said, None, set())
-    ask = f"{ASK} It may speak of: {hint}" if hint else ASK
-    request = m.ModelRequest(parts=[m.UserPromptPart([ask, *content], timestamp=EPOCH)], timestamp=EPOCH)
-    try:
-        refuse_unknown(said.extra, [exchange.model], "settings")
-        reply = await exchange.ask(
-            Unheard(models) if models is not None else None,
-            [request],
-            ModelRequestParameters(),
-            purpose="transcribe",
-            input_tokens=_seconds_unknown(checked),
-            limit=said.max_tokens,
+
+class ChatTranscriber:
+    """Transcripts by a chat model that hears; they have text alone."""
+
+    def __init__(self, model: Any, *, settings: dict[str, Any] | None = None) -> None:
+        self._model = model
+        self._settings = msgspec.structs.replace(read_settings(settings or {}), stream=False)
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return self._model if isinstance(self._model, str) else f"{self._model.system}:{self._model.model_name}"
+
+    async def transcribe(self, audio: dict[str, Any], *, hint: str = "", language: str = "", models: Models | None = None) -> Transcript:
+        """Return the transcript; see `ports.Transcriber`."""
+        from pydantic_ai import messages as m
+        from pydantic_ai.models import ModelRequestParameters
+
+        checked = checked_attachment(audio, "transcribe")
+        content = content_of(checked, paths=True, urls=True)
+        if checked["type"] != "audio" or isinstance(content[-1], str):
+            told = content[-1] if isinstance(content[-1], str) else f"a {checked['type']}"
+            raise ModelCallFailure(f"there is no audio to transcribe: {told}", kind="bad_request")
+        exchange = await opened(self._model, self._settings, None, set())
+        ask = ASK + (f" The language is {language}." if language else "") + (f" It may speak of: {hint}" if hint else "")
+        request = m.ModelRequest(parts=[m.UserPromptPart([ask, *content], timestamp=EPOCH)], timestamp=EPOCH)
+        try:
+            refuse_unknown(self._settings.extra, [exchange.model], "settings")
+            reply = await exchange.ask(
+                Unheard(models) if models is not None else None,
+                [request],
+                ModelRequestParameters(),
+                purpose="transcribe",
+                input_tokens=_seconds_unknown(checked),
+                limit=self._settings.max_tokens,
+            )
+        finally:
+            await exchange.close()
+        text = (reply.response.text or "").strip()
+        if not text:
+            raise ModelCallFailure(f"model {exchange.name!r} gave no transcript", kind="empty", usage=reply.usage)
+        return Transcript(
+            text=text,
+            model=reply.response.model_name or exchange.model_name,
+            task="transcribe",
+            language=language,
+            usage=reply.usage,
         )
-    finally:
-        await exchange.close()
-    text = (reply.response.text or "").strip()
-    if not text:
-        raise ModelCallFailure(f"model {exchange.name!r} gave no transcript", kind="empty", usage=reply.usage)
-    return Transcript(text=text, model=reply.response.model_name or exchange.model_name, usage=reply.usage)
 
 
 def _seconds_unknown(audio: dict[str, Any]) -> int:

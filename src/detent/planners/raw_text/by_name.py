@@ -34,6 +34,11 @@ class RawTextModels:
         """Raise `ConfigError` where the agent's models cannot be asked in this way: name, URL, key variable, settings, missing extra."""
         self.models_asked(agent)
 
+    def not_taken(self, agent: AgentSpec, attachment: dict[str, Any]) -> str:
+        """Return what an attachment is that is not text, "" for text: these models take nothing else."""
+        kind: str = attachment["type"]
+        return {"text": "", "file": "documents", "image": "images"}.get(kind, kind)
+
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
         """Return the models that are asked for the agent; see `ports.models_asked`. Raises as `check`."""
         names = sorted({agent.model, agent.small_model or agent.model})

@@ -24,6 +24,7 @@ from detent.ports.http_failures import kind_of_status, seconds_asked
 
 _SHORTEST_SECRET = 8
 """A header's value of fewer characters is no secret, and would be found in ordinary words."""
+_JSON = {"Content-Type": "application/json"}
 LONGEST_LINE = 16_000_000
 """Characters of one line that a server may send."""
 
@@ -56,19 +57,37 @@ class Endpoint:
 
     async def lines(self, path: str, body: Mapping[str, Any], *, model: str) -> AsyncIterator[str]:
         """POST `body` and yield the lines of the answer as they come; raise `ModelCallFailure`."""
+        async with self._answered(path, model, content=msgspec.json.encode(body), headers=_JSON) as response:
+            async for line in _lines(response.aiter_bytes()):
+                yield line
+
+    async def form(
+        self, path: str, fields: Mapping[str, Any], files: Mapping[str, tuple[str, bytes, str]], *, model: str
+    ) -> dict[str, Any]:
+        """POST a form with files (name, bytes, media type) and return the JSON object that comes back; raise `ModelCallFailure`."""
+        whole = b""
+        async with self._answered(path, model, data=dict(fields), files=dict(files)) as response:
+            async for chunk in response.aiter_bytes():
+                whole += chunk
+                if len(whole) > LONGEST_LINE:
+                    raise ModelCallFailure(f"model {model!r} at {self._shown}{path}: the answer does not end", kind="server")
+        try:
+            return msgspec.json.decode(whole, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
+            raise ModelCallFailure(f"model {model!r} at {self._shown}{path}: the answer is not a JSON object", kind="server") from error
+
+    @contextlib.asynccontextmanager
+    async def _answered(self, path: str, model: str, **sent: Any) -> AsyncGenerator[Any]:
+        """POST and give the answer, while it is read; raise `ModelCallFailure`."""
         import httpx2
 
         where = f"{self._shown}{path}"
         try:
-            async with (
-                self._client() as client,
-                client.stream("POST", f"{self.base_url}{path}", content=msgspec.json.encode(body)) as response,
-            ):
+            async with self._client() as client, client.stream("POST", f"{self.base_url}{path}", **sent) as response:
                 if response.status_code >= 400:
                     said = self.without_secrets((await response.aread())[:20_000].decode("utf-8", "replace"))
                     raise refused(response.status_code, said, model=model, where=where, retry_after=response.headers.get("retry-after"))
-                async for line in _lines(response.aiter_bytes()):
-                    yield line
+                yield response
         except httpx2.TimeoutException as error:
             raise ModelCallFailure(f"model {model!r} at {where}: no answer for {self._timeout_s:g} s", kind="timeout") from error
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
@@ -85,8 +104,7 @@ class Endpoint:
 
         if self._verify is None:
             self._verify = httpx2.create_ssl_context()
-        headers = {"Content-Type": "application/json", **self._headers}
-        return httpx2.AsyncClient(headers=headers, timeout=self._timeout_s, verify=self._verify, trust_env=not self._local)
+        return httpx2.AsyncClient(headers=self._headers, timeout=self._timeout_s, verify=self._verify, trust_env=not self._local)
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str]:

@@ -2,7 +2,7 @@
 
 Once a run has seen untrusted content, a call that changes something passes only if each of its sensitive arguments (`sinks`) stands in the
 user's words, the agent's specification, the output of a trusted tool, or was written by an approver. A planner that was talked into something
-can still choose among those values, and still answers in its own words: what this does not catch is listed in docs/guides/provenance.md.
+can still choose among those values, and still answers in its own words: what this does not catch is listed in docs/howto/control/provenance.md.
 """
 
 from __future__ import annotations

@@ -294,9 +294,20 @@ class Logs:
         finally:
             unlock(fd)
 
-    def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead, *, spent: set[str], wait_s: float) -> None:
-        """Replace the log by one of tombstones, at once; the signals `spent` count as consumed. Raise `RunNotFound`."""
+    def erase(
+        self,
+        run_id: str,
+        tombstone: Callable[[bytes], bytes],
+        head: RunHead,
+        *,
+        spent: set[str],
+        wait_s: float,
+        held: Callable[[], None] | None = None,
+    ) -> None:
+        """Replace the log by one of tombstones, at once; the signals `spent` count as consumed. Raise `RunNotFound`, and what `held` raises."""
         with self.locked(run_id, wait_s, create=False) as entry:
+            if held is not None:
+                held()
             if entry is None or entry.tail is None:
                 raise RunNotFound(run_id)
             data = os.pread(entry.fd, entry.tail.end, 0)

@@ -112,13 +112,21 @@ class Inboxes:
         except FileNotFoundError:
             return set()
 
-    def post(self, run_id: str, signal: Signal, wait_s: float) -> None:
-        """Add a signal durably, unless its id is there or was consumed."""
+    def remove(self, run_id: str, wait_s: float) -> None:
+        """Remove the inbox of a run, once nobody is posting to it."""
+        with suppress(FileNotFoundError):
+            fd = lock_file(self.path(run_id), wait_s=wait_s, create=False)
+            self.path(run_id).unlink(missing_ok=True)
+            unlock(fd)
+
+    def post(self, run_id: str, signal: Signal, wait_s: float, check: Callable[[], None]) -> None:
+        """Add a signal durably, unless its id is there or was consumed; raise what `check` does, under the inbox's lock."""
         if not self.directory.exists():
             self.directory.mkdir(exist_ok=True, mode=0o700)
             sync_directory(self.directory.parent)
         fd = lock_file(self.path(run_id), wait_s=wait_s)
         try:
+            check()
             there, end = _signals(fd)
             consumed = self._consumed(run_id)
             if signal.id in consumed or any(signal.id == other.id for other in there):

@@ -18,10 +18,11 @@ from detent.core.errors import CorruptLog, NewerVersion, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.ports.examining import Examined
+from detent.ports.stores import refuse_erased
 from detent.stores.files.directory import RUN_ID, StoreDirectory
 from detent.stores.files.examining import examine
 from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, remove_temporary, replace_file, sync_directory
-from detent.stores.listing import select
+from detent.stores.listing import named, select
 from detent.stores.locks import remove_dead
 
 log = logging.getLogger("detent.stores.files.store")
@@ -131,7 +132,7 @@ class FileStore(StoreDirectory):
         with self._errors():
             for name in os.listdir(self.path):  # noqa: PTH208 - names are enough, paths cost as much as reading
                 run_id = name[: -len(".jsonl")]
-                if not name.endswith(".jsonl") or not RUN_ID.fullmatch(run_id):
+                if not (named(run_id, query) or run_id == query.after) or not name.endswith(".jsonl") or not RUN_ID.fullmatch(run_id):
                     continue
                 try:
                     head = self._logs.head(run_id)
@@ -188,12 +189,17 @@ class FileStore(StoreDirectory):
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 
     async def post(self, run_id: str, signal: Signal) -> None:
-        """Put a signal into the inbox, durably and once; raise `RunNotFound`."""
+        """Put a signal into the inbox, durably and once; raise `RunNotFound`, `RunErased`."""
+
+        def check() -> None:
+            head = self._logs.head(run_id)
+            if head is None:
+                raise RunNotFound(run_id, self.url)
+            refuse_erased(head)
 
         def action(wait_s: float) -> None:
-            if self._logs.head(run_id) is None:
-                raise RunNotFound(run_id, self.url)
-            self._inboxes.post(run_id, signal, wait_s)
+            check()  # before there is a file
+            self._inboxes.post(run_id, signal, wait_s, check)
             if signal.kind == "cancel":
                 with self._logs.still(run_id, wait_s):
                     pass  # an append that has not seen it is over
@@ -260,17 +266,18 @@ class FileStore(StoreDirectory):
 
     # Removing -----------------------------------------------------------------------------------------------------------------------
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         """Replace the log by one of tombstones at once, then remove blobs, snapshot, inbox, torn bytes and what dead processes left half written.
 
-        Raise `RunNotFound`. A disk may keep old blocks until it writes over them.
+        Raise `RunNotFound`, `ClaimLost`. A disk may keep old blocks until it writes over them.
         """
         self._file(run_id, "")
 
         def action(wait_s: float) -> None:
             spent = {signal.id for signal in self._inboxes.waiting(run_id)}
-            self._logs.erase(run_id, tombstone, head, spent=spent, wait_s=wait_s)
-            self._remove_parts(run_id)
+            held = functools.partial(self._claims.refuse_without, run_id, claim) if claim is not None else None
+            self._logs.erase(run_id, tombstone, head, spent=spent, wait_s=wait_s, held=held)
+            self._remove_parts(run_id, wait_s)
             remove_temporary(self.path)  # of whichever run: their names do not say
 
         await self._do(run_id, action, threaded=True)
@@ -283,23 +290,24 @@ class FileStore(StoreDirectory):
             with self._reserved.giving_back(run_id, None, wait_s), self._logs.locked(run_id, wait_s, create=False) as entry:
                 if (entry is None or entry.tail is None) and not any(path.exists() for path in self._parts(run_id)):
                     raise RunNotFound(run_id, self.url)
-                self._remove_parts(run_id)
                 self._claims.remove(run_id, wait_s)
                 self._logs.seals.remove(run_id)
                 path.unlink(missing_ok=True)
                 sync_directory(self.path)
+                self._remove_parts(run_id, wait_s)  # last: who finds no blob and then a log has found a run that nobody was deleting
 
         await self._do(run_id, action, threaded=True)
 
-    def _remove_parts(self, run_id: str) -> None:
+    def _remove_parts(self, run_id: str, wait_s: float) -> None:
         """Remove all files of a run but its log and its claim."""
         shutil.rmtree(self._file(run_id, ".blobs"), ignore_errors=True)
-        for path in self._parts(run_id)[1:]:
+        for path in self._parts(run_id)[1:-1]:
             path.unlink(missing_ok=True)
+        self._inboxes.remove(run_id, wait_s)
         sync_directory(self.path)
 
     def _parts(self, run_id: str) -> list[Path]:
-        """Return where all of a run may lie but its log, its seal and its claim; its blobs first."""
+        """Return where all of a run may lie but its log, its seal and its claim; its blobs first, its inbox last."""
         return [*(self._file(run_id, ending) for ending in (".blobs", ".snapshot", ".torn")), self._inboxes.path(run_id)]
 
     async def examine(self) -> Examined:

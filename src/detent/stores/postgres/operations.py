@@ -19,11 +19,12 @@ import psycopg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from detent.core.errors import CancelWaits, ClaimLost, Conflict, RunNotFound
+from detent.core.errors import CancelWaits, ClaimLost, Conflict, CorruptLog, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Signal, Spent
-from detent.ports.stores import UNCOUNTED, no_room, written_signal
+from detent.ports.stores import ERASED, PARENT_ERASED, UNCOUNTED, no_room, refuse_erased, written_signal
 from detent.stores.heartbeat import new_number
+from detent.stores.listing import entry_of
 from detent.stores.postgres.schema import Connection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -159,7 +160,7 @@ moved AS (UPDATE runs r SET seq=g.seq, tip=coalesce(g.tip, r.tip), head=g.head, 
         goal_id=g.goal_id, agent=g.agent
     FROM allowed g WHERE r.run_id=g.run_id AND r.seq=g.expected AND (g.before IS NULL OR r.tip IS NULL OR r.tip=g.before)
     RETURNING r.id, r.run_id)"""
-_HELD: LiteralString = "SELECT 1 FROM claims WHERE run_id=%s AND number=%s"
+HELD: LiteralString = "SELECT 1 FROM claims WHERE run_id=%s AND number=%s"
 _BEGUN = """, begun AS (INSERT INTO runs (run_id, seq, tip, head, created, status, tenant, goal_id, agent)
     SELECT run_id, seq, tip, head, created, status, tenant, goal_id, agent FROM allowed WHERE expected=0
     ON CONFLICT (run_id) DO NOTHING RETURNING id, run_id)"""
@@ -276,7 +277,7 @@ class Append(Operation):
         run, seq = found if found is not None else (0, 0)
         if self.uncertain and self.records and await self._is_there(db, run):
             return
-        if self.claim is not None and not await (await db.execute(_HELD, (self.run_id, self.claim))).fetchone():
+        if self.claim is not None and not await (await db.execute(HELD, (self.run_id, self.claim))).fetchone():
             self.error = ClaimLost(self.run_id)
             return
         if (
@@ -333,13 +334,15 @@ _CLAIM: LiteralString = f"""WITH me AS ({RENEW}),
         ON CONFLICT (run_id) DO UPDATE SET holder=excluded.holder WHERE claims.holder=excluded.holder RETURNING run_id, number)
     SELECT run_id, NULL, number FROM taken UNION ALL
     SELECT run_id, holder, number FROM claims WHERE run_id=ANY(%b::text[]) AND run_id NOT IN (SELECT run_id FROM taken)"""
-_POST = f"""WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal, u.most FROM unnest(%b::text[], %b::text[], %b::bytea[], %b::bigint[])
+_POST = f"""WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal, u.most, CASE WHEN position('"reason":"{ERASED}"'::bytea IN r.head) > 0
+        OR position('"reason":"{PARENT_ERASED}"'::bytea IN r.head) > 0 THEN r.head END AS erased FROM unnest(%b::text[], %b::text[], %b::bytea[], %b::bigint[])
         WITH ORDINALITY AS u(run_id, id, signal, most, n) JOIN runs r USING (run_id) ORDER BY u.n),
-    said AS (SELECT run, run_id, id, signal, most IS NULL OR EXISTS (SELECT FROM inbox i WHERE i.run=g.run AND i.id=g.id)
+    said AS (SELECT run, run_id, id, signal, erased, most IS NULL OR EXISTS (SELECT FROM inbox i WHERE i.run=g.run AND i.id=g.id)
         OR most > (SELECT count(*) FROM inbox i WHERE i.run=g.run AND i.signal IS NOT NULL AND coalesce({_KIND}, '') NOT IN ('cancel', 'timer'))
         AS fits FROM given g),
-    put AS (INSERT INTO inbox (run, id, signal) SELECT run, id, signal FROM said WHERE fits ON CONFLICT (run, id) DO NOTHING)
-    SELECT run_id, fits, pg_notify(%s::text, '')::text FROM said"""
+    put AS (INSERT INTO inbox (run, id, signal) SELECT run, id, signal FROM said WHERE fits AND erased IS NULL ON CONFLICT (run, id) DO NOTHING)
+    SELECT run_id, fits, erased, pg_notify(%s::text, '')::text FROM said"""
+"""A quote inside a JSON string is escaped: `"reason":"erased"` stands in a listing entry only where it says so."""
 LOCK = "SELECT 1 FROM runs WHERE run_id=ANY(%b::text[]) ORDER BY run_id FOR NO KEY UPDATE"
 """What is done to a run whose `exclusive` operations see all that was committed before them; a statement of its own, for the next one to see it."""
 
@@ -409,10 +412,16 @@ class Post(Operation):
     @classmethod
     async def conclude(cls, operations: Sequence[Post], rows: Sequence[Any], db: Connection) -> None:
         """See `Operation.conclude`."""
-        fits = {run_id: fits for run_id, fits, _ in rows}
+        fits = {run_id: fits for run_id, fits, *_ in rows}
+        erased = {run_id: entry for run_id, _, entry, _ in rows if entry is not None}
         for operation in operations:
             if operation.run_id not in fits:
                 operation.error = RunNotFound(operation.run_id)
+            elif operation.run_id in erased:
+                try:
+                    refuse_erased(entry_of(operation.run_id, erased[operation.run_id]))
+                except (RunErased, CorruptLog) as error:
+                    operation.error = error
             elif not fits[operation.run_id]:
                 operation.error = no_room(operation.run_id)
 

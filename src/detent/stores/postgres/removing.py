@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from detent.core.errors import RunNotFound
+from detent.core.errors import ClaimLost, RunNotFound
 from detent.core.records import RunHead
-from detent.stores.postgres.operations import Lines, encode_head, microseconds, register, tip_of
+from detent.stores.postgres.operations import HELD, Lines, encode_head, microseconds, register, tip_of
 from detent.stores.postgres.schema import Connection
 
 
 class Erasing:
     """Puts tombstones in place of a run's lines, and removes what else has content."""
 
-    def __init__(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead) -> None:
-        self._run_id, self._tombstone, self._head = run_id, tombstone, head
+    def __init__(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead, claim: int | None) -> None:
+        self._run_id, self._tombstone, self._head, self._claim = run_id, tombstone, head, claim
         self._done: list[bytes] = []
 
     async def apply(self, db: Connection) -> None:
-        """Do it in one transaction; nothing when an earlier one had been committed as its connection broke. Raise `RunNotFound`."""
+        """Do it in one transaction; nothing when an earlier one had been committed as its connection broke. Raise `RunNotFound`, `ClaimLost`."""
         register(db)
         async with db.transaction():
             found = await (await db.execute("SELECT id FROM runs WHERE run_id=%s FOR UPDATE", (self._run_id,))).fetchone()
@@ -29,6 +29,8 @@ class Erasing:
                 lines = [data for (data,) in await cursor.fetchall()]
             if self._done and lines == self._done:
                 return
+            if self._claim is not None and not await (await db.execute(f"{HELD} FOR SHARE", (self._run_id, self._claim))).fetchone():
+                raise ClaimLost(self._run_id)
             self._done = [self._tombstone(line) for line in lines]
             await _replace(db, self._run_id, found[0], self._done, self._head)
 

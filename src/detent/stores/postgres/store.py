@@ -10,14 +10,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from detent.core.errors import CorruptLog, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
 from detent.stores.heartbeat import new_number
-from detent.stores.listing import check_query, unsealed
+from detent.stores.listing import check_query, entry_of, named_in_sql, unsealed
 from detent.stores.locks import strange
 from detent.stores.postgres.examining import NO_RUN, examined
 from detent.stores.postgres.opening import PostgresOpening
@@ -26,8 +24,6 @@ from detent.stores.postgres.removing import Deleting, Erasing
 from detent.stores.postgres.reserving import SPENT, Reserving, spent_of
 from detent.stores.postgres.schema import Connection
 from detent.stores.postgres.session import OF_ALL, OF_CLAIM, Seen
-
-_decode_head = msgspec.json.Decoder(RunHead).decode
 
 TELL_S = 0.1
 """Followers of records hear of them once in so many seconds."""
@@ -133,12 +129,12 @@ class PostgresStore(PostgresOpening):
     async def head(self, run_id: str) -> RunHead | None:
         """Return the run's listing entry; None for an unknown run."""
         found = await self._rows(run_id, "SELECT head FROM runs WHERE run_id=%s", (run_id,))
-        return unsealed(_head(run_id, found[0][0])) if found else None
+        return unsealed(entry_of(run_id, found[0][0])) if found else None
 
     async def sealed(self, run_id: str) -> tuple[int, str] | None:
         """Return what the last append said; see `EventStore.sealed`."""
         found = await self._rows(run_id, "SELECT seq, head FROM runs WHERE run_id=%s", (run_id,))
-        return (found[0][0], _head(run_id, found[0][1]).digest) if found else None
+        return (found[0][0], entry_of(run_id, found[0][1]).digest) if found else None
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first."""
@@ -151,6 +147,7 @@ class PostgresStore(PostgresOpening):
             wanted.append(("(created, run_id) < (%s, %s)", last[0]))
         if query.status:
             wanted.append(("status = ANY(%s)", (list(query.status),)))
+        wanted += named_in_sql(query, mark="%s", end="right(run_id, {})")
         for name, value in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent)):
             if value is not None:
                 wanted.append((f"{name}=%s", (value,)))
@@ -160,7 +157,7 @@ class PostgresStore(PostgresOpening):
         where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
         values = [value for _, values in wanted for value in values]
         statement = f"SELECT run_id, head FROM runs{where} ORDER BY created DESC, run_id DESC LIMIT %s"
-        return [unsealed(_head(run_id, entry)) for run_id, entry in await self._rows("", statement, (*values, query.limit))]
+        return [unsealed(entry_of(run_id, entry)) for run_id, entry in await self._rows("", statement, (*values, query.limit))]
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
@@ -239,7 +236,7 @@ class PostgresStore(PostgresOpening):
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 
     async def post(self, run_id: str, signal: Signal) -> None:
-        """Put a signal into the inbox, durably and once, and wake whoever waits for one; raise `RunNotFound`."""
+        """Put a signal into the inbox, durably and once, and wake whoever waits for one; raise `RunNotFound`, `RunErased`."""
         await self._open_writer().submit(Post(run_id, signal, self._channels[0]))
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
@@ -285,15 +282,15 @@ class PostgresStore(PostgresOpening):
 
     # Removing -----------------------------------------------------------------------------------------------------------------------
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
-        """Replace every line and remove blobs, snapshot and inbox, in one transaction; raise `RunNotFound`.
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
+        """Replace every line and remove blobs, snapshot and inbox, in one transaction; raise `RunNotFound`, `ClaimLost`.
 
         The old bytes can no longer be read through the database; in its free pages, its write-ahead log and its backups they remain until
         the server reuses or removes those (`gc` vacuums).
         """
         await self._open_writer().settled(run_id)
         self._holder.tips.pop(run_id, None)
-        await self._connections.use(Erasing(run_id, tombstone, head).apply)
+        await self._connections.use(Erasing(run_id, tombstone, head, claim).apply)
 
     async def delete(self, run_id: str) -> None:
         """Remove the run with all that belongs to it; raise `RunNotFound`."""
@@ -337,13 +334,6 @@ class PostgresStore(PostgresOpening):
             "SELECT sum(pg_total_relation_size(t::regclass))::bigint FROM unnest(%s::text[]) t", (list(_TABLES),)
         )
         return rows[0][0]
-
-
-def _head(run_id: str, entry: bytes) -> RunHead:
-    try:
-        return _decode_head(entry)
-    except ValueError as error:  # msgspec's errors are ValueErrors
-        raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

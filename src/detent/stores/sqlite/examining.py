@@ -58,7 +58,7 @@ def _pages(db: Db) -> Iterator[Fault]:
     indexes = sorted({match[1] for text in found if (match := _OF_AN_INDEX.match(text))})
     said = f"{found[0]}{f', and {len(found) - 1} more' if len(found) > 1 else ''}"
     if all(_OF_AN_INDEX.match(text) for text in found):
-        advice = "--repair makes them again from the rows, which are sound"
+        advice = "--repair makes them again from the rows, and names what only they still know of"
         yield Fault(what=f"index {', '.join(indexes)} does not fit its table: {said}", mend="reindex", advice=advice)
     else:
         yield Fault(what=f"pages are damaged: {said}", mend="rebuild", advice=_REBUILD)
@@ -92,19 +92,22 @@ def _left(db: Db, holder: Holder) -> Iterator[Fault]:
 
 
 class Reindex(Operation):
-    """Make all indexes again from their tables."""
+    """Make all indexes again from their tables; the outcome is what only the indexes named."""
 
     __slots__ = ()
     alone = True
 
-    def apply(self, db: Db) -> None:
+    def apply(self, db: Db) -> list[str]:
+        lost = _lost(db, db)
         db.execute("REINDEX")
+        return lost
 
 
-def rebuild(path: Path, stamp: str) -> Path:
-    """Write a sound copy of the database in its place, and return under which name the damaged file is kept.
+def rebuild(path: Path, stamp: str) -> tuple[Path, list[str]]:
+    """Write a copy of the database in its place; return under which name the damaged file is kept, and what is not in the copy.
 
-    Raise `StoreBusy` where somebody has it open, `StoreError` where not everything in it can be read: then nothing was changed.
+    A damaged page may hide rows without an error: what a unique index names and its table does not have is missing. Raise `StoreBusy` where
+    somebody has it open, `StoreError` where not everything in it can be read: then nothing was changed.
     """
     fresh, kept = (path.with_name(f"{path.name}.{what}-{stamp}") for what in ("rebuilt", "damaged"))
     try:
@@ -117,6 +120,7 @@ def rebuild(path: Path, stamp: str) -> Path:
             with closing(connect(fresh, synchronous="FULL")) as made:
                 prepare(made, fresh)
                 _copy(db, made)
+                lost = _lost(db, made)
                 if made.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
                     raise StoreError(f"{str(path)!r}: its rows contradict each other; nothing was changed. {_REBUILD}")
                 made.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -135,7 +139,7 @@ def rebuild(path: Path, stamp: str) -> Path:
     finally:
         for left in (fresh, Path(f"{fresh}-wal"), Path(f"{fresh}-shm")):
             left.unlink(missing_ok=True)
-    return kept
+    return kept, lost
 
 
 def _copy(db: Db, made: Db) -> None:
@@ -146,3 +150,25 @@ def _copy(db: Db, made: Db) -> None:
         rows = db.execute(f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED")
         made.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})", rows)
     made.execute("COMMIT")
+
+
+_NAMED = {
+    "runs": ("run_id, id", "the listing entry of run {0!r}"),
+    "inbox": ("run, id", "signal {1!r} of run {0!r}, or that it was taken up"),
+    "blobs": ("run_id, key", "blob {1!r} of run {0!r}"),
+}
+"""Tables that have a unique index beside their rows: what it says of each, and what that is."""
+
+
+def _lost(db: Db, made: Db) -> list[str]:
+    """Return what unique indexes of one database name and the tables of the other do not have; an index that cannot be read names nothing."""
+    lost: list[str] = []
+    ids: dict[Any, Any] = dict(made.execute("SELECT id, run_id FROM runs NOT INDEXED").fetchall())
+    for table, (columns, what) in _NAMED.items():
+        rows = {rowid: (owner, name) for rowid, owner, name in made.execute(f"SELECT rowid, {columns} FROM {table} NOT INDEXED")}
+        there = set(rows.values())
+        with suppress(*RAISED):
+            for rowid, owner, name in db.execute(f"SELECT rowid, {columns} FROM {table} INDEXED BY sqlite_autoindex_{table}_1"):
+                if rowid not in rows and (owner, name) not in there:
+                    lost.append(what.format(ids.get(owner, owner), name))
+    return lost

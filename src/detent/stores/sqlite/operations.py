@@ -15,8 +15,9 @@ import msgspec
 from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Balance, Reservation, Signal, Spent, read_signal
-from detent.ports.stores import refuse_behind_cancel, refuse_overfull, refuse_without_claim, written_signal
+from detent.ports.stores import refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim, written_signal
 from detent.stores.heartbeat import new_number
+from detent.stores.listing import entry_of
 from detent.stores.locks import Holder
 from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, Db, microseconds
 
@@ -228,6 +229,8 @@ class Post(Operation):
 
     def apply(self, db: Db) -> None:
         run, signal = run_number(db, self.run_id), self.signal
+        ((entry,),) = db.execute("SELECT head FROM runs WHERE id=?", (run,)).fetchall()
+        refuse_erased(entry_of(self.run_id, entry))
         waiting = dict(db.execute(WAITING, (run,)).fetchall())
         if signal.id not in waiting and len(waiting) >= MOST_UNDECIDED and not db.execute(KNOWN, (run, signal.id)).fetchall():
             refuse_overfull(self.run_id, signal, (read_signal(data, name) for name, data in waiting.items()))
@@ -251,14 +254,16 @@ class Statement(Operation):
 class Erase(Operation):
     """Replace the run's lines by tombstones and remove what else has content."""
 
-    __slots__ = ("head", "tombstone")
+    __slots__ = ("claim", "head", "tombstone")
 
-    def __init__(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead) -> None:
+    def __init__(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead, claim: int | None) -> None:
         super().__init__(run_id, durable=True)
-        self.tombstone, self.head = tombstone, head
+        self.tombstone, self.head, self.claim = tombstone, head, claim
 
     def apply(self, db: Db) -> None:
         run, head = run_number(db, self.run_id), self.head
+        there = db.execute(NUMBER, (self.run_id,)).fetchall()
+        refuse_without_claim(self.run_id, self.claim, there[0][0] if there else None)
         rows = db.execute("SELECT key, data FROM records WHERE key BETWEEN ? AND ?", bounds(run)).fetchall()
         db.executemany("UPDATE records SET data=? WHERE key=?", [(self.tombstone(line), key) for key, line in rows])
         db.execute(

@@ -19,7 +19,7 @@ from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
-from detent.stores.listing import check_query, unsealed
+from detent.stores.listing import check_query, entry_of, named_in_sql, unsealed
 from detent.stores.locks import remove_dead
 from detent.stores.sqlite.connection import SqliteConnection
 from detent.stores.sqlite.examining import Reindex, examine, rebuild
@@ -39,8 +39,6 @@ from detent.stores.sqlite.operations import (
 )
 from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, microseconds, moment
 
-_decode_head = msgspec.json.Decoder(RunHead).decode
-
 _LISTED = (
     f"SELECT run_id, head, key-(id<<{SEQ_BITS}), iterations, updated FROM runs"
     f" LEFT JOIN records ON key={LAST_KEY} AND key>(id<<{SEQ_BITS})+seq AND iterations IS NOT NULL"
@@ -52,6 +50,8 @@ _WAITING_OF = (
     " WHERE i.signal IS NOT NULL ORDER BY i.n"
 )
 _MANY_SIGNALS = 200
+_NAMED = 20
+"""So many of the rows that a damaged file has lost are named."""
 _BYTES = frozenset((bytes,))
 _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, ?, ? FROM runs WHERE run_id=?"
@@ -150,10 +150,10 @@ class SqliteStore(SqliteConnection):
         found = await self._rows(run_id, "SELECT seq, head FROM runs WHERE run_id=?", (run_id,))
         if found and type(found[0][0]) is not int:
             raise CorruptLog(run_id, 0, "how many records were durable cannot be read")
-        return (found[0][0], _entry(run_id, found[0][1]).digest) if found else None
+        return (found[0][0], entry_of(run_id, found[0][1]).digest) if found else None
 
     def _head(self, run_id: str, entry: bytes, records: int | None, iterations: int, updated: int) -> RunHead:
-        head = _entry(run_id, entry)
+        head = entry_of(run_id, entry)
         if records is None:
             return unsealed(head)
         try:
@@ -164,7 +164,7 @@ class SqliteStore(SqliteConnection):
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that the query asks for, newest first."""
         check_query(query)
-        wanted: list[tuple[str, Any]] = []
+        wanted: list[tuple[str, Sequence[Any]]] = []
         if query.after is not None:
             last = await self._rows("", "SELECT created, run_id FROM runs WHERE run_id=?", (query.after,))
             if not last:
@@ -172,6 +172,7 @@ class SqliteStore(SqliteConnection):
             wanted.append(("(created, run_id) < (?, ?)", last[0]))
         if query.status:
             wanted.append((f"status IN ({', '.join('?' * len(query.status))})", query.status))
+        wanted += named_in_sql(query, mark="?", end="substr(run_id, -{})")
         for name, value in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent)):
             if value is not None:
                 wanted.append((f"{name}=?", (value,)))
@@ -182,7 +183,8 @@ class SqliteStore(SqliteConnection):
         where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
         values = [value for _, values in wanted for value in values]
         limit = -1 if query.limit is None else query.limit
-        sql = f"{_LISTED}{where} ORDER BY created DESC, run_id DESC LIMIT ?"
+        age = "+created" if query.starts_with else "created"  # with a plus it is no index: that of ids finds them, not that of ages
+        sql = f"{_LISTED}{where} ORDER BY {age} DESC, run_id DESC LIMIT ?"
         return [self._head(*row) for row in await self._rows("", sql, (*values, limit))]
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ class SqliteStore(SqliteConnection):
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 
     async def post(self, run_id: str, signal: Signal) -> None:
-        """Put a signal into the inbox, durably and once; raise `RunNotFound`."""
+        """Put a signal into the inbox, durably and once; raise `RunNotFound`, `RunErased`."""
         await self._submit(Post(run_id, signal), self._connection())
         self._bell.ring()
 
@@ -302,14 +304,14 @@ class SqliteStore(SqliteConnection):
 
     # Removing -----------------------------------------------------------------------------------------------------------------------
 
-    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead) -> None:
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         """Replace every line, remove blobs, snapshot and inbox, and rewrite the file so that the old bytes are nowhere in it.
 
-        Raise `RunNotFound`; `StoreBusy` when it is erased but another process kept the write-ahead log from being emptied.
+        Raise `RunNotFound`, `ClaimLost`; `StoreBusy` when it is erased but another process kept the write-ahead log from being emptied.
         """
         db = self._connection()
         self._listed.pop(run_id, None)
-        await self._submit(Erase(run_id, tombstone, head), db)
+        await self._submit(Erase(run_id, tombstone, head, claim), db)
         await self._submit(Vacuum(""), db)
 
     async def delete(self, run_id: str) -> None:
@@ -333,24 +335,22 @@ class SqliteStore(SqliteConnection):
     async def mend(self, fault: Fault) -> str:
         """Make the indexes again, or the whole file where nobody else has it open; see `Examines`."""
         if fault.mend == "reindex":
-            await self._submit(Reindex(""), self._connection())
-            return "its indexes were made again"
-        await self.close()
-        try:
-            kept = await asyncio.to_thread(rebuild, self.path, f"{datetime.now(UTC):%Y%m%dT%H%M%S}")
-        finally:
-            await self.look()
-        return f"a sound copy is in its place; the damaged file is kept as {kept.name}"
+            lost = await self._submit(Reindex(""), self._connection())
+            done = "its indexes were made again"
+        else:
+            await self.close()
+            try:
+                kept, lost = await asyncio.to_thread(rebuild, self.path, f"{datetime.now(UTC):%Y%m%dT%H%M%S}")
+            finally:
+                await self.look()
+            done = f"a sound copy is in its place; the damaged file is kept as {kept.name}"
+        if lost:
+            more = f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+            raise StoreError(f"{done}. It lacks what only an index still named: {', '.join(lost[:_NAMED])}{more}; take that from a backup")
+        return done
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in (self.path, Path(f"{self.path}-wal")) if path.exists())
-
-
-def _entry(run_id: str, entry: bytes) -> RunHead:
-    try:
-        return _decode_head(entry)
-    except (ValueError, TypeError) as error:  # msgspec's errors are ValueErrors
-        raise CorruptLog(run_id, 0, f"its listing entry cannot be read ({error})") from error
 
 
 def _same_but_counts(known: RunHead, head: RunHead) -> bool:

@@ -105,7 +105,7 @@ def _no(_request: Approval) -> bool:
     return False
 
 
-@documented(page="guides/approvals.md#who-answers", port="Verdict")
+@documented(page="howto/control/approvals.md#who-answers", port="Verdict")
 class ApproverContract:
     """All that an approver promises. A subclass gives the fixture `maker`."""
 

@@ -32,7 +32,7 @@ class ClockMaker(Maker):
         raise NotImplementedError
 
 
-@documented(page="guides/conformance.md#capabilities-secrets-embedders-clocks-names", port="Clock")
+@documented(page="howto/extend/conformance.md#capabilities-secrets-embedders-clocks-names", port="Clock")
 class ClockContract:
     """All that a `Clock` promises. A subclass gives the fixture `maker`."""
 
@@ -59,7 +59,7 @@ class IdsMaker(Maker):
         raise NotImplementedError
 
 
-@documented(page="guides/conformance.md#capabilities-secrets-embedders-clocks-names", port="Ids")
+@documented(page="howto/extend/conformance.md#capabilities-secrets-embedders-clocks-names", port="Ids")
 class IdsContract:
     """All that `Ids` promise. A subclass gives the fixture `maker`."""
 
@@ -120,7 +120,7 @@ def _close(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return all(math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6) for a, b in zip(one, other, strict=True))
 
 
-@documented(page="guides/on-device.md#embeddings", port="Embedder")
+@documented(page="howto/models/on-device.md#embeddings", port="Embedder")
 class EmbedderContract:
     """All that an `Embedder` promises. A subclass gives the fixture `maker`."""
 

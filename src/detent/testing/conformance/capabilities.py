@@ -48,7 +48,7 @@ def _resolved(capabilities: Capabilities, *wanted: str, host: Host | None = None
     return resolution
 
 
-@documented(page="guides/secrets.md", port="Capabilities")
+@documented(page="howto/tools/secrets.md", port="Capabilities")
 class CapabilitiesContract:
     """All that `Capabilities` promise. A subclass gives the fixture `maker`."""
 
@@ -143,7 +143,7 @@ class SecretSourceMaker(Maker):
         raise NotImplementedError
 
 
-@documented(page="guides/secrets.md", port="SecretSource")
+@documented(page="howto/tools/secrets.md", port="SecretSource")
 class SecretSourceContract:
     """All that a `SecretSource` promises. A subclass gives the fixture `maker`."""
 

@@ -171,7 +171,7 @@ def _timeless(line: bytes) -> bytes:
     return msgspec.json.encode(found)
 
 
-@documented(page="guides/conformance.md#an-observer", port="Observer")
+@documented(page="howto/extend/conformance.md#an-observer", port="Observer")
 class ObserverContract:
     """All that an `Observer` promises. A subclass gives the fixture `maker`."""
 

@@ -83,7 +83,7 @@ def _nothing(_run_id: str) -> None:
     return None
 
 
-@documented(page="guides/write-a-planner.md", port="Planner")
+@documented(page="howto/extend/write-a-planner.md", port="Planner")
 class PlannerContract:
     """All that a `Planner` promises. A subclass gives the fixture `maker`."""
 

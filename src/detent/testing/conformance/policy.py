@@ -60,7 +60,7 @@ def _shown(call: Call) -> str:
     return f"{call.tool.name} ({call.tool.side_effect}) with {args if len(args) < 200 else args[:200] + '…'}"
 
 
-@documented(page="guides/approvals.md#a-policy-of-your-own", port="Policy")
+@documented(page="howto/control/approvals.md#a-policy-of-your-own", port="Policy")
 class PolicyContract:
     """All that a `Policy` promises. A subclass gives the fixture `maker`."""
 
@@ -172,7 +172,7 @@ def _blocks(guard: Any, call: Call, kernel: Any, run: Any) -> Block | None:
     return said
 
 
-@documented(page="guides/extending.md#a-guard", port="Guard")
+@documented(page="howto/extend/extending.md#a-guard", port="Guard")
 class GuardContract:
     """All that a `Guard` promises. A subclass gives the fixture `maker`."""
 

@@ -94,7 +94,7 @@ def _came_to(found: Sequence[Any]) -> list[Any]:
     return [f"{type(one).__name__}: {one}" if isinstance(one, BaseException) else one for one in found]
 
 
-@documented(page="guides/write-a-tool.md#how-many-at-once", port="Scheduler")
+@documented(page="howto/tools/write-a-tool.md#how-many-at-once", port="Scheduler")
 class SchedulerContract:
     """All that a `Scheduler` promises. A subclass gives the fixture `maker`."""
 

@@ -23,7 +23,7 @@ def used(tool_calls: int = 1, *, tenant: str = "acme", day: str = DAY, **more: A
     return Spent(tenant=tenant, day=day, tool_calls=tool_calls, **more)
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class AccountContract:
     """Accounts of tenants."""
 

@@ -30,7 +30,7 @@ def _leased(place: Place) -> None:
         pytest.skip("claims in one process have no leases")
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class ClaimContract:
     """The right to advance a run."""
 

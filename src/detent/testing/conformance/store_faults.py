@@ -62,7 +62,7 @@ async def _ended(attempt: Awaitable[Any], place: Place, what: str) -> Exception 
     return error
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class FaultContract:
     """A connection that is cut at any message."""
 

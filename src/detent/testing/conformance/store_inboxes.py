@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from detent.core.errors import CancelWaits, Conflict, NotAllowedNow, RunNotFound
+from detent.core.errors import CancelWaits, Conflict, NotAllowedNow, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, EventStore, RunQuery, Signal
 from detent.testing.conformance.promises import documented
@@ -29,7 +29,7 @@ from detent.testing.conformance.store_places import (
 ROUNDS = 12
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class InboxContract:
     """Signals."""
 
@@ -95,6 +95,48 @@ class InboxContract:
             assert await store.signals(["run"]) == {}
 
         run_on(place, body)
+
+    def test_posting_to_a_run_that_was_erased_is_an_error(self, place: Place) -> None:
+        """`RunErased`, also for a cancellation, and where the run goes on from one that was erased: nobody takes such a signal, and its words would stay."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for reason in ("erased", "parent_erased"):
+                await write(first, reason, range(1, 3))
+                erased = head_of(reason, 2, goal='"reason":"erased"', reason=reason, parent="above")
+                await second.erase(reason, lambda _line: b"{}", head=erased)
+                for store in (first, second):
+                    for kind in ("reply", "cancel"):
+                        refused = await outcome(store.post(reason, Signal(id=f"s-{kind}", kind=kind, payload={"reply": "secret"})))
+                        assert isinstance(refused, RunErased), f"a signal for an erased run was not refused: {refused!r}"
+                assert await first.signals([reason]) == {}
+            await write(first, "run", range(1, 2))
+            await first.append("run", 1, [line(2)], head=head_of("run", 2, goal='"reason":"erased"', title='\\"reason":"erased"'))
+            await second.post("run", Signal(id="s", kind="reply"))
+            assert list(await first.signals(["run", "erased"])) == ["run"]
+
+        run_on_several(place, body)
+
+    def test_nothing_waits_for_a_run_that_was_erased_or_deleted_while_signals_were_posted(self, place: Place) -> None:
+        """Each of them is either gone with the run, or was refused to whoever sent it."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for n in range(ROUNDS):
+                for name in (f"erased{n}", f"deleted{n}"):
+                    await write(first, name, range(1, 2))
+                erased = head_of(f"erased{n}", 1, reason="erased")
+                posts = [
+                    outcome(second.post(f"{what}{n}", Signal(id=f"s{k}", kind="reply", payload={"reply": "secret"})))
+                    for k in range(4)
+                    for what in ("erased", "deleted")
+                ]
+                removals = [first.erase(f"erased{n}", lambda _line: b"{}", head=erased), first.delete(f"deleted{n}")]
+                order = (*posts[: n % 8], *removals, *posts[n % 8 :])
+                said = [error for error in await asyncio.gather(*order) if error is not None]
+                assert all(isinstance(error, (RunErased, RunNotFound)) for error in said), f"{said}"
+                await write(first, f"deleted{n}", range(1, 2))
+                assert await first.signals([f"erased{n}", f"deleted{n}"]) == {}, "a signal waits for a run that is gone"
+
+        run_on_several(place, body)
 
     def test_an_inbox_has_room_for_so_many_undecided_signals_and_for_every_cancellation(self, place: Place) -> None:
         """The next one is refused to whoever sends it; not where it is there already, not a cancellation, not a timer, and not once one is decided.
@@ -191,12 +233,12 @@ class InboxContract:
         run_on(place, body)
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class ListingContract:
     """The listing: filters and pages."""
 
     def test_every_filter_leaves_out_what_it_should(self, place: Place) -> None:
-        """Status (any of several), tenant, goal, agent, since (included) and until (not), alone and together; newest first."""
+        """Status (any of several), beginnings and ends of ids, tenant, goal, agent, since (included) and until (not), alone and together."""
 
         async def body(store: EventStore) -> None:
             heads = [
@@ -224,6 +266,11 @@ class ListingContract:
                 (RunQuery(tenant=""), lambda head: head.tenant == ""),
                 (RunQuery(goal_id="goal-2"), lambda head: head.goal_id == "goal-2"),
                 (RunQuery(agent="b"), lambda head: head.agent == "b"),
+                (RunQuery(starts_with=("run-1",)), lambda head: head.run_id in ("run-1", "run-10", "run-11")),
+                (RunQuery(starts_with=("run-10", "run-2", "ru_")), lambda head: head.run_id in ("run-10", "run-2")),
+                (RunQuery(ends_with=("1", "_0")), lambda head: head.run_id in ("run-1", "run-11")),
+                (RunQuery(starts_with=("run-2",), ends_with=("-3",)), lambda head: head.run_id in ("run-2", "run-3")),
+                (RunQuery(starts_with=("run-1",), tenant="acme"), lambda head: head.run_id in ("run-1", "run-10")),
                 (RunQuery(since=since), lambda head: head.created_at >= since),
                 (RunQuery(until=until), lambda head: head.created_at < until),
                 (RunQuery(since=since, until=until, agent="a"), lambda head: since <= head.created_at < until and head.agent == "a"),

@@ -70,7 +70,7 @@ loop.run_forever()
 """The child is done with the store before the parent goes on."""
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class LifeContract:
     """Opening, closing, other processes."""
 

@@ -24,7 +24,7 @@ from detent.testing.conformance.store_places import (
 )
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class LogContract:
     """Records: order, isolation, fencing, atomicity."""
 

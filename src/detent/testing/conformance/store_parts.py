@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from hashlib import sha256
 from typing import NoReturn
 
 import pytest
 
-from detent.core.errors import Conflict, CorruptLog, RunBusy, RunNotFound
+from detent.core.errors import ClaimLost, Conflict, CorruptLog, RunBusy, RunNotFound
 from detent.ports import EventStore, RunQuery, Signal
 from detent.ports.examining import Examines
 from detent.testing.conformance.promises import documented
@@ -24,7 +25,7 @@ from detent.testing.conformance.store_places import (
 )
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class PartsContract:
     """Blobs and snapshots, erasing, deleting, tidying up."""
 
@@ -190,6 +191,26 @@ class PartsContract:
 
         run_on(place, body)
 
+    def test_erasing_names_the_claim_under_which_it_is_done(self, place: Place) -> None:
+        """`ClaimLost` where the run's claim has another number, or there is none, and nothing is erased: whoever took the run over goes on with it."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            await write(first, "run", range(1, 4))
+            await first.put_blob("run", "a", b"1")
+            former = await first.claim("run")
+            await first.release("run")
+            for number in (former, former + 1):
+                refused = await outcome(first.erase("run", lambda _line: b"{}", head=head_of("run", 3), claim=number))
+                assert isinstance(refused, ClaimLost), f"a run was erased without its claim: {refused!r}"
+            taken = await second.claim("run")
+            refused = await outcome(first.erase("run", lambda _line: b"{}", head=head_of("run", 3), claim=former))
+            assert isinstance(refused, ClaimLost), f"a run was erased under a claim that was lost: {refused!r}"
+            assert (await first.read("run"), await first.list_blobs("run")) == ([line(n) for n in range(1, 4)], ["a"])
+            await second.erase("run", lambda _line: b"{}", head=head_of("run", 3), claim=taken)
+            assert await first.read("run") == [b"{}"] * 3
+
+        run_on_several(place, body)
+
     def test_deleting_removes_the_run_and_all_that_belongs_to_it(self, place: Place) -> None:
         """Nothing of it is left when a run of that name begins anew; other runs are as they were; an unknown run is an error."""
 
@@ -216,6 +237,27 @@ class PartsContract:
             assert [signal.id for signal in (await second.signals(["run"]))["run"]] == ["spent"]
             assert await first.read("other") == [line(n) for n in range(1, 7)]
             assert await first.list_blobs("other") == ["a"]
+
+        run_on_several(place, body)
+
+    def test_a_run_that_is_being_deleted_has_its_blobs_as_long_as_it_is_listed(self, place: Place) -> None:
+        """Who finds a blob missing, and then the entry there, knows that nobody was deleting the run; so a fork finds out that its parent goes."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for n in range(20):
+                run_id = f"run{n}"
+                await write(first, run_id, range(1, 2))
+                for key in "abc":
+                    await first.put_blob(run_id, key, b"1" * 1000)
+                deleting = asyncio.create_task(first.delete(run_id))
+                while True:
+                    blob = await second.get_blob(run_id, "a")
+                    listed = await second.head(run_id)
+                    if listed is None:
+                        break
+                    assert blob is not None, "the blobs of a run that is being deleted are gone before it is"
+                    await asyncio.sleep(0)
+                await deleting
 
         run_on_several(place, body)
 

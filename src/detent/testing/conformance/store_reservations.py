@@ -35,7 +35,7 @@ async def account(store: EventStore, run_id: str = "reader", **more: Any) -> Bal
     return await store.reserve(asking(run_id, {}, **more))
 
 
-@documented(page="guides/write-a-store.md", port="EventStore")
+@documented(page="howto/extend/write-a-store.md", port="EventStore")
 class ReservationContract:
     """Reservations in the accounts of tenants."""
 

@@ -39,7 +39,7 @@ async def _woken(place: Place, store: EventStore, tell: Callable[[int], Awaitabl
     assert error is None, f"`changed` gave {error!r}; it returns None"
 
 
-@documented(page="guides/write-a-store.md", port="Wakes")
+@documented(page="howto/extend/write-a-store.md", port="Wakes")
 class WakeContract:
     """Being woken; skipped for stores that are only polled."""
 

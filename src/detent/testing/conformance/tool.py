@@ -124,7 +124,7 @@ async def _times_out(maker: ToolMaker, wish: ToolWish, kind: str) -> None:
     assert context.cancelled, "`context.cancelled` was not set, so that the tool could not know"
 
 
-@documented(page="guides/write-a-tool.md", port="Tool")
+@documented(page="howto/tools/write-a-tool.md", port="Tool")
 class ToolContract:
     """All that a `Tool` promises. A subclass gives the fixture `maker`."""
 
@@ -342,7 +342,7 @@ class _Plain:
         return None
 
 
-@documented(page="guides/write-a-tool.md", port="Toolbox")
+@documented(page="howto/tools/write-a-tool.md", port="Toolbox")
 class ToolboxContract:
     """All that a `Toolbox` promises. A subclass gives the fixture `maker`."""
 

@@ -52,7 +52,7 @@ async def _stopped(task: asyncio.Task[None], maker: Maker) -> None:
         pytest.fail(f"`work` was cancelled, and had not ended after {maker.patience_s:g} s")
 
 
-@documented(page="guides/workers.md#a-host-of-your-own", port="WorkerHost")
+@documented(page="howto/runs/workers.md#a-host-of-your-own", port="WorkerHost")
 class BacklogContract:
     """What a host does with what there is to do."""
 

@@ -110,7 +110,7 @@ class _Broken(_Clerk):
         raise RuntimeError("the planner is out of order")
 
 
-@documented(page="guides/workers.md", port="WorkerHost")
+@documented(page="howto/runs/workers.md", port="WorkerHost")
 class RunsContract:
     """What becomes of runs."""
 

@@ -1,0 +1,100 @@
+"""The commands by name: where each is defined and what it does in a few words, in the groups of `detent help`.
+
+Rule: plain data and text. `detent --help` prints these lines and imports no command; a command that runs imports its own module alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """One command: `module:function` in `detent.cli`, and one line of help that fits beside its name on 80 columns."""
+
+    where: str
+    summary: str
+
+
+GROUPS: dict[str, dict[str, Command]] = {
+    "Start": {
+        "demo": Command("starting:demo", "Kill an example mid-run, resume it, and see nothing run twice"),
+        "init": Command("starting:init", "Write an agent with its rules, ready to run"),
+        "doctor": Command("doctor:doctor", "Check models, files and store, and say what to do next"),
+        "where": Command("where:where", "Show which store and configuration files are used, and why"),
+        "completion": Command("completion:completion", "Print the script for completion in bash, zsh or fish"),
+        "help": Command("helping:help_on", "Explain a group of commands, or the settings"),
+    },
+    "Runs": {
+        "run": Command("running:run", "Work on a goal"),
+        "resume": Command("running:resume", "Continue a run after a crash, a stop or an answer"),
+        "cancel": Command("running:cancel", "End a run"),
+        "reopen": Command("running:reopen", "Open a failed or stopped run again"),
+        "submit": Command("working:submit", "Leave a goal to a worker"),
+        "worker": Command("working:worker", "Advance submitted and resumable runs"),
+    },
+    "Answers": {
+        "approvals": Command("looking:approvals", "List the calls that wait for approval"),
+        "approve": Command("running:approve", "Approve a call and continue the run"),
+        "deny": Command("running:deny", "Refuse a call and continue the run"),
+        "reply": Command("running:reply", "Answer a question of a run"),
+        "reconcile": Command("running:reconcile", "Say whether a call in doubt happened"),
+    },
+    "Look": {
+        "list": Command("looking:list_runs", "List runs, newest first"),
+        "show": Command("looking:show", "Show what a run did, and why it ended"),
+        "tail": Command("looking:tail", "Follow a run that another process advances"),
+        "tools": Command("looking:tools", "List the available tools"),
+        "explain": Command("governance:explain", "Explain why a call happened, or did not"),
+        "verify": Command("looking:verify", "Check that a log is complete and unaltered"),
+        "replay": Command("looking:replay", "Execute a log again with the current code"),
+        "export": Command("looking:export", "Write the records of a run to a file or stdout"),
+    },
+    "Compare": {
+        "diff": Command("forking:diff", "Show what differs between two runs"),
+        "bisect": Command("forking:bisect", "Find the first step where two runs differ"),
+        "fork": Command("forking:fork", "Copy a run up to a record, change something, continue"),
+        "check-upgrade": Command("forking:check_upgrade", "Check which open runs the current code can continue"),
+        "backtest": Command("governance:backtest", "Try a policy or a budget on past decisions"),
+    },
+    "Govern": {
+        "trust": Command("trusting:trust", "Show what files of a directory may start, and trust them"),
+        "mcp": Command("mcp:mcp", "Pin what MCP servers declare, or log in at one"),
+    },
+    "Storage": {
+        "copy": Command("moving:copy", "Copy runs into another store"),
+        "archive": Command("moving:archive", "Write finished runs to files and remove them"),
+        "import": Command("moving:bring_back", "Bring archived runs back"),
+        "erase": Command("removing:erase", "Remove the content of a run, keep its digests"),
+        "delete": Command("removing:delete", "Remove a run"),
+        "gc": Command("removing:gc", "Remove what was kept long enough, and free space"),
+    },
+}
+BEGINNERS = ("demo", "init", "doctor", "run", "list", "show", "approve", "resume")
+"""What `detent --help` shows first."""
+
+EVERY: dict[str, Command] = {name: command for commands in GROUPS.values() for name, command in commands.items()}
+
+
+def first_screen() -> list[str]:
+    """Return what `detent --help` prints: at most 23 lines of 80 columns, so that the prompt fits on the screen too."""
+    return [
+        "Usage: detent COMMAND [OPTIONS]     `detent COMMAND --help` explains a command.",
+        "Detent runs agents durably: each step is recorded, and no recorded step runs",
+        "twice. Start here:",
+        *(_line(name) for name in BEGINNERS),
+        "",
+        "All commands, by group. `detent help GROUP` explains a group:",
+        *(f"  {group.lower():<10} {' '.join(commands)} " for group, commands in GROUPS.items()),
+        "",
+        "Everywhere: --debug, --log-level LEVEL, --log-json, --version. Exit codes and",
+        "environment variables: `detent help settings`.",
+    ]
+
+
+def group_lines(group: str) -> list[str]:
+    """Return what `detent help GROUP` prints; `group` as in `GROUPS`."""
+    return [f"{group}:", *map(_line, GROUPS[group]), "", "`detent COMMAND --help` explains a command."]
+
+
+def _line(name: str) -> str:
+    return f"  {name:<14} {EVERY[name].summary}"

@@ -1,0 +1,113 @@
+"""Run ids as people read and type them: the shortest beginning that is unique, `last`, `last-1`, and the last word of an id.
+
+An id such as 20260301-120000-find-the-error-burst-7k3f9q is printed as 20260301-120000. Two rules keep a printed beginning usable:
+
+- It is never shorter than the second in which the run started. A run that starts later gets another second, so it cannot take the name.
+- It ends where a word ends. No word is broken.
+
+Runs of one second need more words. Where that would be long, the last word is printed instead (7k3f9q, one of two thousand million).
+An id that somebody chose stays whole up to `CHOSEN` characters: such ids often differ at their end only, like nightly-1 and nightly-2.
+A beginning that fits several runs is never guessed at: the error lists them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from detent.cli.output import shortened
+from detent.core.errors import ConfigError, CorruptLog, DetentError, RunNotFound
+from detent.core.records import RunHead
+from detent.ports import EventStore, RunQuery
+
+SECOND = len("20260301-120000")
+CHOSEN = 32
+LONG = 30
+"""A beginning longer than this gives way to the last word of the id."""
+LISTED = 5
+"""So many runs are named where a beginning fits several."""
+MOST = 200
+"""For more runs than this the whole listing is read, in place of one range of ids each."""
+BESIDE = 5_000
+"""Where more runs than this begin alike, ids stay whole."""
+GENERATED = re.compile(r"\d{8}-\d{6}-(?:.*-)?(?P<token>[a-z0-9]{6}(?:@.+)?)")
+LAST = re.compile(r"last(?:-([0-9]{1,6}))?")
+TOKEN = re.compile(r"[a-z0-9]{6}(?:@.+)?")
+
+
+def shortest(run_id: str, others: Iterable[str]) -> str:
+    """Return the shortest name of a run that no other run has; `others` are at least all ids that begin like it (`beginning`)."""
+    beside = [other for other in others if other != run_id]
+    least = len(beginning(run_id))
+    ends = [at.start() for at in re.finditer("[-@]", run_id) if at.start() >= least]
+    found = next((run_id[:end] for end in ends if not any(other.startswith(run_id[:end]) for other in beside)), run_id)
+    made = GENERATED.fullmatch(run_id)
+    if made and len(found) > LONG and not any(other.endswith(f"-{made['token']}") for other in beside):
+        return made["token"]
+    return found
+
+
+def beginning(run_id: str) -> str:
+    """Return the least that is printed of an id."""
+    return run_id[: SECOND if GENERATED.fullmatch(run_id) else CHOSEN]
+
+
+async def short_names(store: EventStore, ids: Sequence[str]) -> dict[str, str]:
+    """Return the shortest name of each run, found by one query; nothing where the store cannot answer it."""
+    alike = {run_id: beginning(run_id) for run_id in ids}
+    wanted = tuple(dict.fromkeys(alike.values()))
+    if not wanted:
+        return {}
+    query = RunQuery(starts_with=wanted, limit=BESIDE) if len(wanted) <= MOST else RunQuery()
+    try:
+        there = [head.run_id for head in await store.list_runs(query)]
+    except DetentError:  # a damaged entry of another run; whole ids are right as well
+        return {}
+    if query.limit is not None and len(there) >= query.limit:
+        return {}
+    beside: dict[str, list[str]] = {}
+    for run_id in there:
+        for length in (SECOND, CHOSEN):
+            beside.setdefault(run_id[:length], []).append(run_id)
+    return {run_id: shortest(run_id, beside.get(start, ())) for run_id, start in alike.items()}
+
+
+async def find_run(store: EventStore, asked: str, *, there: bool) -> str:
+    """Return the id of the run that `asked` names; `there` says whether the store exists. Raise `RunNotFound`, `ConfigError`.
+
+    It is a whole id, a unique beginning, the last word of an id that Detent made, `last` for the newest run, or `last-1` for the one before it.
+    """
+    if not there:
+        raise RunNotFound(asked, f"{store.url}: there is no store yet, and looking makes none (is the URL right? the first run makes it)")
+    if not asked or any("\ud800" <= c <= "\udfff" or c == "\0" for c in asked):  # bytes that are no text: no run is called so
+        raise RunNotFound(asked, store.url)
+    if back := LAST.fullmatch(asked):
+        number = int(back[1] or 0)
+        newest = await store.list_runs(RunQuery(limit=number + 1))
+        if len(newest) <= number:
+            raise RunNotFound(asked, store.url)
+        return newest[number].run_id
+    if await _known(store, asked):
+        return asked
+    ends = (f"-{asked}",) if TOKEN.fullmatch(asked) else ()
+    found = await store.list_runs(RunQuery(starts_with=(asked,), ends_with=ends, limit=LISTED + 1))
+    if not found:
+        raise RunNotFound(asked, store.url)
+    if len(found) > 1:
+        raise ConfigError(f"{asked!r} fits several runs, write more of the id:{''.join(map(_candidate, found[:LISTED]))}{_more(found)}")
+    return found[0].run_id
+
+
+def _candidate(head: RunHead) -> str:
+    return f"\n  {head.run_id}  {head.status}  {shortened(head.title or head.goal, 40)}".rstrip()
+
+
+def _more(found: Sequence[RunHead]) -> str:
+    return "\n  ... and more" if len(found) > LISTED else ""
+
+
+async def _known(store: EventStore, run_id: str) -> bool:
+    try:
+        return await store.head(run_id) is not None
+    except CorruptLog:
+        return True

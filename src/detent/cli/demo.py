@@ -175,7 +175,7 @@ class _Demo:
     def plain_loop(self) -> list[Payment]:
         """Run the plain loop, kill it in the same place, start it again, and return what it has paid."""
         ledger = self._home / "plain-ledger.csv"
-        command = [sys.executable, "-P", "-c", "import sys; sys.path.insert(0, '.'); import plain_loop"]
+        command = [sys.executable, "plain_loop.py"]
         for start in ("  (killed in the same place)", ""):
             self._output.show(f"$ python plain_loop.py{start}", "bold")
             if start:
@@ -264,7 +264,7 @@ def _prepare(directory: Path | None) -> Path:
 
 def _environment(home: Path) -> dict[str, str]:
     """Return the environment of the processes: without settings that would change the run, with trust in what was written, and this package."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DETENT_", "DEMO_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DETENT_", "DEMO_", "PYTHONSAFEPATH"))}
     source = str(Path(__file__).resolve().parent.parent.parent)
     kept[VARIABLE] = f"{home}={listing(home).digest}"
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [source, kept.get("PYTHONPATH", "")])), "PYTHONUNBUFFERED": "1"}

@@ -7,7 +7,8 @@ model's text and thinking, calls in progress) stands in the live lines, which ar
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from detent.cli.drawing import diff_of, present, style_of_line
 from detent.cli.live_lines import LiveLines
@@ -31,14 +32,15 @@ CHANGED_LINES = 20
 
 
 class Progress:
-    """Shows a run on stderr; `verbosity` as in `OutputConfig`. Use as `with Progress(...) as progress:`."""
+    """Shows a run on stderr; `verbosity` as in `OutputConfig`, `redact` are patterns of what no diff shows. Use as `with Progress(...) as progress:`."""
 
-    def __init__(self, output: Output, *, verbosity: int, shown: bool) -> None:
+    def __init__(self, output: Output, *, verbosity: int, shown: bool, redact: Sequence[str] = ()) -> None:
         self._output, self._verbosity, self._shown = output, verbosity, shown
         self._live: LiveLines | None = None
         self._known: set[str] = set()
         self._before: dict[str, str | None] = {}
         self._retries = Retries()
+        self._redact = redact
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
@@ -168,7 +170,7 @@ class Progress:
     def _keep(self, call: str, tool: str, state: RunState) -> None:
         """Keep what a file is before it is written over, for the diff."""
         if self._live is not None and tool == "write_file":
-            self._before[call] = present(state.agent.meta.get("workspace"), _args(state, call))
+            self._before[call] = present(state.agent.meta.get("workspace"), _args(state, call), (*state.agent.redact, *self._redact))
 
     def _ended(self, call: str) -> None:
         if self._live is not None:

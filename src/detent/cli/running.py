@@ -241,8 +241,12 @@ def advance(session: Session, work: Work) -> int:
 def watched(session: Session, work: Work) -> Result:
     """Do `work` with live progress."""
     shown = session.config.output.progress is not False
-    with Progress(session.output, verbosity=session.verbosity, shown=shown) as progress:
+    with Progress(session.output, verbosity=session.verbosity, shown=shown, redact=_hidden(session)) as progress:
         return session.drive(lambda engine: work(engine, progress))
+
+
+def _hidden(session: Session) -> tuple[str, ...]:
+    return session.config.redact or ()
 
 
 def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, RunState], Awaitable[Result]], *, said: str) -> int:
@@ -309,7 +313,9 @@ def _ask_one(session: Session, request: Approval, state: RunState) -> bool | Non
     """Show the call, and what it changes in a file, and ask; it can be approved here only where all of it was shown."""
     output = session.output
     output.say(f"\n{clean(request.tool)} wants to run ({clean(request.reason)}):", "bold")
-    changes = diff_of(request.tool, request.args, present(state.agent.meta.get("workspace"), request.args))
+    changes = diff_of(
+        request.tool, request.args, present(state.agent.meta.get("workspace"), request.args, (*state.agent.redact, *_hidden(session)))
+    )
     seen = output.page([*request_lines(request), *diff_lines(changes)]) and not request.too_long
     question = "approve this call? [y]es / [n]o / [l]ater: " if seen else "not all of it was shown. [n]o / [l]ater: "
     while True:

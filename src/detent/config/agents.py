@@ -15,6 +15,7 @@ from detent.config.output_types import OutputT, OutputType
 from detent.config.profile import sized
 from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
+from detent.core.brief import brief
 from detent.core.budget import Budget
 from detent.core.durations import PATTERN, seconds
 from detent.core.errors import ConfigError
@@ -46,6 +47,8 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
     policy: Sequence[Any] | dict[str, Any] = ()
     mcp: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
     output_type: type[OutputT] | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -55,7 +55,7 @@ from detent.ports import (
     WorkerHost,
     noop_hooks,
 )
-from detent.ports.options import check_is, check_table, checked, checked_options, refuse_unknown
+from detent.ports.options import check_functions, check_is, check_table, checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
 from detent.running import answering, starting, working
 from detent.running.phase_hooks import check_hooks
@@ -173,6 +173,12 @@ class Engine:
         check_is(Models, models=models)
         check_is(Bounds, bounds=bounds)
         check_is(Kernel, kernel=kernel)
+        check_functions("kernel", kernels=kernels)
+        check_functions("strategy", strategies=strategies)
+        check_functions("guard", guards=guards)
+        check_functions("verifier", verifiers=verifiers)
+        if kernel is not None:
+            check_kind("kernel", "the kernel", kernel)
         check_is(str | Path | WorkspaceConfig, workspace=workspace)
         check_table(McpServer, mcp=mcp)
         check_table(ModelPrice, model_prices=model_prices)
@@ -195,8 +201,6 @@ class Engine:
         self.guards = Names[Guard]("guard", {**GUARDS, **(guards or {})})
         planners = Planners(planner)
         self.verifiers = Verifiers(planners, self.tools)
-        for name, verifier in (verifiers or {}).items():
-            check_kind("verifier", f"the verifier {name!r}", verifier)
         self.verifiers.add(verifiers or {})
         self.runtime = Runtime(
             store=self.store,

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from detent.core.errors import Explained
 from detent.ports.options import check_fields
 
 Mend = Literal["", "gc", "delete", "relist", "reindex", "rebuild"]
@@ -16,7 +17,7 @@ Mend = Literal["", "gc", "delete", "relist", "reindex", "rebuild"]
 listing entry again from its log; making indexes again, or the whole file."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class Fault(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Something in a store that is not as it must be, or, without `damage`, is left over and harms nothing.
 
     `run_id` is the run that it concerns, "" where it concerns none. `advice` is what a person can do. What is left over was last changed at
@@ -39,7 +40,7 @@ def artifacts_without_log(run_id: str, *, lost: bool) -> Fault:
     return Fault(what=what, run_id=run_id, damage=False, mend="" if lost else "delete", advice=advice if lost else "")
 
 
-class Examined(msgspec.Struct, frozen=True, kw_only=True):
+class Examined(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What a store found in itself. `runs` are all of which anything is there, also those that no list shows; `looked_at` is what was checked.
 
     `lists_apart`: lists are made of something that is kept apart from the listing entries, such as an index.

@@ -48,13 +48,13 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-class Skip(msgspec.Struct, frozen=True):
+class Skip(msgspec.Struct, metaclass=Explained, frozen=True):
     """What a hook before a phase answers to leave the phase out; calls that `act` would have run, or the answer, are refused for this reason."""
 
     reason: str
 
 
-class Abort(msgspec.Struct, frozen=True):
+class Abort(msgspec.Struct, metaclass=Explained, frozen=True):
     """What a hook before or after a phase answers to stop the run (`policy_stopped`)."""
 
     reason: str

@@ -66,7 +66,7 @@ class Plan(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
+class ContextProfile(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Thresholds by model size. `window_tokens` is the model's context; characters count what one result may show inline."""
 
     tier: str = "mid"
@@ -79,7 +79,7 @@ class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
     __post_init__ = check_fields
 
 
-class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
+class ResultCompression(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """How a large result is shown: at most `budget_chars`, the first `preview_items` of a list; the full value stays in the log."""
 
     budget_chars: int = 1200
@@ -122,7 +122,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     __repr__ = brief
 
 
-class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ModelAnswer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What one model call gave: `value` is the adapter's own; `model` the name that the provider reports.
 
     `finish` is why the model stopped: `stop`, `length`, `tool_call`, `content_filter` or `error`. An unknown `usage.cost_usd` is filled

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import msgspec
 
-from detent.core.errors import ConfigError, NewerVersion, ToolsMissing
+from detent.core.errors import ConfigError, Explained, NewerVersion, ToolsMissing
 
 NOT_HERE: tuple[type[Exception], ...] = (ConfigError, ToolsMissing, NewerVersion)
 """What `Backlog.advance` raises where this worker lacks what a run needs. Another one may have it: such a run is left, and not given up."""
 
 
-class Due(msgspec.Struct, frozen=True, kw_only=True):
+class Due(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """A run that somebody may advance now. `since`: when something was last recorded of it, `records`: how many records it has."""
 
     run_id: str
@@ -29,7 +29,7 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     records: int = 0
 
 
-class Tries(msgspec.Struct, frozen=True, kw_only=True):
+class Tries(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """How often a run was taken up without getting any further, by whichever worker; when the last time was (None: never), and by which."""
 
     count: int = 0

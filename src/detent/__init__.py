@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from detent.metering.tenants import TenantBudget
     from detent.ports import Plan, ToolContext, View
     from detent.running.receipts import Receipt
-    from detent.running.results import Result
+    from detent.running.results import Outcome, Result
     from detent.tools.functions.function import Tool, tool
     from detent.tools.mcp.settings import McpServer, ToolPins
 
@@ -58,6 +58,7 @@ __all__ = [
     "McpServer",
     "Models",
     "NotExecuted",
+    "Outcome",
     "Parting",
     "Plan",
     "PushGoal",
@@ -95,7 +96,7 @@ _WHERE = {
     "engine": "Engine",
     "ports": "Plan ToolContext View",
     "running.receipts": "Receipt",
-    "running.results": "Result",
+    "running.results": "Outcome Result",
     "metering.tenants": "TenantBudget",
     "tools.functions.function": "Tool tool",
     "tools.mcp.settings": "McpServer ToolPins",

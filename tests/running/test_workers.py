@@ -417,7 +417,7 @@ def test_what_is_no_observer_is_refused_before_a_worker_takes_anything_up() -> N
         async with Office().engine as engine:
             run_id = await engine.submit(CLERK, "one")
             wrong: Any = object()
-            with pytest.raises(TypeError, match="observer"):
+            with pytest.raises(ConfigError, match="an observer is"):
                 await engine.work(until_idle=True, observers=[wrong])
             assert len(await engine.records(run_id)) == 1
 

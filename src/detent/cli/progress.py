@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from detent.cli.drawing import diff_of, present, style_of_line
 from detent.cli.live_lines import LiveLines

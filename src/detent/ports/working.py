@@ -13,13 +13,13 @@ from typing import Protocol
 
 import msgspec
 
-from detent.core.errors import ConfigError, NewerVersion, ToolsMissing
+from detent.core.errors import ConfigError, Explained, NewerVersion, ToolsMissing
 
 NOT_HERE: tuple[type[Exception], ...] = (ConfigError, ToolsMissing, NewerVersion)
 """What `Backlog.advance` raises if this worker lacks what a run needs. Another worker may have it, so the run is left alone, not given up."""
 
 
-class Due(msgspec.Struct, frozen=True, kw_only=True):
+class Due(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """A run that may be advanced now. `since` is the time of its last record, `records` the number of its records."""
 
     run_id: str
@@ -29,7 +29,7 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     records: int = 0
 
 
-class Tries(msgspec.Struct, frozen=True, kw_only=True):
+class Tries(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Counts attempts of all workers that made no progress. Also has the time of the last one (None: never) and its worker."""
 
     count: int = 0

@@ -268,7 +268,7 @@ async def _always(hand: Hand, run_id: str) -> Hand:
     return hand
 
 
-async def submit(runtime: Runtime, agent: Agent, goal: str, **options: Any) -> str:
+async def submit(runtime: Runtime, agent: Agent | str, goal: str, **options: Any) -> str:
     """Start a run durably, leave it to a worker (`work`, `detent worker`) and return its id; `options` as for `run`, but observers, turns.
 
     Its model is asked by the worker alone, which needs the key. With the id of a run that exists, nothing is started. Raises as `run`.

@@ -158,6 +158,18 @@ class Holder(Leased):
                 self._take()
                 self._write()
 
+    def has_taken(self, run_id: str, number: int) -> None:
+        """See `Leased.has_taken`."""
+        super().has_taken(run_id, number)
+        if self._fd is None:  # it has come to rest while this was claimed
+            self.take()
+
+    def rest(self) -> None:
+        """Be dead for others where all loops that have claims here were closed. The claims stay noted: the next sign of life gives them back."""
+        with self._signing:
+            if self.runs and not self.loops():
+                self._let_go()
+
     def renewed(self) -> None:
         """Renew the lease where the thread does not."""
         if not self.beats or self.due:
@@ -186,11 +198,14 @@ class Holder(Leased):
         """Give the lock file up and remove it."""
         HEARTBEAT.leave(self)
         with self._signing:
-            if self._fd is not None:
-                self.path.unlink(missing_ok=True)
-                unlock(self._fd)
-                self._fd = None
+            self._let_go()
             self.runs.clear()
+
+    def _let_go(self) -> None:
+        if self._fd is not None:
+            self.path.unlink(missing_ok=True)
+            unlock(self._fd)
+            self._fd = None
 
     def lives(self, name: str, host: str) -> bool:
         """Whether another holder still lives: its lease has not run out, and on this host its lock is held.

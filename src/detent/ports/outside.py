@@ -132,7 +132,7 @@ class World(Protocol):
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
 
-    async def intend(self, context: Any) -> ToolOutcome | None:
+    async def intend(self, context: Any, call: CallState) -> ToolOutcome | None:
         """Make the intent of a call durable before it begins; return its outcome where a cancellation came first, and it does not begin."""
         ...
 
@@ -165,7 +165,9 @@ class World(Protocol):
 
     async def breathe(self) -> None: ...
 
-    async def pause(self, seconds: float) -> None: ...
+    async def pause(self, seconds: float, call: CallState | None = None) -> None:
+        """Sleep between two attempts, of `call` or of something else."""
+        ...
 
     async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
         """Put on record what the run's tenant has used, where that is bounded; what is decided next goes by it.

@@ -43,8 +43,9 @@ from detent.running.advancing import Advancing, Parts
 from detent.running.attempts import tries_of
 from detent.running.results import Result
 from detent.running.rules import cancels, says_the_time
-from detent.running.runtime import Runtime, Shift
+from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
+from detent.running.stopping import Shift
 from detent.secrecy.redact import hidden
 
 log = logging.getLogger("detent")
@@ -251,12 +252,12 @@ class StoreBacklog:
         self._dead_letters[run_id] = said
 
     def suspend(self, why: str) -> None:
-        """Stop what is being advanced, and advance nothing more."""
+        """Stop what is being advanced, and advance nothing more; calls with an effect may finish (`Bounds.drain_s`)."""
         self.stopped = self.stopped or why
         for run_id, (task, hand) in self._busy.items():
             control = hand.parts.watcher.control(run_id) if hand is not None else None
             if control is not None:
-                control.suspend(why)
+                control.drain(why)
             elif task is not None:  # it has not come so far as to have the run
                 task.cancel()
 

@@ -116,6 +116,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     output = Output(json_wanted="--json" in own)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Shown(debug))
+        logging.lastResort.addFilter(_not_counted_down)
     if not debug and not sys.warnoptions:
         warnings.filterwarnings("ignore", module=_LIBRARIES)
     try:
@@ -132,6 +133,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return SUSPENDED
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is wrong, people get a line and not a traceback
         return _failed(error, output, debug=debug, hint="this should not happen; --debug shows where it comes from")
+
+
+def _not_counted_down(record: logging.LogRecord) -> bool:
+    """Leave out what a command that was stopped shows by itself (`Session.finishing`)."""
+    return not hasattr(record, "drain_s")
 
 
 class _Shown(logging.Formatter):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 from detent.cli.live_lines import LiveLines
@@ -28,14 +29,15 @@ THOUGHT_LINES = 4
 class Progress:
     """Shows a run on stderr; `verbosity` as in `OutputConfig`. Use as `with Progress(...) as progress:`."""
 
-    def __init__(self, output: Output, *, verbosity: int, shown: bool) -> None:
-        self._output, self._verbosity, self._shown = output, verbosity, shown
+    def __init__(self, output: Output, *, verbosity: int, shown: bool, finishing: Callable[[], list[str]] = list) -> None:
+        """`finishing` is explained at `LiveLines`."""
+        self._output, self._verbosity, self._shown, self._finishing = output, verbosity, shown, finishing
         self._live: LiveLines | None = None
         self._known: set[str] = set()
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
-            self._live = LiveLines()
+            self._live = LiveLines(self._finishing)
             self._live.__enter__()
         return self
 
@@ -43,6 +45,11 @@ class Progress:
         if self._live is not None:
             self._live.__exit__(*error)
             self._live = None
+
+    @property
+    def drawing(self) -> bool:
+        """Whether there are live lines."""
+        return self._live is not None
 
     # Observer ---------------------------------------------------------------------------------------------------------------------
 

@@ -23,13 +23,13 @@ import msgspec
 from detent.cli.asked import IMPLICIT, Asked
 from detent.cli.logged import AGENT_FILE, Word, agent_path, own_agents
 from detent.cli.options import Setup
-from detent.cli.output import Output
+from detent.cli.output import Output, clean
 from detent.cli.surroundings import unused_stores
 from detent.cli.trusting import ask, attended
 from detent.config.agents import Agent
 from detent.config.assembly import made_workspace
 from detent.config.demands import config_demands, govern
-from detent.config.engines import DEFAULTS, Config, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
+from detent.config.engines import DEFAULTS, Config, LimitsConfig, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
 from detent.config.environment import config_from_environment
 from detent.config.imports import add_import_roots, load_object, load_skills, load_tool
 from detent.config.loading import find_config, is_operators, load_agent, load_config, operators_config, recorded
@@ -54,6 +54,10 @@ replace = msgspec.structs.replace
 NOT_ASKED = Asked()
 REFUSED_S = 2.0
 """So long a command tries an address where no server listens."""
+FINISHING_S = 0.1
+"""After so long a command that was stopped says which calls it waits for."""
+TWICE = 2
+"""So many signals end a command in good order: the first one drains, the second one cuts. One more tears it away."""
 SLOW_S = 3.0
 """After so long it is said that a store has not answered yet."""
 DECIDING = ("planner", "policy", "tools", "mcp", "http", "observers", "secrets", "import_roots")
@@ -67,7 +71,8 @@ class Session:
     makes it where it is missing, one that `begins` a run only once the engine has refused nothing. One that is `bare` decides nothing: it makes
     no planner, no policy, no tools and no observers, and a fault in them does not stop it. One that is `patient` waits for a database server
     that is still to be started, as long as any program does. One that `asks` may ask the person at the terminal for trust. `there` says
-    whether the store is there, once it was driven. `lent` are parts of the engine that it shares with that of another session.
+    whether the store is there, once it was driven. `lent` are parts of the engine that it shares with that of another session; `engines` are
+    all that it stops. One that is `drawing` shows by itself what it waits for when it is stopped.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Session:
         patient: bool = False,
         asks: bool = True,
         lent: Mapping[str, Any] | None = None,
+        drain_s: float | None = None,
     ) -> None:
         self.output = Output(json_wanted=setup.json_wanted)
         self.suffix = _suffix(setup.store, setup.config)
@@ -98,6 +104,7 @@ class Session:
             workspace=WorkspaceConfig(root=str(setup.workspace) if setup.workspace is not None else None),
             agent=agent or None,
             output=OutputConfig(verbosity=setup.verbose or None),
+            limits=LimitsConfig(drain_s=drain_s),
         )
         self.said = given.over(environment)
         wanted = self.said.over(self.filed).over(DEFAULTS)
@@ -109,25 +116,29 @@ class Session:
         for line in unused_stores(Path.cwd()) if self.config.store.url is None else ():
             self.output.say(line, "yellow")
         self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), **(lent or {}))
+        self.engines, self.drawing = [self.engine], False
 
     # Engine -----------------------------------------------------------------------------------------------------------------------
 
     def drive(self, work: Callable[[Engine], Awaitable[T]], *, missing: T | EllipsisType = ...) -> T:
         """Do `work` with the open engine, and close it. Ctrl-C and SIGTERM suspend: raise `Suspended`.
 
-        Where there is no store, and none is to be made, return `missing`; without it the work is done all the same, and finds no run.
+        The first lets calls with an effect finish, the second cuts them off. Where there is no store, and none is to be made, return `missing`;
+        without it the work is done all the same, and finds no run.
         """
         return asyncio.run(self._drive(work, missing))
 
     async def _drive(self, work: Callable[[Engine], Awaitable[T]], missing: T | EllipsisType) -> T:
         task = asyncio.current_task()
-        results: list[T] = []
+        results, heard = list[T](), list[str]()
 
         def stop(name: str) -> None:
-            self.stopped = self.stopped or name
-            self.engine.suspend(name)
-            if task is not None:
+            heard.append(name)
+            self.stopped = heard[0]
+            if (not self.engine.suspend(name) or len(heard) > TWICE) and task is not None:
                 task.cancel()
+            if len(heard) == 1:
+                asyncio.get_running_loop().call_later(FINISHING_S, self._say_finishing)
 
         try:
             with on_signals(stop):
@@ -170,6 +181,19 @@ class Session:
             yield
         finally:
             timer.cancel()
+
+    def finishing(self) -> list[str]:
+        """Return a line for each call that is waited for before the command ends."""
+        calls = [one for engine in self.engines for one in engine.runtime.finishing()]
+        several = len({one.run_id for one in calls}) > 1
+        return [
+            f"finishing {clean(str(one.call))}, {one.left_s:.0f} s left; Ctrl-C again cuts it off{f' · run {one.run_id}' * several}"
+            for one in calls
+        ]
+
+    def _say_finishing(self) -> None:
+        for line in () if self.drawing else self.finishing():
+            self.output.say(line, "yellow")
 
     def command(self, *words: str) -> str:
         """Return the exact command line that does this next, in the same store."""

@@ -59,6 +59,15 @@ def worker(
         bool, typer.Option("--waiting-only", help="Only waiting runs: those whose time has come, or whose answer is there.")
     ] = False,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
+    drain: Annotated[
+        float | None,
+        typer.Option(
+            "--drain",
+            metavar="SECONDS",
+            help="How long calls with an effect may take to finish once it is stopped. Default: 25, or what detent.toml says.",
+            min=0,
+        ),
+    ] = None,
     setup: o.Setup,
 ) -> int:
     """Advance runs that were submitted, whose worker died or was stopped, and waiting ones that can move; until Ctrl-C or SIGTERM.
@@ -66,10 +75,12 @@ def worker(
     What a run needs (tools, MCP servers, skills) comes from the configuration here and the agent files that it names, not from the log.
 
     Any number of workers may work on one store. A run that fails is tried again after a pause, and in the end given up: `detent list
-    --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on. Stopped, a worker suspends its runs and exits with 0;
-    with --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
+    --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on.
+
+    A worker that is stopped takes nothing more up, lets calls with an effect finish (--drain), suspends its runs and exits with 0. A second signal
+    cuts those calls off. With --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
     """
-    session = Session(setup, changes=True, patient=True)
+    session = Session(setup, changes=True, patient=True, drain_s=drain)
     if session.engine.store.url == "ram:":
         raise ConfigError("a store in memory begins empty with this command, and nobody else sees it; give --store URL")
     for file in own_agents(session.config):
@@ -81,7 +92,7 @@ def worker(
     shown = session.config.output.progress is not False
 
     def again(lent: dict[str, Any]) -> Session:
-        return Session(setup, changes=True, patient=True, asks=False, lent=lent)
+        return Session(setup, changes=True, patient=True, asks=False, lent=lent, drain_s=drain)
 
     with WorkerLines(session, shown=shown) as lines:
 
@@ -128,6 +139,7 @@ class Crew:
         models = Models(limits=parts.traffic.limits, retries=parts.traffic.retries, titles=parts.titles) if parts.traffic else Models()
         session = self._again({"models": models, "scheduler": parts.scheduler})
         await self._open.enter_async_context(session.engine)
+        self._first.engines.append(session.engine)
         self._sessions[key] = session
         return session
 

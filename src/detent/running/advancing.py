@@ -60,7 +60,7 @@ from detent.ports.raised import KEEP, tell
 from detent.running import admission, rules
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
-from detent.running.control import Control
+from detent.running.control import CALLER_GONE, Control
 from detent.running.declarations import declared_of, held, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.endings import objection
@@ -227,7 +227,7 @@ class Advancing:
             if isinstance(error, Conflict) or self.control.stop.startswith(LOST):
                 self._journal = None  # who has the run now gives back what it had reserved
             await asyncio.shield(self._give_back())
-        if isinstance(error, asyncio.CancelledError) and self.control.stop:
+        if isinstance(error, asyncio.CancelledError) and self.control.stop and not self.control.stop.startswith(CALLER_GONE):
             raise Suspended(self.run_id, self.control.stop) from None
         if isinstance(error, (StoreBusy, StoreFull)):
             raise Suspended(self.run_id, str(error)) from error
@@ -262,7 +262,14 @@ class Advancing:
         if told and parts.hooks is not noop_hooks:
             sinks.append(LifecycleHooks(parts.hooks).on_record)
         return SnapshotJournal(
-            parts.store, state, self.control.effects, clock=parts.clock, ids=parts.ids, sinks=sinks, claim=self._claim, charges_all=bool(parts.tenants)
+            parts.store,
+            state,
+            self.control.effects,
+            clock=parts.clock,
+            ids=parts.ids,
+            sinks=sinks,
+            claim=self._claim,
+            charges_all=bool(parts.tenants),
         )
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:

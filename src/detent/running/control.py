@@ -22,6 +22,10 @@ from detent.running.effects import Effect, Effects
 from detent.running.rules import cancels
 
 log = logging.getLogger("detent")
+CALLER_GONE = "its caller was cancelled"
+"""Why a run stops whose caller hears of a cancellation, and not of a suspension."""
+CUT_OFF = "; cut off: "
+"""Between the reason why a run is suspended and its calls that did not finish."""
 
 _NONE: frozenset[str] = frozenset()
 
@@ -196,12 +200,13 @@ class Control:
                 section.task.cancel()
         for tell in tuple(self.told):
             tell()
-        log.info("run %s stops (%s): finishing %s, for at most %g s", self.run_id, why, ", ".join(map(str, effects)), drain_s)
+        said = ", ".join(map(str, effects))
+        log.warning("run %s stops (%s): finishing %s, for at most %g s", self.run_id, why, said, drain_s, extra={"drain_s": drain_s})
 
     def suspend(self, why: str) -> None:
         """Stop advancing the run now; nothing is finished."""
         cut = ", ".join(str(one.call) for one in self.finishing())
-        self.stop = f"{why}; cut off: {cut}" if cut else self.stop or why
+        self.stop = f"{why}{CUT_OFF}{cut}" if cut else self.stop or why
         self._until = 0.0
         if self._task is not None:
             with suppress(RuntimeError):  # its loop was closed

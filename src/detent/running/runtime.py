@@ -144,19 +144,24 @@ class Runtime:
             if there.done():
                 await there
                 return
-        self._stop_all()
+        for shift in self.shifts:
+            shift.end()
+        self._stop_queued(CLOSING)
+        self.parts.watcher.drain(CLOSING)
+        tasks = [*filter(None, (shift.task for shift in self.shifts)), *self.advancing, *self.held]
+        ended = asyncio.gather(*(task for task in tasks if task.get_loop() is here), return_exceptions=True)
         try:
-            await asyncio.gather(*(shift.over() for shift in self.shifts))
-            await asyncio.gather(*(task for task in (*self.advancing, *self.held) if task.get_loop() is here), return_exceptions=True)
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            self.suspend(CLOSING)
+            await ended
+            raise
         finally:
             await self._close()
 
-    def _stop_all(self) -> None:
-        for shift in self.shifts:
-            shift.end()
+    def _stop_queued(self, why: str) -> None:
         for advancing in self._queued:
-            advancing.control.stop = advancing.control.stop or f"{CLOSING}; it waited for its turn"
-        self.parts.watcher.drain(CLOSING)
+            advancing.control.stop = advancing.control.stop or f"{why}; it waited for its turn"
 
     async def _close(self) -> None:
         await self._give_up(self.parts.watcher.left(stopped=True))
@@ -185,8 +190,7 @@ class Runtime:
         """
         for shift in self.shifts:
             shift.end(now=True)
-        for advancing in self._queued:
-            advancing.control.stop = f"{why}; it waited for its turn"
+        self._stop_queued(why)
         return len(self.shifts) + len(self._queued) + self.parts.watcher.suspend(why, drain_s)
 
     def finishing(self) -> list[Finishing]:

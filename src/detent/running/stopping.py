@@ -9,35 +9,30 @@ from typing import Any
 
 from detent.core.errors import Suspended
 from detent.core.state import RunState
-from detent.running.control import Control
+from detent.running.control import CALLER_GONE, Control
 
 
 class Shift:
     """One call of `work`: a worker, until it is idle, or somebody stops it."""
 
     def __init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self.stopped = False
 
     async def work(self, working: Coroutine[Any, Any, None]) -> None:
         """Work; a cancellation goes through when everything has stopped."""
-        self._task = asyncio.create_task(working)
+        self.task = asyncio.create_task(working)
         try:
-            await self._task
+            await self.task
         except asyncio.CancelledError:
             if not self.stopped:
                 raise
 
-    async def over(self) -> None:
-        """Wait until it has ended; `work` returns then."""
-        if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():  # one of a loop that stands still never ends
-            await asyncio.gather(self._task, return_exceptions=True)
-
     def end(self, *, now: bool = False) -> None:
         """Let it end soon. With `now` also where it is ending already: then it waits for no call any more."""
-        if self._task is not None and (now or not self.stopped):
+        if self.task is not None and (now or not self.stopped):
             with contextlib.suppress(RuntimeError):  # its loop was closed
-                self._task.cancel()
+                self.task.cancel()
         self.stopped = True
 
 
@@ -56,7 +51,7 @@ async def reached(task: asyncio.Task[RunState], control: Control, outer: Control
             if inside or control.stop or not control.effects.awaited():
                 task.cancel()
             else:
-                control.drain("its caller was cancelled")
+                control.drain(CALLER_GONE)
     if cancelled is not None:
         if not task.cancelled():
             task.exception()  # nobody else asks for it

@@ -41,6 +41,7 @@ from detent.ports.working import NOT_HERE
 from detent.running import starting
 from detent.running.advancing import Advancing, Parts
 from detent.running.attempts import tries_of
+from detent.running.control import CUT_OFF
 from detent.running.results import Result
 from detent.running.rules import cancels, says_the_time
 from detent.running.runtime import Runtime
@@ -223,6 +224,8 @@ class StoreBacklog:
         except (Suspended, StoreBusy, StoreFull) as error:
             if not self.stopped:  # else the worker stops, and that is no news of the run
                 self._failed[run_id] = f"{type(error).__name__}: {error}"
+            elif CUT_OFF in str(error):
+                log.warning("%s; whether that happened is not known", error)
             raise
         finally:
             del self._busy[run_id]

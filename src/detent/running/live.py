@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from types import CoroutineType, MappingProxyType
@@ -133,8 +133,8 @@ class LiveWorld(Calls):
 
     async def attend(self, work: Awaitable[Any], hold: Hold) -> Any:
         """Await a phase, a strategy or a meta-tool; see `ports.outside.World.attend`."""
-        if self.control.stop and isinstance(work, Coroutine):
-            work.close()
+        if self.control.stop and (close := getattr(work, "close", None)) is not None:
+            close()  # it is not begun any more
         self.proceed()
         try:
             return await attended(self.control, work, hold)

@@ -97,7 +97,7 @@ def test_a_write_in_progress_finishes_and_the_next_one_does_not_begin(how: str) 
             leaving = asyncio.create_task(engine.close()) if how == "close" else None
             if how != "leaving":
                 await settled()
-                assert not running.done() and [str(one.call) for one in engine.runtime.finishing()] == ["put (main.1.0)"]
+                assert not running.done() and [str(one.call) for one in engine.runtime.parts.watcher.finishing()] == ["put (main.1.0)"]
                 desk.gate.set()
                 await suspended(running)
                 await asyncio.gather(*filter(None, [leaving]))
@@ -129,7 +129,7 @@ def test_a_write_that_is_not_waited_for_any_longer_is_cut_off_and_in_doubt(how: 
                 assert not desk.did
                 closing.cancel()
                 await asyncio.gather(closing, return_exceptions=True)
-                assert closing.cancelled() and not engine.runtime.advancing
+                assert closing.cancelled() and not engine.runtime.underway.tasks
             elif how == "caller is cancelled again":
                 for _ in range(2):
                     assert not desk.did
@@ -394,7 +394,7 @@ def test_a_worker_drains_its_runs_and_is_cut_when_it_is_stopped_again(again: boo
             assert {await desk.began.get() for _ in runs} == {"put 1", "put 2", "put 3"}
             assert engine.suspend("SIGTERM") == 4, "a worker and its runs"
             await settled()
-            assert not working.done() and len(engine.runtime.finishing()) == 3
+            assert not working.done() and len(engine.runtime.parts.watcher.finishing()) == 3
             if again:
                 engine.suspend("SIGTERM")
             else:
@@ -443,7 +443,7 @@ def test_closing_from_another_loop_drains_in_that_of_the_runs() -> None:
             running = asyncio.create_task(engine[0].run(AGENT, "go", run_id="r"))
             await desk[0].began.get()
             told.set()
-            while not engine[0].runtime.finishing():
+            while not engine[0].runtime.parts.watcher.finishing():
                 await asyncio.sleep(0)
             desk[0].gate.set()
             await suspended(running)

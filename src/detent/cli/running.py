@@ -231,8 +231,8 @@ def advance(session: Session, work: Work) -> int:
 def watched(session: Session, work: Work) -> Result:
     """Do `work` with live progress."""
     shown = session.config.output.progress is not False
-    with Progress(session.output, verbosity=session.verbosity, shown=shown, finishing=session.finishing) as progress:
-        session.drawing = progress.drawing
+    with Progress(session.output, verbosity=session.verbosity, shown=shown, finishing=session.stops.finishing) as progress:
+        session.stops.drawn = progress.drawing
         return session.drive(lambda engine: work(engine, progress))
 
 

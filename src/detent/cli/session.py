@@ -23,7 +23,8 @@ import msgspec
 from detent.cli.asked import IMPLICIT, Asked
 from detent.cli.logged import AGENT_FILE, Word, agent_path, own_agents
 from detent.cli.options import Setup
-from detent.cli.output import Output, clean
+from detent.cli.output import Output
+from detent.cli.stopping import Stops
 from detent.cli.surroundings import unused_stores
 from detent.cli.trusting import ask, attended
 from detent.config.agents import Agent
@@ -54,10 +55,6 @@ replace = msgspec.structs.replace
 NOT_ASKED = Asked()
 REFUSED_S = 2.0
 """So long a command tries an address where no server listens."""
-FINISHING_S = 0.1
-"""After so long a command that was stopped says which calls it waits for."""
-TWICE = 2
-"""So many signals end a command in good order: the first one drains, the second one cuts. One more tears it away."""
 SLOW_S = 3.0
 """After so long it is said that a store has not answered yet."""
 DECIDING = ("planner", "policy", "tools", "mcp", "http", "observers", "secrets", "import_roots")
@@ -71,8 +68,7 @@ class Session:
     makes it where it is missing, one that `begins` a run only once the engine has refused nothing. One that is `bare` decides nothing: it makes
     no planner, no policy, no tools and no observers, and a fault in them does not stop it. One that is `patient` waits for a database server
     that is still to be started, as long as any program does. One that `asks` may ask the person at the terminal for trust. `there` says
-    whether the store is there, once it was driven. `lent` are parts of the engine that it shares with that of another session; `engines` are
-    all that it stops. One that is `drawing` shows by itself what it waits for when it is stopped.
+    whether the store is there, once it was driven. `lent` are parts of the engine that it shares with that of another session.
     """
 
     def __init__(
@@ -110,13 +106,12 @@ class Session:
         wanted = self.said.over(self.filed).over(DEFAULTS)
         self.config = wanted if patient else wanted.over(Config(store=StoreConfig(**impatient(wanted.store.url or ""))))
         self.run_id = ""
-        self.stopped = ""
         self.changes, self.creates, self.begins, self.there = changes, False, False, True
         self.bare = bare
         for line in unused_stores(Path.cwd()) if self.config.store.url is None else ():
             self.output.say(line, "yellow")
         self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), **(lent or {}))
-        self.engines, self.drawing = [self.engine], False
+        self.stops = Stops(self.output, self.engine)
 
     # Engine -----------------------------------------------------------------------------------------------------------------------
 
@@ -129,19 +124,10 @@ class Session:
         return asyncio.run(self._drive(work, missing))
 
     async def _drive(self, work: Callable[[Engine], Awaitable[T]], missing: T | EllipsisType) -> T:
-        task = asyncio.current_task()
-        results, heard = list[T](), list[str]()
-
-        def stop(name: str) -> None:
-            heard.append(name)
-            self.stopped = heard[0]
-            if (not self.engine.suspend(name) or len(heard) > TWICE) and task is not None:
-                task.cancel()
-            if len(heard) == 1:
-                asyncio.get_running_loop().call_later(FINISHING_S, self._say_finishing)
-
+        task, results = asyncio.current_task(), list[T]()
+        assert task is not None  # noqa: S101 - `asyncio.run` has made one
         try:
-            with on_signals(stop):
+            with on_signals(lambda name: self.stops.hear(name, task)):
                 with self._said_when_slow():
                     self.there = self.creates or self.begins or await look_at(self.engine.store, upgrade=self.changes)
                 if not self.there and not isinstance(missing, EllipsisType):
@@ -152,10 +138,10 @@ class Session:
             error.add_note(self.command("resume", error.run_id))
             raise
         except asyncio.CancelledError:
-            if not self.stopped:
+            if not self.stops.by:
                 raise
             if not results:
-                raise Suspended("", self.stopped) from None
+                raise Suspended("", self.stops.by) from None
         return results[0]
 
     @contextlib.asynccontextmanager
@@ -181,19 +167,6 @@ class Session:
             yield
         finally:
             timer.cancel()
-
-    def finishing(self) -> list[str]:
-        """Return a line for each call that is waited for before the command ends."""
-        calls = [one for engine in self.engines for one in engine.runtime.finishing()]
-        several = len({one.run_id for one in calls}) > 1
-        return [
-            f"finishing {clean(str(one.call))}, {one.left_s:.0f} s left; Ctrl-C again cuts it off{f' · run {one.run_id}' * several}"
-            for one in calls
-        ]
-
-    def _say_finishing(self) -> None:
-        for line in () if self.drawing else self.finishing():
-            self.output.say(line, "yellow")
 
     def command(self, *words: str) -> str:
         """Return the exact command line that does this next, in the same store."""

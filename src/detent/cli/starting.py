@@ -32,6 +32,7 @@ allow_delete = false          # true lets apply_patch remove and move files, and
 ceiling = 1000                # the most iterations that any budget may ask for
 # max_concurrent_runs = 4
 # max_concurrent_calls = 8     # calls of tools at once, over all runs
+# drain_s = 25                 # how long writes may take to finish after Ctrl-C or SIGTERM
 
 [budget]                      # bounds of every run; an agent's own come over them
 max_iterations = 50

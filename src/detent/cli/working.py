@@ -104,7 +104,7 @@ def worker(
         worked = session.drive(work, missing=Worked())
     session.output.document(worked)
     _summarise(worked, session, lines.in_progress.difference(worked.failed, worked.left, worked.dead_letters))
-    if session.stopped:
+    if session.stops.by:
         return SUSPENDED if until_idle else 0
     return _code(worked)
 
@@ -139,7 +139,7 @@ class Crew:
         models = Models(limits=parts.traffic.limits, retries=parts.traffic.retries, titles=parts.titles) if parts.traffic else Models()
         session = self._again({"models": models, "scheduler": parts.scheduler})
         await self._open.enter_async_context(session.engine)
-        self._first.engines.append(session.engine)
+        self._first.stops.engines.append(session.engine)
         self._sessions[key] = session
         return session
 
@@ -157,10 +157,10 @@ def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> 
     """Say what was done, and what is left to do."""
     say = session.output.say
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in sorted(worked.came_to.items())]
-    if session.stopped and suspended:
+    if session.stops.by and suspended:
         counts.append(f"{len(suspended)} suspended, which the next worker takes on")
     done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
-    say(f"the worker {f'was stopped ({session.stopped})' if session.stopped else 'has nothing left to do'}: {done}")
+    say(f"the worker {f'was stopped ({session.stops.by})' if session.stops.by else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():
         say(f"  given up: run {run_id}: {shortened(why, None)}", "red")
         say(f"  next: {session.command('reopen', run_id)}")

@@ -72,7 +72,10 @@ class Backlog(Protocol):
         ...
 
     def suspend(self, why: str) -> None:
-        """Stop everything that `advance` is doing, and let it do nothing more: it raises `Suspended`, and the runs can be resumed."""
+        """Stop everything that `advance` is doing, and let it do nothing more: it raises `Suspended`, and the runs can be resumed.
+
+        Calls with an effect may finish first. A second call changes nothing; cancelling `advance` then cuts them off.
+        """
         ...
 
     async def news(self, timeout_s: float) -> None:
@@ -98,6 +101,7 @@ class WorkerHost(Protocol):
     async def work(self, backlog: Backlog, *, until_idle: bool = False) -> None:
         """Be a worker until cancelled, or (`until_idle`) until nothing can be advanced now and nothing is in progress.
 
-        Once cancelled it takes nothing more up, suspends what is in progress, and is over when all of that has stopped.
+        Once cancelled it takes nothing more up, suspends what is in progress, and is over when all of that has stopped. Calls with an effect may
+        finish first; cancelled again, it cancels every `advance`, which cuts them off.
         """
         ...

@@ -309,7 +309,10 @@ class LiveWorld(Calls):
             return None if await begins(context.run, self.control, self._store) else _NOT_BEGUN
         effect = self.control.effects.intends(call)
         effect.begun = await begins(context.run, self.control, self._store)
-        return None if effect.begun else _NOT_BEGUN
+        if effect.begun:
+            return None
+        self.control.effects.not_executed()
+        return _NOT_BEGUN
 
 
 def _unsayable(answer: Any) -> str:

@@ -31,12 +31,11 @@ from detent.ports import Observer, Planner, Signal, WorkerHost, give_back, poste
 from detent.ports.processes import renew_in_children
 from detent.running import admission
 from detent.running.advancing import ADVANCED, Advancing, Parts, due, meta_tool_of_some_kernel
-from detent.running.control import Control, Finishing
 from detent.running.people import poster
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels
 from detent.running.snapshots import load_run
-from detent.running.stopping import Shift, reached
+from detent.running.stopping import Underway
 
 if TYPE_CHECKING:
     from detent.config.adapters import Registry, Servers
@@ -49,8 +48,6 @@ Begin = Callable[[Advancing], Coroutine[Any, Any, Journal | RunState]]
 UNLIMITED = contextlib.nullcontext()
 
 
-CLOSING = "the engine is closing"
-"""Why runs are suspended when their engine is closed."""
 _LOOK_S = 0.05
 """How often it is looked whether another event loop still runs."""
 
@@ -101,16 +98,13 @@ class Runtime:
         self._observers = one_of(observers)
         self._most = bounds.max_concurrent_runs
         self._limit = asyncio.Semaphore(self._most) if self._most else None
-        self.shifts: set[Shift] = set()
-        self.advancing: dict[asyncio.Task[Any], Control] = {}
-        self.held: set[asyncio.Task[Any]] = set()
-        self._queued: set[Advancing] = set()
+        self.underway = Underway(self.parts.watcher)
         self._loop: asyncio.AbstractEventLoop | None = None
         renew_in_children(self)
 
     def forked(self) -> None:
         """Be closed, and advance nothing: in a forked child what goes on is its parent's."""
-        self.shifts, self.advancing, self.held, self._queued = set(), {}, set(), set()
+        self.underway.forked()
         self._opened, self._loop = False, None
         self._limit = asyncio.Semaphore(self._most) if self._most else None
         self.parts = msgspec.structs.replace(self.parts, worker=worker_name())
@@ -144,24 +138,10 @@ class Runtime:
             if there.done():
                 await there
                 return
-        for shift in self.shifts:
-            shift.end()
-        self._stop_queued(CLOSING)
-        self.parts.watcher.drain(CLOSING)
-        tasks = [*filter(None, (shift.task for shift in self.shifts)), *self.advancing, *self.held]
-        ended = asyncio.gather(*(task for task in tasks if task.get_loop() is here), return_exceptions=True)
         try:
-            await asyncio.shield(ended)
-        except asyncio.CancelledError:
-            self.suspend(CLOSING)
-            await ended
-            raise
+            await self.underway.end("the engine is closing")
         finally:
             await self._close()
-
-    def _stop_queued(self, why: str) -> None:
-        for advancing in self._queued:
-            advancing.control.stop = advancing.control.stop or f"{why}; it waited for its turn"
 
     async def _close(self) -> None:
         await self._give_up(self.parts.watcher.left(stopped=True))
@@ -176,7 +156,7 @@ class Runtime:
 
     async def _give_up(self, runs: Sequence[str]) -> None:
         """Give back the claims of runs that nobody goes on with."""
-        self.advancing = {task: control for task, control in self.advancing.items() if not task.get_loop().is_closed()}
+        self.underway.forget_closed_loops()
         if self._opened:
             for run_id in runs:
                 await give_back(self.store, run_id)
@@ -188,19 +168,7 @@ class Runtime:
         are cut off at once, and nothing more begins. Called again it cuts off those calls too; they are in doubt.
         Returns how many runs and workers it stops.
         """
-        for shift in self.shifts:
-            shift.end(now=True)
-        self._stop_queued(why)
-        return len(self.shifts) + len(self._queued) + self.parts.watcher.suspend(why, drain_s)
-
-    def finishing(self) -> list[Finishing]:
-        """Return the calls that stopping runs of this engine wait for."""
-        return self.parts.watcher.finishing()
-
-    def hold(self, task: asyncio.Task[Any]) -> None:
-        """Keep a task that waits for a run until it is done; closing the engine waits for it."""
-        self.held.add(task)
-        task.add_done_callback(self.held.discard)
+        return self.underway.suspend(why, drain_s)
 
     # Taking a run on ------------------------------------------------------------------------------------------------------------
 
@@ -226,13 +194,9 @@ class Runtime:
         task = self.take_on(run_id, begin, observers, turns=turns, slot=slot and advance, planner_for=planner_for, inline=inline)
         return await self.answered(await self.reached(task), observers, turns=turns)
 
-    async def reached(self, task: asyncio.Task[RunState]) -> RunState:
-        """Return the state that a run comes to, of a task of `take_on`; see `stopping.reached`."""
-        outer = ADVANCED.get()
-        try:
-            return await reached(task, self.advancing[task], self.parts.watcher.control(outer), inside=bool(outer))
-        finally:
-            self.advancing.pop(task, None)
+    def reached(self, task: asyncio.Task[RunState]) -> Coroutine[Any, Any, RunState]:
+        """Return the state that a run comes to; `task` is of `take_on`."""
+        return self.underway.reached(task, ADVANCED.get())
 
     def take_on(
         self,
@@ -252,23 +216,23 @@ class Runtime:
         chunk = told.on_chunk if told else None
         advancing = Advancing(self.parts, run_id, planner_for or self.planners.of, sinks=sinks, chunk=chunk, inline=inline)
         task = asyncio.create_task(self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED), name=run_id)
-        self.advancing[task] = advancing.control
+        self.underway.tasks[task] = advancing.control
         return task
 
     async def _under_claim(
         self, advancing: Advancing, begin: Begin, turns: int | None, limit: contextlib.AbstractAsyncContextManager[None]
     ) -> RunState:
-        self._queued.add(advancing)  # a suspension reaches it while it waits for its turn
+        self.underway.queued.add(advancing.control)  # a suspension reaches it while it waits for its turn
         try:
             async with limit:
-                self._queued.discard(advancing)
+                self.underway.queued.discard(advancing.control)
                 async with advancing:
                     begun = await begin(advancing)
                     del begin  # it holds what the run was made of
                     state = begun if isinstance(begun, RunState) else await advancing.go(begun, turns=turns)
                 return state if turns is not None else await _looked_again(advancing, state)
         finally:
-            self._queued.discard(advancing)
+            self.underway.queued.discard(advancing.control)
 
     def result(self, state: RunState) -> Result[Any]:
         """Return how a run stands; its output is an instance where the type of its answers is known here."""

@@ -298,14 +298,14 @@ async def work(
     Due are runs that were submitted, whose worker died or was stopped, and waiting ones that can move. A failing run is tried again after
     a pause, and in the end given up (`waiting_for_operator`; `reopen` lets it go on). With `waiting_only` only waiting runs that can move
     are due: the time of one has come, its approval has expired, or an answer is there. With a host, runs of that tenant only. `hand_for`
-    says by id which engine takes a run on, where it is not this one. Cancelled, it suspends what is in progress; it returns what it did
-    when it is idle, or after `suspend`.
+    says by id which engine takes a run on, where it is not this one. Cancelled, it suspends what is in progress, after the calls with an effect
+    (`Bounds.drain_s`); cancelled again, it cuts these off. It returns what it did when it is idle, or after `suspend`.
     """
     await runtime.open()
     tenant = host.tenant if host else None
     backlog = StoreBacklog(hand(runtime, observers), hand_for=hand_for, tenant=tenant, waiting_only=waiting_only)
     shift = Shift()
-    runtime.shifts.add(shift)
+    runtime.underway.shifts.add(shift)
     keeping = asyncio.create_task(_keep(runtime, host, once=until_idle))
     try:
         await shift.work(runtime.worker_host.work(backlog, until_idle=until_idle))
@@ -315,7 +315,7 @@ async def work(
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        runtime.shifts.discard(shift)
+        runtime.underway.shifts.discard(shift)
 
 
 KEEP_S = 3600.0

@@ -171,6 +171,7 @@ def test_the_second_signal_cuts_a_write_off(name: str, do: str, number: signal.S
     assert answer["suspended"].startswith((number or signal.SIGTERM).name)
     assert f"cut off: {name} (main.1.0)" in answer["message"] if do == "run" else answer["message"] == "interrupted"
     assert child.wait(30) == 5
+    assert child.stderr.read() == "", "no line of asyncio about what was left behind"
     end(child)
     records = asyncio.run(place.records("run"))
     assert isinstance(records[-1].event, e.ToolStarted)

@@ -13,6 +13,9 @@ from detent import Agent, Engine, FinalAnswer, NotExecuted, Suspended, ToolCall,
 from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.errors import ConfigError
+from detent.kernel.act import act
+from detent.kernel.kernel import make_kernel
+from detent.kernel.think import think
 from detent.ports import Branch, KernelHooks, StrategyRun
 from detent.stores.ram import RamStore
 from detent.tools.functions.bounded import Bounded
@@ -61,7 +64,8 @@ class Desk:
             raise
 
     def engine(self, planner: Any, store: RamStore, **options: Any) -> Engine:
-        """Return an engine with the tools."""
+        """Return an engine with the tools. It has all the time of these tests, so a drain that does not end by itself fails them."""
+        options.setdefault("bounds", Bounds(drain_s=1e9))
         return engine_for(planner, *self.tools(**options.pop("of_put", {})), store=store, policy=Allow(), **options)
 
 
@@ -119,7 +123,7 @@ def test_a_write_that_is_not_waited_for_any_longer_is_cut_off_and_in_doubt(how: 
 
     async def main() -> None:
         desk, store = Desk(), RamStore()
-        bounds = Bounds(drain_s=0.01 if how == "no time left" else 0 if how == "no time" else 1e9)
+        bounds = Bounds(drain_s={"no time left": 0.01, "no time": 0}.get(how, 1e9))
         async with desk.engine(Script([TWICE]), store, bounds=bounds) as engine:
             running = asyncio.create_task(engine.run(AGENT, "go", run_id="r"))
             await desk.began.get()
@@ -171,7 +175,7 @@ def test_a_caller_that_is_cancelled_leaves_no_doubt_and_hears_of_its_cancellatio
 
 @pytest.mark.parametrize("waits_in", ["a read", "the planner", "a hook"])
 def test_a_run_without_an_effect_in_progress_is_cut_at_once(waits_in: str) -> None:
-    """No doubt arises from it, so nobody waits: not even a second of 1e9."""
+    """No doubt arises from it, so nobody waits. A write that was recorded before is not in progress any more."""
 
     async def main() -> None:
         desk, store, began = Desk(), RamStore(), asyncio.Event()
@@ -181,13 +185,16 @@ def test_a_run_without_an_effect_in_progress_is_cut_at_once(waits_in: str) -> No
             await asyncio.Event().wait()
 
         async def plan(view: Any) -> Any:
-            await hang()
+            return await hang() if view.results else call("put", n=1)
 
-        planner = Planning(plan) if waits_in == "the planner" else Script([call("look", n=1)])
-        hooks = KernelHooks(before={"act": hang}) if waits_in == "a hook" else KernelHooks()
-        async with desk.engine(planner, store, bounds=Bounds(drain_s=1e9), hooks=hooks) as engine:
+        planner = Planning(plan) if waits_in == "the planner" else Script([call("look" if waits_in == "a read" else "put", n=1)])
+        hooks = KernelHooks(after={"act": hang}) if waits_in == "a hook" else KernelHooks()
+        async with desk.engine(planner, store, hooks=hooks) as engine:
             running = asyncio.create_task(engine.run(AGENT, "go", run_id="r"))
-            await (desk.began.get() if waits_in == "a read" else began.wait())
+            await desk.began.get()
+            if waits_in != "a read":
+                desk.gate.set()
+                await began.wait()
             engine.suspend("later")
             await settled()
             assert running.done() and await suspended(running) == "later"
@@ -235,6 +242,54 @@ def test_of_passes_side_by_side_only_those_that_write_go_on_and_only_so_far() ->
 
         async with desk.engine(Planning(answers), store, **options) as engine:
             assert (await engine.resume("r")).status == "completed" and (await engine.replay("r")).identical
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("before", ["think", "act", "its own phase", "its turn"])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_pass_that_was_about_to_begin_something_begins_nothing_beside_a_write_that_finishes(before: str, goes_on: bool) -> None:
+    """It waits in a hook, or for a place among the calls, when the run stops. It may go on there or not: the write alone is waited for."""
+
+    async def main() -> None:
+        desk, store, held, free = Desk(), RamStore(), asyncio.Event(), asyncio.Event()
+
+        async def hold(state: Any) -> None:
+            if state.scope == "b":
+                held.set()
+                await free.wait()
+
+        async def own(state: Any, context: Any) -> Any:
+            desk.did.append(f"own phase of {state.scope}")
+            return context.state
+
+        async def wide(run: StrategyRun) -> Any:
+            return [one.output for one in await run.parallel(Branch(label="a"), Branch(label="b"))]
+
+        def plan(view: Any) -> Any:
+            desk.did.append(f"{view.scope} planned")
+            return FinalAnswer(content="done") if view.results else call("put", n=1 if view.scope == "a" else 2)
+
+        options: dict[str, Any] = {"strategies": {"mine": wide}}
+        if before == "its turn":
+            options |= {"scheduler": Bounded(1)}
+        elif before == "its own phase":
+            options |= {"kernel": make_kernel(phases=(think, own, act), name="mine"), "hooks": KernelHooks(before={"own": hold})}
+        else:
+            options |= {"hooks": KernelHooks(before={before: hold})}
+        async with desk.engine(PurePlanner(plan), store, **options) as engine:
+            running = asyncio.create_task(engine.run(Agent(name="w", strategy="mine", tools=["put"]), "go", run_id="r"))
+            assert await desk.began.get() == "put 1"
+            await (settled() if before == "its turn" else held.wait())
+            known = list(desk.did)
+            engine.suspend("later")
+            if goes_on:
+                free.set()
+            await settled()
+            desk.gate.set()
+            assert await suspended(running) == "later"
+            assert desk.did == [*known, "put 1"]
+        assert [one.call for one in await events_of(store, "r") if isinstance(one, e.ToolStarted)] == ["a.1.0"]
 
     run_async(main)
 
@@ -342,29 +397,54 @@ def test_a_tool_that_runs_an_agent_stops_with_it_and_records_no_failure(idempote
     run_async(main)
 
 
+def test_a_tool_that_runs_an_agent_of_another_engine_is_not_waited_for_twice() -> None:
+    """Its caller was drained; when that is cut, the inner run is cut with it and begins no drain of its own."""
+
+    async def main() -> None:
+        desk, store = Desk(), RamStore()
+        inner = desk.engine(Script([call("put", n=1)]), RamStore())
+
+        @tool(side_effect="write", timeout_s=None)
+        async def ask() -> str:
+            """Run the other agent."""
+            return (await inner.run(AGENT, "go", run_id="inner")).status
+
+        async with engine_for(Script([call("ask")]), ask, store=store, bounds=Bounds(drain_s=1e9)) as engine:
+            running = asyncio.create_task(engine.run(Agent(name="w", tools=["ask"]), "go", run_id="outer"))
+            await desk.began.get()
+            for _ in range(2):
+                assert not desk.did
+                engine.suspend("later")
+                await settled()
+            await suspended(running)
+        assert desk.did == ["put 1 was cut"]
+        await inner.close()
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("then", ["begins more", "hangs"])
 @pytest.mark.parametrize("way", ["phase", "strategy"])
-def test_foreign_code_does_not_go_on_after_the_call_that_is_finished(way: str) -> None:
-    """A phase or strategy of somebody's own that has more to do, and even swallows its cancellation, begins nothing more."""
-    from detent.kernel.kernel import make_kernel
-    from detent.kernel.think import think
+def test_foreign_code_does_not_go_on_after_the_call_that_is_finished(way: str, then: str) -> None:
+    """A phase or strategy of somebody's own that has more to do, and even swallows its cancellation, begins nothing more and holds up nobody."""
 
     async def main() -> None:
         desk, store = Desk(), RamStore()
 
-        async def then(carry_out: Callable[[], Awaitable[Any]]) -> None:
+        async def twice(carry_out: Callable[[], Awaitable[Any]]) -> None:
             try:
                 await carry_out()
                 desk.did.append("went on")
             except asyncio.CancelledError:
                 desk.did.append("heard of it")
-            await carry_out()
+            await (carry_out() if then == "begins more" else asyncio.Event().wait())
 
         async def act(state: Any, context: Any) -> Any:
-            await then(context.execute)
+            await twice(context.execute)
             return context.state
 
         async def mine(run: StrategyRun) -> Any:
-            await then(lambda: run.kernel("a"))
+            await twice(lambda: run.kernel("a"))
 
         options: dict[str, Any] = (
             {"kernel": make_kernel(phases=(think, act), name="mine")} if way == "phase" else {"strategies": {"mine": mine}}
@@ -381,20 +461,26 @@ def test_foreign_code_does_not_go_on_after_the_call_that_is_finished(way: str) -
     run_async(main)
 
 
+@pytest.mark.parametrize("whose", ["its own engine", "another engine"])
 @pytest.mark.parametrize("again", [False, True])
-def test_a_worker_drains_its_runs_and_is_cut_when_it_is_stopped_again(again: bool) -> None:
-    """Three runs in a write each: all three are recorded by one drain, or cut by the second stop."""
+def test_a_worker_drains_its_runs_and_is_cut_when_it_is_stopped_again(again: bool, whose: str) -> None:
+    """Three runs in a write each: all three are recorded by one drain, or cut by the second stop. `detent worker` has an engine for each set of tools."""
 
     async def main() -> None:
         desk, store = Desk(), RamStore()
         planner = PurePlanner(lambda view: END if view.results else call("put", n=int(view.goal)))
         async with desk.engine(planner, store) as engine:
             runs = [await engine.submit(AGENT, str(n)) for n in (1, 2, 3)]
-            working = asyncio.create_task(engine.work())
+            other = engine if whose == "its own engine" else desk.engine(planner, store)
+
+            async def hand_for(run_id: str) -> Any:
+                return other.hand()
+
+            working = asyncio.create_task(engine.work(hand_for=hand_for))
             assert {await desk.began.get() for _ in runs} == {"put 1", "put 2", "put 3"}
-            assert engine.suspend("SIGTERM") == 4, "a worker and its runs"
+            assert engine.suspend("SIGTERM") == (4 if other is engine else 1), "a worker, and its own runs"
             await settled()
-            assert not working.done() and len(engine.runtime.parts.watcher.finishing()) == 3
+            assert not working.done() and len(other.runtime.parts.watcher.finishing()) == 3
             if again:
                 engine.suspend("SIGTERM")
             else:

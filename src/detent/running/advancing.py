@@ -261,8 +261,8 @@ class Advancing:
         parts, sinks = self.parts, [apart(sink) for sink in self._sinks] if told else []
         if told and parts.hooks is not noop_hooks:
             sinks.append(LifecycleHooks(parts.hooks).on_record)
-        options = {"clock": parts.clock, "ids": parts.ids, "sinks": sinks, "claim": self._claim}
-        return SnapshotJournal(parts.store, state, self.control.effects, charges_all=bool(parts.tenants), **options)
+        make = partial(SnapshotJournal, parts.store, state, self.control.effects, clock=parts.clock, ids=parts.ids)
+        return make(sinks=sinks, claim=self._claim, charges_all=bool(parts.tenants))
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""

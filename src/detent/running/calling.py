@@ -48,13 +48,6 @@ class Calls(Values):
         self._vault: Vault | None = None
         self._recorded: Recorded | None = None
 
-    def proceed(self) -> None:
-        """Stop here when the run stops or was found to be damaged, also where a tool has swallowed the cancellation."""
-        if self.control.stop:
-            raise asyncio.CancelledError
-        if self.damage is not None:
-            raise self.damage
-
     async def attempt(self, tool: Tool, call: CallState, deadline_s: float | None) -> ToolOutcome:
         """Run a tool once; an interruption leaves an effect in doubt."""
         if self._journal.state.fork_effects and (answered := await self._not_executed(tool, call)) is not None:
@@ -95,7 +88,6 @@ class Calls(Values):
         """Ask the tool what became of an earlier attempt; a cancellation ends that after the grace of a call, as does the end of the run's time."""
         if await self._not_executed(tool, call) is not None:
             return ToolReconciled(call=call.call_id, outcome="again", source="reconcile")
-        self.proceed()
         with self.control.during():
             try:
                 known = await tool.settle(self._context(tool, call, self._settle_s(tool)))

@@ -127,6 +127,13 @@ class LiveWorld(Calls):
         bound = exhausted(state.budget, state.usage, running_s=running_s, total_s=total_s, only=("running_s", "total_s"))
         return None if bound is None else BoundReached(bound)
 
+    def proceed(self) -> None:
+        """Stop here when the run stops or was found to be damaged, also where a tool has swallowed the cancellation."""
+        if self.control.stop:
+            raise asyncio.CancelledError
+        if self.damage is not None:
+            raise self.damage
+
     def running_ms(self) -> float:
         """How long the run has been advanced, here and before, without waits and downtime."""
         return int(self._base_ms * 1000 + (self._clock.monotonic() - self._since) * 1_000_000 + 0.5) / 1000

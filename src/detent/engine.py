@@ -352,7 +352,7 @@ class Engine:
         def read(run_id: str, after: int, limit: int) -> Coroutine[Any, Any, list[bytes]]:
             return self.store.read(run_id, after=after, limit=limit)
 
-        async with contextlib.aclosing(follow(run, read, own=self.runtime.hold)) as items:
+        async with contextlib.aclosing(follow(run, read, own=self.runtime.underway.hold)) as items:
             async for item in items:
                 yield item
 

@@ -130,6 +130,7 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
     debug = everywhere.debug
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(Shown(debug))
+        logging.lastResort.addFilter(_not_counted_down)
     if not debug and not sys.warnoptions:
         warnings.filterwarnings("ignore", module=_LIBRARIES)
     completing = "_DETENT_COMPLETE" in os.environ
@@ -166,6 +167,11 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
         if any(kind.__name__ == "ClickException" for kind in type(error).__mro__):  # typer has it in a private module
             return _misused(error, output)
         return _failed(error, output, debug=debug, hint="this should not happen; --debug shows where it comes from")
+
+
+def _not_counted_down(record: logging.LogRecord) -> bool:
+    """Leave out what a command that was stopped shows by itself (`Session.finishing`)."""
+    return not hasattr(record, "drain_s")
 
 
 def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = "") -> int:

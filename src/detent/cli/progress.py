@@ -7,7 +7,7 @@ model's text and thinking, calls in progress) stands in the live lines, which ar
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from detent.cli.drawing import diff_of, present, style_of_line
@@ -34,8 +34,11 @@ CHANGED_LINES = 20
 class Progress:
     """Shows a run on stderr; `verbosity` as in `OutputConfig`, `redact` are patterns of what no diff shows. Use as `with Progress(...) as progress:`."""
 
-    def __init__(self, output: Output, *, verbosity: int, shown: bool, redact: Sequence[str] = ()) -> None:
-        self._output, self._verbosity, self._shown = output, verbosity, shown
+    def __init__(
+        self, output: Output, *, verbosity: int, shown: bool, redact: Sequence[str] = (), finishing: Callable[[], list[str]] = list
+    ) -> None:
+        """`finishing` is explained at `LiveLines`."""
+        self._output, self._verbosity, self._shown, self._finishing = output, verbosity, shown, finishing
         self._live: LiveLines | None = None
         self._known: set[str] = set()
         self._before: dict[str, str | None] = {}
@@ -44,7 +47,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
-            self._live = LiveLines()
+            self._live = LiveLines(self._finishing)
             self._live.__enter__()
         return self
 
@@ -54,6 +57,11 @@ class Progress:
         if self._live is not None:
             self._live.__exit__(*error)
             self._live = None
+
+    @property
+    def drawing(self) -> bool:
+        """Whether there are live lines."""
+        return self._live is not None
 
     # Observer ---------------------------------------------------------------------------------------------------------------------
 

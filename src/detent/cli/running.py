@@ -241,7 +241,9 @@ def advance(session: Session, work: Work) -> int:
 def watched(session: Session, work: Work) -> Result:
     """Do `work` with live progress."""
     shown = session.config.output.progress is not False
-    with Progress(session.output, verbosity=session.verbosity, shown=shown, redact=_hidden(session)) as progress:
+    finishing = session.stops.finishing
+    with Progress(session.output, verbosity=session.verbosity, shown=shown, redact=_hidden(session), finishing=finishing) as progress:
+        session.stops.drawn = progress.drawing
         return session.drive(lambda engine: work(engine, progress))
 
 

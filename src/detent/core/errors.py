@@ -12,7 +12,7 @@ DetentError
 │   ├── RunErased          its content was erased, or that of a run that it was forked from
 │   ├── NotAllowedNow      the command does not fit the run's status (approve twice, reopen a completed run, ...)
 │   ├── ToolsMissing       tools that the run needs are not registered
-│   ├── Suspended          stopped advancing, nothing was finished, resumable
+│   ├── Suspended          stopped advancing, the run has not ended, resumable
 │   ├── Divergence         re-execution does not match the log
 │   ├── IllegalEvent       a record cannot follow the log so far
 │   ├── PassFailed         a pass of a strategy gave nothing

@@ -72,7 +72,10 @@ class Backlog(Protocol):
         ...
 
     def suspend(self, why: str) -> None:
-        """Stop all running `advance` calls and refuse new ones: they raise `Suspended`, and the runs can be resumed."""
+        """Stop all running `advance` calls and refuse new ones: they raise `Suspended`, and the runs can be resumed.
+
+        Calls with an effect may finish first. A second call of this method changes nothing; cancelling `advance` then cuts them off.
+        """
         ...
 
     async def news(self, timeout_s: float) -> None:
@@ -98,6 +101,7 @@ class WorkerHost(Protocol):
     async def work(self, backlog: Backlog, *, until_idle: bool = False) -> None:
         """Work until cancelled or, with `until_idle`, until no run is due and none is in progress.
 
-        Once cancelled, it takes no new runs, suspends those in progress, and returns when all have stopped.
+        Once cancelled, it takes no new runs, suspends those in progress, and returns when all have stopped. Calls with an effect may finish
+        first. Cancelled again, it cancels every `advance`, which cuts them off.
         """
         ...

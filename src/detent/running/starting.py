@@ -127,11 +127,7 @@ async def run(
     observers = one_of(observers)
     task = runtime.take_on(run_id, partial(_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
     del agent, spec, started, tools  # a run in progress needs its state, not what it was made of
-    try:
-        state = await task
-    finally:
-        runtime.advancing.discard(task)
-    return await runtime.answered(state, observers, turns=turns)
+    return await runtime.answered(await runtime.reached(task), observers, turns=turns)
 
 
 async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:

@@ -256,7 +256,7 @@ class SnapshotJournal(Journal):
     def commit(self, *, durable: bool = False, intent: bool = False) -> CoroutineType[Any, Any, None]:
         """See `Journal.commit`."""
         committed = super().commit(durable=durable, intent=intent)
-        if self._effects.by_task:
+        if self._effects.by_task and not intent:
             committed = self._recorded(committed)
         return committed if self.state.seq < self._due else self._kept(committed)
 

@@ -331,7 +331,7 @@ def test_a_transcription_in_progress_ends_with_the_run_that_is_cancelled() -> No
             await never.wait()
 
         plans = [ToolCall(tool="transcribe", args={}), FinalAnswer(content="done")]
-        async with model_server(hold) as url, engine(url, *plans, bounds=Bounds(grace_s=0.01)) as made:
+        async with model_server(hold) as url, engine(url, *plans, bounds=Bounds(grace_s=0.0)) as made:
             running = asyncio.create_task(made.run(Agent(name="a", tools=["transcribe"]), "go", run_id="r", attachments=[AUDIO]))
             await asked.wait()
             await made.cancel("r", by="ann")

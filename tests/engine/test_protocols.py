@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Bounds, Budget, Engine, FinalAnswer, Models, TenantBudget, ToolCall
+from detent import Agent, Bounds, Budget, Engine, FinalAnswer, Models, TenantBudget, ToolCall, tool
 from detent.config.loading import load_config
 from detent.config.protocols import EmbedderSettings, TranscriberSettings
 from detent.core.agent import Host
@@ -156,6 +156,14 @@ def test_an_engine_without_a_model_for_it_says_what_to_configure() -> None:
             with pytest.raises(ConfigError, match="no transcriber is configured"):
                 await made.run(Agent(name="a", tools=["transcribe"]), "go")
             assert await made.list_runs() == []
+
+            @tool(side_effect="read")
+            def transcribe() -> str:
+                """Write down, without any model."""
+                return "said"
+
+            made.planner = ScriptedPlanner([ToolCall(tool="transcribe"), FinalAnswer(content="done")])
+            assert (await made.run(Agent(name="a", tools=[transcribe]), "go")).tool_calls[0].content == "said"
 
     asyncio.run(main())
 
@@ -331,7 +339,7 @@ def test_a_transcription_in_progress_ends_with_the_run_that_is_cancelled() -> No
             await never.wait()
 
         plans = [ToolCall(tool="transcribe", args={}), FinalAnswer(content="done")]
-        async with model_server(hold) as url, engine(url, *plans, bounds=Bounds(grace_s=0.01)) as made:
+        async with model_server(hold) as url, engine(url, *plans, bounds=Bounds(grace_s=0.0)) as made:
             running = asyncio.create_task(made.run(Agent(name="a", tools=["transcribe"]), "go", run_id="r", attachments=[AUDIO]))
             await asked.wait()
             await made.cancel("r", by="ann")

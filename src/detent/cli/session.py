@@ -321,6 +321,7 @@ class Session:
             with contextlib.suppress(UnknownName):  # said below, with everything that is there
                 self.engine.tools.get(name)  # a meta-tool, or that of a plug-in package
             if name not in self.engine.tools and not self.engine.servers.claims(name):
+                self.engine.protocols.refuse_unasked([name])
                 raise ConfigError(f"{path}: tools: {UnknownName('tool', name, _known_tools(self.engine))}")
         _check_planner(self.engine, agent, path)
         if agent.name == IMPLICIT and named is None and not agent.tools:

@@ -155,7 +155,10 @@ class Protocols:
     def refuse_unasked(self, tools: Sequence[str]) -> None:
         """Raise `ConfigError` where a tool is listed that nothing here makes for want of a model."""
         if "transcribe" in tools and self._transcriber is None:
-            self.transcriber()
+            raise ConfigError(
+                "the tool 'transcribe' needs a model, and no transcriber is configured: give "
+                'Engine(models=Models(transcriber="openai:whisper-1")), or transcriber under [models] in detent.toml'
+            )
 
     def models_asked(self, tools: Sequence[str]) -> list[tuple[str, str]]:
         """Return the models that the tools of an agent may ask, each with whom its price is kept by; those of objects are not known."""
@@ -184,11 +187,14 @@ class Protocols:
     def _cached(self, tenant: str) -> Embedder:
         """Return the embedder with the vectors of a tenant's documents kept beside the engine's state."""
         from detent.embedders.cached import CachedEmbedder
+        from detent.embedders.hashing import HashingEmbedder
 
+        if isinstance(embedder := self.embedder(), HashingEmbedder):
+            return embedder  # it is faster than a file
         try:
             place = None if self._state is None else self._state()
         except ConfigError as error:
             log.info("vectors of documents are not kept: %s", error)
             place = None
         settings = msgspec.json.encode(self._embedder).decode() if isinstance(self._embedder, EmbedderSettings) else ""
-        return self.embedder() if place is None else CachedEmbedder(self.embedder(), place, owner=f"{tenant}\n{settings}")
+        return embedder if place is None else CachedEmbedder(embedder, place, owner=f"{tenant}\n{settings}")

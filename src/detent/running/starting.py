@@ -169,7 +169,6 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
-    runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools])
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
     meta = [tool.spec.name for tool in kernel.meta_tools]
@@ -178,6 +177,7 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
             runtime.tools.get(name)  # a plug-in package may have it
         if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
             meta.append(name)
+    runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools and name not in meta])
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     check_options(strategy, spec)
     spec = msgspec.structs.replace(spec, grants=(*spec.grants, *runtime.parts.grants))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Generator
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 from detent.core import events as e
 from detent.core import fold, settle
 from detent.core.errors import Conflict, StoreError
+from detent.core.history import Map
 from detent.history import upkeep
 from detent.kernel import deciding, execution, journal
 from detent.kernel.context import KernelContext
@@ -167,13 +169,18 @@ def the_chain_forgets_what_was_before() -> list[Any]:
 
 
 @cut
-def a_late_outcome_takes_along_what_was_lost() -> list[Any]:
+def a_late_outcome_is_not_recorded() -> list[Any]:
+    return [(Journal, "late_outcome", _nothing_async)]
+
+
+@cut
+def a_late_outcome_is_of_any_attempt() -> list[Any]:
+    known = Journal.late_outcome
+
     async def late_outcome(self: Journal, event: Any) -> None:
-        self.state = await self._reloaded()
-        self._committed, self._charged, self._lines, self._told = self.state.seq, self.state.usage, [], []
-        self.record(e.ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result))
-        with contextlib.suppress(Conflict):
-            await self.commit(durable=True)
+        blind = copy.copy(self)
+        blind.state = replace(self.state, passes=Map())  # so it finds no attempt
+        await known(blind, event)
 
     return [(Journal, "late_outcome", late_outcome)]
 

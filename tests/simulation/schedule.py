@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from detent import Budget, Engine
+from detent.core.codec import read_record
 from detent.core.errors import (
     BudgetRefused,
     CancelWaits,
@@ -83,6 +84,7 @@ class Schedule:
         self.started = self.turn = 0
         self.violation: BaseException | None = None
         self.flipped: dict[str, Callable[[], bool]] = {}
+        self.answer = ("", "")
         """By run, whether what was altered is there yet: power loss may have taken it, or a later write replaced it."""
 
     def tell(self, line: str) -> None:
@@ -175,14 +177,15 @@ class Schedule:
         self.reference.power_was_lost()
 
     def flip(self) -> None:
-        """One bit of a stored record is another, or of an artifact that a record names, or of what says how long the log is."""
+        """One bit of a stored record is another, or of an artifact that a record names, of what says how long the log is, of an answer, or of a claim."""
         names = [name for name, run in self.disk.runs.items() if run.records]
         if not names or self.flipped:
             return
         name = self.choices.one_of(names)
         run, blobs = self.disk.runs[name], self.disk.blobs.get(name, {})
         named = [key for key in blobs if any(key.encode() in line for line in run.records)]
-        match self.choices.below(4):
+        told = [one for one, signal in run.inbox.items() if signal.digest]
+        match self.choices.below(6):
             case 2 if run.sealed is not None:
                 altered = run.sealed = run.sealed[0], self.altered(run.sealed[1].encode()).decode()
                 self.flipped[name] = lambda: run.sealed is altered
@@ -190,6 +193,16 @@ class Schedule:
                 key = self.choices.one_of(named)
                 blobs[key] = data = self.altered(blobs[key])
                 self.flipped[name] = lambda: blobs.get(key) is data and any(key.encode() in line for line in run.records)
+            case 4 if told:
+                one = self.choices.one_of(told)
+                signal = run.inbox[one]
+                by = self.altered(signal.by.encode() or b"x").decode(errors="replace")
+                run.inbox[one] = given = msgspec.structs.replace(signal, by=by)
+                self.flipped[name] = lambda: run.inbox.get(one) is given
+                self.answer = name, one
+            case 5 if name in self.disk.claims:
+                self.disk.numbers[name] ^= 1 << 61  # who has the run finds that it is lost; nothing else may come of it
+                return
             case _:
                 at = self.choices.below(len(run.records))
                 if b"\n" in (line := self.altered(run.records[at])):
@@ -333,12 +346,21 @@ class Schedule:
         gone = run_id not in self.disk.runs or run_id in self.reference.damaged or run_id in self.reference.erased
         return gone or self.reference.state(run_id).terminal
 
+    def refused(self, run_id: str) -> None:
+        """Check that an answer that was altered in its inbox, and was taken up, was refused."""
+        run, (name, signal) = self.disk.runs[run_id], self.answer
+        if name != run_id or signal in run.inbox or run_id in self.reference.erased:
+            return
+        taken = [event for line in run.records if getattr(event := read_record(line).event, "signal", "") == signal]
+        demand(all(getattr(event, "code", "") == "altered" for event in taken), "an altered byte is found", f"{run_id}: {taken}")
+
     async def check(self) -> None:
         """Check what is left."""
         process = self.roles[0]
         for run_id in self.disk.runs:
             if (there := self.flipped.get(run_id)) is not None:
                 if not there():
+                    self.refused(run_id)
                     continue
                 found = await process.ask(lambda engine, r=run_id: engine.verify(r))
                 demand(getattr(found, "ok", None) is False, "an altered byte is found", f"{run_id}: {found}")

@@ -37,7 +37,11 @@ class Signal(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
 
 
 def written_signal(signal: Signal) -> bytes:
-    """Return a signal as a store keeps it: one object of JSON, whose last member is a digest of the others."""
+    """Return a signal as a store keeps it: one object of JSON, whose last member is a digest of the others.
+
+    `Signal.digest` binds what was posted to its run, in every store. This one covers what that cannot: signals that a program posts without it, a
+    damaged `digest` that reads as none, and where a line in a file ends.
+    """
     data = msgspec.json.encode(signal)
     return b'%b,"check":"%b"}' % (data[:-1], _check(data))
 

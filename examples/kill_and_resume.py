@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from detent import Agent, Engine, ToolContext, tool
-from detent.tools import Happened, NotHappened
+from detent.extend import Happened, NotHappened
 
 PLACE = Path(os.environ.get("PLACE") or tempfile.mkdtemp(prefix="detent-kill-"))
 LEDGER = PLACE / "ledger.txt"

@@ -66,6 +66,8 @@ def value(given: Any) -> str:
 def type_of(kind: Any) -> str:
     """Return the type of a key in words."""
     said = re.sub(r"\w+\.(?=\w)", "", str(kind).replace("<class '", "").replace("'>", ""))
+    if any(get_origin(one) is Annotated for one in get_args(kind)):
+        return "duration"
     names = {"str": "text", "int": "number", "float": "number", "bool": "true, false", "tuple[str, ...]": "list of texts"}
     names |= {
         "Sequence[str]": "list of texts",

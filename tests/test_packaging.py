@@ -36,6 +36,7 @@ COMES_WITH = {
     "psycopg_pool": "psycopg",
     "referencing": "jsonschema",
     "jsonschema_specifications": "jsonschema",
+    "markdown_it": "rich",
     "pydantic_core": "pydantic",
     "typing_extensions": "pydantic",
 }

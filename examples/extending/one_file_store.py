@@ -362,6 +362,11 @@ class OneFileStore:
         return 0
 
 
+def runs_here() -> OneFileStore:
+    """Return the store of the directory in which a command is started; `detent.toml` names it."""
+    return OneFileStore("runs")
+
+
 @tool(side_effect="write")
 def double(n: int) -> int:
     """Double a number."""

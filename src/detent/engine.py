@@ -207,6 +207,7 @@ class Engine:
             planners=planners,
             verifiers=self.verifiers,
             protocols=self.protocols,
+            guards=self.guards,
             approver=approver,
             ceiling=ceiling,
             budget=self.budget,

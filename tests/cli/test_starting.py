@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import shlex
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from cli.desk import Desk
+from cli.desk import Desk, ended
+from cli.terminals import at_a_terminal
+from cli.test_models import NO_KEYS
+from detent.cli.demo import demonstrate, payments, proof, records_of
+from detent.cli.output import Output
+from detent.cli.packaged import packaged
+from detent.cli.starting import TEMPLATES
+from detent.core.events import ToolInDoubt, ToolStarted
+from forked import asking, fork
+from planners.model.chat_server import ChatServer, says
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -20,49 +39,149 @@ def test_init_writes_an_agent_that_runs_as_it_is(desk: Desk) -> None:
     begun = desk.detent("init", "new")
     assert begun.code == 0
     assert 'cd new && detent run "Count the text files here"' in begun.err
-    other = Desk.__new__(Desk)  # its files are those that were written
-    other.home, other.imports = desk.home / "new", desk.imports
+    other = inside(desk, "new")
     other.write("a.txt", "hello")
     done = other.detent("run", "Count the text files here")
     assert (done.code, done.out) == (0, "1 files match **/*.txt; written to count.md\n")
     assert "1 files match" in (other.home / "count.md").read_text()
     (other.home / "rules.yaml").write_text("mine")
-    again = desk.detent("init", "new")
-    assert again.code == 2
-    assert "nothing was written" in again.err
+    (other.home / "test_agent.py").unlink()
+    for template in ("rules", "model"):
+        again = desk.detent("init", "new", "--template", template)
+        assert (again.code, "nothing was written" in again.err) == (2, True)
     assert (other.home / "rules.yaml").read_text() == "mine"
+    assert not (other.home / "tools.py").exists(), "a part of a template was written"
 
 
-def test_the_demo_proves_that_nothing_was_repeated(desk: Desk) -> None:
-    """A real run is killed and resumed; every check holds, and what it left behind says the same."""
-    done = desk.detent("demo", "--dir", "shown", "--json")
-    assert done.code == 0, done
-    found = done.json
-    assert found["ok"] is True
-    assert found["killed_after_record"] < found["records"]
-    assert Path(found["report"]).read_text().startswith("# Incident")
-    timeline = next((desk.home / "shown" / "reports").glob("timeline-*.md")).read_text().splitlines()
-    assert len(timeline) == len(set(timeline) | {""}) + timeline.count("") - 1
-    assert desk.detent("demo", "--dir", "shown").code == 2
+def inside(desk: Desk, name: str) -> Desk:
+    """Return a desk whose files are those that were written there."""
+    other = Desk.__new__(Desk)
+    other.home, other.imports = desk.home / name, desk.imports
+    return other
 
 
-def test_the_demo_can_be_read(desk: Desk) -> None:
-    """In a pipe: plain lines that name the commands, the kill, the checks and the report. It trusts its directory as it wrote it, and no other."""
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_each_template_runs_as_it_is_and_its_own_test_passes(desk: Desk, template: str) -> None:
+    """What a person gets from `init` is broken, or needs something that nobody named."""
+    begun = desk.detent("init", "new", "--template", template, DETENT_TRUST="")
+    assert (begun.code, f"next: cd new && {TEMPLATES[template].first}" in begun.err) == (0, True), begun
+    home = desk.home / "new"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    if TEMPLATES[template].first.startswith("detent run"):  # it is trusted as it was written
+        words = shlex.split(TEMPLATES[template].first)[1:]
+        done = ended(fork(["-m", "detent", *words, "--json"], cwd=home, env=environment, stderr=subprocess.PIPE))
+        assert done.json["status"] == ("waiting_for_approval" if template == "coding" else "completed"), done
+        shutil.rmtree(home)
+        desk.detent("init", "new", "--template", template)
+    imports = asking("openai") if template == "model" else ()
+    tested = ended(
+        fork(
+            ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir=."],
+            cwd=home,
+            env=environment,
+            stderr=subprocess.PIPE,
+            imports=imports,
+        )
+    )
+    assert (tested.code, "failed" in tested.out, "skipped" in tested.out) == (0, False, False), tested
+
+
+def test_at_a_terminal_init_asks_what_the_project_is_for(desk: Desk) -> None:
+    """And which model plans. The name stands in the agent file in place of the rules, and nothing but a name can."""
+    left = [("PROVIDER:NAME", "ollama:qwen3\n"), ("number or the words", "2\n")]
+    sat = at_a_terminal(
+        "init", "new", types=lambda shown: left.pop()[1] if left and left[-1][0] in shown else "", env=desk.environment, cwd=desk.home
+    )
+    assert sat.code == 0 and "What is the project for?" in sat.shown, sat.shown
+    home = desk.home / "new"
+    assert 'model = "ollama:qwen3"\n' in (home / "agent.toml").read_text() and not (home / "rules.yaml").exists()
+    other = inside(desk, "new")
+    other.imports = asking("openai")
+    with ChatServer([says(None, ("c1", "population", {"city": "Lyon"})), says("520,000 people.")]) as server:
+        done = other.detent("run", "How many people live in Lyon?", **NO_KEYS | {"OLLAMA_BASE_URL": server.url})
+    assert (done.code, done.out) == (0, "520,000 people.\n"), done
+    for words in (("--template", "rules", "--model", "openai:x"), ("--template", "model", "--model", 'x"\nrules = "evil.yaml')):
+        assert desk.detent("init", "another", *words).code == 2
+    assert not (desk.home / "another").exists()
+
+
+def test_what_demo_and_init_need_is_in_the_package() -> None:
+    """From a wheel they find no example."""
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included == {f"examples/{name}": f"detent/examples/{name}" for name in ("demo", "templates")}
+    assert {path.name for path in packaged("templates").iterdir()} == set(TEMPLATES)
+
+
+def test_the_demo_can_be_read_and_proves_that_nothing_was_done_twice(desk: Desk) -> None:
+    """In a pipe: lines of at most 80 columns that name the commands, the kill, the doubt, the approval, the plain loop and the checks.
+
+    A payment that is in the ledger or in the log once more than it should, or a log that was changed, is found. It trusts its directory as
+    it wrote it, and no other.
+    """
     done = desk.detent("demo", "--dir", "shown", DETENT_TRUST="")
     assert done.code == 0, done
     for piece in (
         "$ detent run",
-        "SIGKILL after record",
-        "$ detent resume last",
-        "exactly once",
+        "SIGKILL inside `pay`: A-18 is in the ledger",
+        "$ detent resume pay",
+        "in doubt: call main.3.0",
+        "$ detent reconcile pay main.3.0 --happened paid",
+        "$ detent approve pay main.4.0",
+        "$ python plain_loop.py",
+        "its ledger: A-17, A-18, A-17, A-18, A-19",
+        "no invoice is paid twice",
         "identical",
         "sound:",
-        "nothing done twice",
+        "paid exactly once",
     ):
         assert piece in done.out
     assert "\x1b" not in done.out + done.err
+    assert max(map(len, done.out.replace(str(desk.home), "/tmp").splitlines())) <= 80
+    home = desk.home / "shown"
     trusted = {one["directory"]: one["digest"] for one in desk.detent("trust", "--list", "--json").json}
-    assert len(trusted[str(desk.home / "shown")]) == 64 and str(desk.home) not in trusted
+    assert len(trusted[str(home)]) == 64 and str(desk.home) not in trusted
+    assert desk.detent("demo", "--dir", "shown").code == 2, "it writes into a directory that is not empty"
+    after, ledger = asyncio.run(records_of(home)), payments(home / "ledger.csv")
+    before = after[: next(n for n, r in enumerate(after) if isinstance(r.event, ToolInDoubt)) - 1]
+    started = next(r for r in after if isinstance(r.event, ToolStarted) and r.event.tool == "pay")
+    again = msgspec.structs.replace(started, event=msgspec.structs.replace(started.event, attempt=2))
+    for holds, found in (
+        ([True, True, True, True], proof(before, after, ledger)),
+        ([True, True, False, False], proof(before, after, [*ledger, ledger[0]])),
+        ([True, True, True, False], proof(before, after, ledger[1:])),
+        ([False, True, True, True], proof(after[1:2], after, ledger)),
+        ([True, False, True, True], proof(before, [again if r is started else r for r in after], ledger)),
+    ):
+        assert [one for _, one in found] == holds, found
+
+
+def test_the_demo_fails_where_something_is_done_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A tool that pays twice: the demo says what does not hold, and exits with 1."""
+    example = tmp_path / "example"
+    shutil.copytree(packaged("demo"), example)
+    tools = example / "tools.py"
+    line = "        csv.writer(file).writerow((invoice, to, amount))\n"
+    assert line in tools.read_text()
+    tools.write_text(tools.read_text().replace(line, f"{line}        if invoice == 'A-19':\n    {line}"))
+    monkeypatch.setattr("detent.cli.demo.packaged", lambda _: example)
+    monkeypatch.setattr(
+        "detent.cli.demo._Demo.plain_loop", lambda _: [("A-17", "", ""), ("A-17", "", ""), ("A-18", "", ""), ("A-18", "", "")]
+    )
+    output = Output(json_wanted=True)
+    told: list[Any] = []
+    monkeypatch.setattr(output, "document", told.append)
+    assert demonstrate(output, tmp_path / "shown") == 1
+    assert "no invoice is paid twice" in told[0]["problem"]
+
+
+def test_the_demo_takes_a_model_only_where_there_is_one(desk: Desk) -> None:
+    """`--model auto` without any key: one line, and nothing is written. A model that is named is the one that the run asks for."""
+    done = desk.detent("demo", "--dir", "shown", "--model", "auto", **NO_KEYS)
+    assert (done.code, "no key of a provider is set" in done.err) == (2, True), done
+    assert not (desk.home / "shown").exists()
+    asked = desk.detent("demo", "--model", "nobody:nothing")
+    assert (asked.code, "nobody:nothing" in asked.err) == (1, True), asked
+    assert "everything is still there" in asked.err
 
 
 def test_erase_keeps_the_chain_and_delete_keeps_nothing(desk: Desk) -> None:

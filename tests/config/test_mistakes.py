@@ -69,7 +69,7 @@ PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "models": ({"models": {"titles": True}}, "give a Models"),
     "bounds": ({"bounds": 3}, "bounds is 3; give a Bounds"),
     "kernel": ({"kernel": 3}, "kernel is 3; give a Kernel"),
-    "verifiers": ({"verifiers": {"x": 3}}, "the verifier 'x' is a int, which cannot be called"),
+    "verifiers": ({"verifiers": {"x": 3}}, r"the verifier 'x' is a int; expected a function \(answer, view\) that returns what is wrong"),
 }
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_a_part_is_refused_when_the_engine_is_made(part: str) -> 
 
 def test_what_cannot_be_an_observer_is_refused_when_the_engine_is_made() -> None:
     """It says which method it lacks."""
-    with pytest.raises(TypeError, match="is no observer: it has no on_record"):
+    with pytest.raises(ConfigError, match=r"which has no on_record and no on_chunk; expected an object with on_record\(record, state\)"):
         Engine(observers=[Wrong()])  # type: ignore[list-item]
 
 

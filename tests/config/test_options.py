@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from detent import Agent
-from detent.cli.starting import STARTER
 from detent.config import schema_lines
 from detent.config.agents import ProgramOptions
 from detent.config.engines import Config
@@ -61,7 +60,7 @@ def test_every_form_of_an_agent_has_the_options_that_are_defined() -> None:
     assert AgentSpec.__struct_fields__ == defined
     assert ProgramOptions.__struct_fields__ == (*defined, "variables", "mcp")
     assert Agent.__struct_fields__ == (*ProgramOptions.__struct_fields__, "output_type")
-    assert AgentFile.__struct_fields__ == (*ProgramOptions.__struct_fields__, "skills", "workspace", "sandbox")
+    assert AgentFile.__struct_fields__ == (*ProgramOptions.__struct_fields__, "skills", "phases", "workspace", "sandbox")
 
 
 def test_an_option_is_added_in_one_place(tmp_path: Path) -> None:
@@ -146,21 +145,20 @@ def test_a_schema_has_the_keys_of_its_reader_with_their_documentation(kind: tupl
     assert {key: schema.get("description") for key, schema in properties.items()} == said
 
 
-@pytest.mark.parametrize("name", STARTER)
-def test_what_init_writes_fits_the_schemas(name: str) -> None:
-    """The starting files are valid."""
-    data = tomllib.loads(STARTER[name]) if name.endswith(".toml") else yaml.safe_load(STARTER[name])
-    assert problems(Path(name).stem, data) == []
+def with_schemas() -> list[Path]:
+    """The files among the examples, those that `init` writes too, of which there is a schema."""
+    found = [*(ROOT / "examples").rglob("*.toml"), *(ROOT / "examples").rglob("*.yaml")]
+    return sorted(file for file in found if (SCHEMAS / f"{file.stem}.json").exists())
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.toml")) + sorted((ROOT / "examples").rglob("*.yaml")), ids=name_of)
+@pytest.mark.parametrize("file", with_schemas(), ids=name_of)
 def test_examples_fit_the_schemas_and_name_them(file: Path) -> None:
     """Each is valid, and its first line leads to its schema."""
     text = file.read_text(encoding="utf-8")
     data = tomllib.loads(text) if file.suffix == ".toml" else yaml.safe_load(text)
-    assert problems(file.stem, data) == []
-    place = text.split("\n", 1)[0].removeprefix("#:schema ").removeprefix("# yaml-language-server: $schema=")
-    assert (file.parent / place).resolve() == SCHEMAS / f"{file.stem}.json"
+    place = (file.parent / text.split("\n", 1)[0].removeprefix("#:schema ").removeprefix("# yaml-language-server: $schema=")).resolve()
+    assert place.parent == SCHEMAS and (place.stem == file.stem or (file.suffix, place.stem) == (".toml", "agent"))
+    assert problems(place.stem, data) == []
 
 
 @pytest.mark.parametrize(("page", "block"), WRITTEN, ids=lambda value: f"{value.line}" if isinstance(value, Block) else name_of(value))

@@ -141,7 +141,6 @@ def test_every_key_is_described(generator: ModuleType) -> None:
     """`detent.toml`, agent file, bounds: the tables have every key, and `detent init` writes no other."""
     import tomllib
 
-    from detent.cli.starting import AGENT_TOML, DETENT_TOML
     from detent.config.engines import Config
     from detent.config.loading import AgentFile
     from detent.core.budget import Budget
@@ -151,8 +150,9 @@ def test_every_key_is_described(generator: ModuleType) -> None:
     in_agent_files = {key for key in AgentFile.__struct_fields__ if ("AgentFile", key) not in generator.NOT_IN_FILES}
     assert {k.strip("[]") for k in first_cells("reference/configuration.md", "agent file")} == in_agent_files
     assert first_cells("reference/configuration.md", "bounds") == list(Budget.__struct_fields__)
-    assert {k.split(".")[0].strip("[]") for k in keys} >= set(tomllib.loads(DETENT_TOML))
-    assert set(tomllib.loads(AGENT_TOML)) <= in_agent_files
+    for written in (ROOT / "examples" / "templates").rglob("*.toml"):
+        described = in_agent_files if written.name == "agent.toml" else {k.split(".")[0].strip("[]") for k in keys}
+        assert set(tomllib.loads(written.read_text(encoding="utf-8"))) <= described, written
 
 
 def test_every_environment_variable_is_described_and_exists() -> None:

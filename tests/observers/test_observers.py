@@ -209,11 +209,11 @@ def test_a_composite_leaves_none_out_and_refuses_what_is_no_observer() -> None:
     assert len(both.observers) == 2
     run(lambda engine: engine.run(AGENT, "add", observers=[both]))
     assert seen.records
-    with pytest.raises(TypeError, match="no on_chunk"):
+    with pytest.raises(ConfigError, match="no on_chunk"):
         Engine(observers=[type("Half", (), {"on_record": print})()])
 
     async def nothing_recorded(engine: Engine) -> None:
-        with pytest.raises(TypeError, match="is no observer"):
+        with pytest.raises(ConfigError, match="an observer is"):
             await engine.run(AGENT, "add", observers=["console"])  # type: ignore[list-item]
         assert await engine.list_runs() == []
 

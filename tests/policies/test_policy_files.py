@@ -115,7 +115,7 @@ def test_provenance_as_a_stage_tightens_and_never_allows_by_itself(tmp_path: Pat
         ('[[rules]]\ndecision = "deny"', r":1: rules\[0\]\.id: missing; a rule needs an id"),
         ('[[rules]]\nid = 7\ndecision = "deny"', r":2: rules\[0\]\.id: expected `str`, got `int`"),
         ('[[rules]]\nid = "a"\ndecision = "deny"\ntool = 3', r":4: rules\[0\]\.tool: expected"),
-        ('[[rules]]\nid = "a"\ndecision = "require_approval"\nexpires = "soon"', r":4: rules\[0\]\.expires: 'soon' is no duration"),
+        ('[[rules]]\nid = "a"\ndecision = "require_approval"\nexpires = "soon"', r":4: rules\[0\]\.expires is 'soon'; write seconds"),
         ('[[rules]]\nid = "a"\ndecision = "allow"\napprovers = 3', r":1: rule 'a': approvers, expires and on_reject belong to"),
         ('[[rules]]\nid = "a"\ndecision = "deny"\n[[rules]]\nid = "a"\ndecision = "deny"', r":4: rule 'a': id: there is another rule"),
         ('[[rules]]\nid = "a"\ndecision = "deny"\n\nwhen = "args.n >"', r":1: rule 'a': when: expression `args.n >` is not CEL at line 1"),

@@ -130,7 +130,7 @@ def test_what_runs_share_is_for_reading() -> None:
             lambda: agent.profile.__ior__({"tier": "local"}),
         ]
         for write in writes:
-            with pytest.raises(TypeError, match="for reading"):
+            with pytest.raises(TypeError, match="read-only"):
                 write()
         own = copy.deepcopy(agent.meta)
         own["teams"][0]["name"] = "y"

@@ -169,4 +169,4 @@ def test_what_is_for_reading_in_a_run_is_for_reading_in_its_replay() -> None:
         return context.state
 
     done = ran([call("look"), END], *Desk().all, kernel=make_kernel((think, act, writes)))
-    assert done.result.reason == "kernel_error" and "for reading" in done.result.error
+    assert done.result.reason == "kernel_error" and "read-only" in done.result.error

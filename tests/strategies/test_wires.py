@@ -488,7 +488,7 @@ def test_a_registry_takes_only_what_has_a_name_and_is_of_its_kind() -> None:
 
     names = Engine(planner=Model({})).strategies
     for change in (lambda: names.register("mine", 5), lambda: names.replace("direct", 5)):  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="is a int, which cannot be called"):
+        with pytest.raises(ConfigError, match="is a int; expected an async function"):
             change()
     with pytest.raises(ConfigError, match="a strategy needs a name"):
         names.register(" ", mine)

@@ -1,65 +1,51 @@
-"""`detent demo`: a real run is killed with SIGKILL in the middle, resumed by another process, and the files and the log are compared.
+"""`detent demo`: an agent is killed inside a payment, asks for an approval, and is compared with the same agent as a plain loop.
 
-The run is held at a chosen record, so that the kill always hits the middle: `Hold` is an observer that blocks the event loop once the
-second line of the timeline is written. The process is then killed from outside; nothing in it gets a chance to tidy up.
+Everything is real: each command is a process of its own, and the kill is a SIGKILL from outside. The tool tells the demo through a pipe that the
+payment was made, and then hangs, so that the kill always hits the moment between the effect and its record. In the end the log and the ledger
+are searched for anything that was done twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import os
-import shutil
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from detent.cli.output import FAILED, Output
+from detent.cli.output import FAILED, WAITING, Output, counted, room_of
+from detent.cli.packaged import packaged, texts, written
 from detent.config.demands import listing
-from detent.config.schema_lines import schema_line
-from detent.config.state_directory import STORE_FILE, made_state_directory, state_directory, store_url
+from detent.config.state_directory import made_state_directory, store_url
 from detent.config.trust import VARIABLE, remember
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, DetentError
-from detent.core.events import ToolFinished, ToolReconciled, ToolStarted
+from detent.core.events import ToolReconciled, ToolStarted
+from detent.core.fold import fold
 from detent.core.records import Record
 from detent.core.state import RunState
-from detent.ports import Chunk, RunQuery
+from detent.running.results import result_of
 from detent.stores.urls import open_store
 
-GOAL = "Find the error burst and its cause"
-HOLD_AFTER = 2
-"""How many lines of the timeline are written when the run is killed."""
+RUN = "pay"
+"""The id of the run."""
+GOAL = "Pay what is due"
+KILL_AFTER = 2
+"""So many payments are in the ledger when the process is killed."""
 PATIENCE_S = 60.0
-HOLD_CONFIG = 'observers = ["detent.cli.demo:Hold"]\n'
+MOST_STEPS = 20
+"""How often the run is taken further after the kill; a model may need more steps than the rules."""
+COLUMNS = 80
 
-
-class Hold:
-    """An observer that lets its process hang after `HOLD_AFTER` completed appends, until it is killed."""
-
-    def __init__(self) -> None:
-        self._appends: set[str] = set()
-        self._done = 0
-
-    def on_record(self, record: Record, state: RunState) -> None:
-        """Count the appends that are in the log; after the last that is waited for, nothing runs in this process any more."""
-        event = record.event
-        if isinstance(event, ToolStarted) and event.tool == "append_file":
-            self._appends.add(event.call)
-        elif isinstance(event, ToolFinished) and event.call in self._appends:
-            self._done += 1
-            if self._done == HOLD_AFTER:
-                asyncio.get_running_loop().call_soon(threading.Event().wait)
-
-    def on_chunk(self, chunk: Chunk) -> None:
-        """Nothing is streamed here."""
+Payment = tuple[str, str, str]
 
 
 class Failed(DetentError):
@@ -68,104 +54,217 @@ class Failed(DetentError):
     code = "demo_failed"
 
 
-def demonstrate(output: Output, directory: Path | None) -> int:
-    """Run, kill, resume, compare; return 0 when every check holds, 1 otherwise."""
+def demonstrate(output: Output, directory: Path | None, model: str | None = None) -> int:
+    """Run, kill, resume, approve, compare. Return 0 when every check holds, 1 otherwise. Raise `ConfigError`."""
+    model = _chosen(model)
     home = _prepare(directory)
-    say = output.show
-    say("Detent demo: an agent reads a web server's log, finds the burst of errors and writes an incident report.")
-    say(f"It works in {home}; its rules decide, no model is needed.")
+    output.show("An agent pays three invoices: A-17, A-18, and A-19, which is large.", "bold")
+    output.show(f"{f'The model {model} decides.' if model else 'Rules decide, so it needs no model.'} It works in {home}")
     try:
-        facts = _demonstrate(output, home)
+        facts = _demonstrate(output, home, model)
     except Failed as error:
         output.document({"ok": False, "directory": str(home), "problem": str(error)})
         output.say(f"error: the demo failed: {error}", "red")
         output.say(f"everything is still there: {home}")
         return FAILED
     output.document({"ok": True, "directory": str(home), **facts})
-    say()
-    say("Killed in the middle, resumed by another process, nothing done twice.", "bold green")
-    say(f"look at it: cd {home} && detent show last")
+    output.show()
+    output.show("Killed, resumed, approved: every invoice was paid exactly once.", "bold green")
+    output.show(f"look at it: cd {home} && detent show {RUN}")
     return 0
 
 
-def _demonstrate(output: Output, home: Path) -> dict[str, Any]:
-    say = output.show
-    say()
-    say(f'$ detent run "{GOAL}"', "bold")
-    before = _run_and_kill(output, home)
-    run_id = before[0].envelope.run
-    timeline = next(home.glob("reports/timeline-*.md"))
-    lines = timeline.read_text(encoding="utf-8")
-    started, ended = _count(before, ToolStarted), _count(before, ToolFinished)
-    say(
-        f"  SIGKILL after record {len(before)}; {started} calls with an effect were started, {ended} calls have their outcome in the log.",
-        "red",
-    )
-    say(f"  {timeline.relative_to(home)} as it was left behind:")
-    _quote(output, lines)
-    say()
-    say("$ detent resume last", "bold")
-    _detent(output, home, "resume", "last", wanted=0)
-    after = asyncio.run(_records(home, run_id))
-    say()
-    say("What the log and the files say:", "bold")
-    checks = _checks(home, before, after, timeline, lines)
+def _demonstrate(output: Output, home: Path, model: str | None) -> dict[str, Any]:
+    demo = _Demo(output, home, model)
+    demo.title("1. Killed inside a payment: is the invoice paid or not?")
+    demo.killed()
+    before = demo.records()
+    demo.detent("resume", RUN, wanted=(0, WAITING))
+    _, asked = demo.taken_further()
+    demo.title("3. The same agent as a plain loop: its memory is a list in the process")
+    loop = demo.plain_loop()
+    demo.title("What the log and the ledgers say")
+    after = demo.records()
+    checks = [
+        *proof(before, after, payments(home / "ledger.csv")),
+        (f"{' and '.join(asked) or 'no payment'} ran only after an approval", bool(asked)),
+        ("the plain loop paid two invoices twice, and asked nobody", len(loop) - len(set(loop)) == KILL_AFTER),
+    ]
     for text, holds in checks:
-        say(f"  {'ok  ' if holds else 'FAIL'}  {text}", "green" if holds else "red")
-    wrong = [text for text, holds in checks if not holds]
-    if wrong:
+        output.show(f"  {'ok  ' if holds else 'FAIL'}  {text}", "green" if holds else "red")
+    if wrong := [text for text, holds in checks if not holds]:
         raise Failed(f"this does not hold: {'; '.join(wrong)}")
-    for command in ("verify", "replay"):
-        say()
-        say(f"$ detent {command} last", "bold")
-        _detent(output, home, command, "last", wanted=0)
-    report = next(home.glob("reports/incident-*.md"))
-    say()
-    say(f"The report, {report}, begins:", "bold")
-    _quote(output, "\n".join(report.read_text(encoding="utf-8").splitlines()[:8]))
+    demo.detent("verify", RUN)
+    demo.detent("replay", RUN)
     return {
-        "run_id": run_id,
+        "run_id": RUN,
         "killed_after_record": len(before),
         "records": len(after),
         "digest": after[-1].digest,
-        "report": str(report),
+        "ledger": payments(home / "ledger.csv"),
+        "plain_loop": loop,
         "checks": [text for text, _ in checks],
     }
 
 
-# The example --------------------------------------------------------------------------------------------------------------------
+class _Demo:
+    """What the parts of the demonstration share: where they write, and the directory that they work in."""
+
+    def __init__(self, output: Output, home: Path, model: str | None) -> None:
+        self._output, self._home = output, home
+        self._model = ("--model", model) if model else ()
+
+    def title(self, text: str) -> None:
+        """Begin a part."""
+        self._output.show()
+        self._output.show(text, "bold")
+
+    def detent(self, *words: str, wanted: Sequence[int] = (0,)) -> int:
+        """Run a command of ours, show it and what it prints, and return its exit code. Raise `Failed` for one that is not wanted."""
+        self._output.show(f"$ detent {' '.join(words)}", "bold")
+        done = subprocess.run(
+            _command(*words),
+            cwd=self._home,
+            env=_environment(self._home),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        self._quote(done.stderr + done.stdout)
+        if done.returncode not in wanted:
+            raise Failed(f"`detent {' '.join(words)}` ended with exit code {done.returncode}, not {' or '.join(map(str, wanted))}")
+        return done.returncode
+
+    def killed(self) -> None:
+        """Start the run, and kill it inside its second payment. Raise `Failed`."""
+        words = ("run", *self._model, "--run-id", RUN)
+        self._output.show(f'$ detent {" ".join(words)} "{GOAL}"', "bold")
+        said = self._kill([*_command(*words), GOAL], {})
+        self._quote(said)
+        last = payments(self._home / "ledger.csv")[-1][0]
+        self._output.show(f"  SIGKILL inside `pay`: {last} is in the ledger, its outcome is not in the log.", "red")
+
+    def taken_further(self) -> tuple[RunState, list[str]]:
+        """Settle what is in doubt and approve what waits until the run has ended; return its state, and which invoices were approved."""
+        approved: list[str] = []
+        for _ in range(MOST_STEPS):
+            state = fold(self.records())
+            paid = [invoice for invoice, *_ in payments(self._home / "ledger.csv")]
+            if state.in_doubt:
+                call = state.in_doubt[0]
+                invoice = _invoice(state, call)
+                there = invoice in paid
+                self._output.show(f"  The ledger {'has' if there else 'does not have'} {invoice}: say so, and nothing is guessed.")
+                self.detent("reconcile", RUN, call, *(("--happened", "paid") if there else ("--not",)), wanted=(0, WAITING))
+            elif state.approvals:
+                call = next(iter(state.approvals))
+                if (invoice := _invoice(state, call)) in paid:
+                    raise Failed(f"{invoice} was paid before anybody approved it")
+                self.title("2. An approval: a policy file says that more than 1,000 EUR waits for a person")
+                self._output.show(f"  The ledger does not have {invoice} yet. No process runs.")
+                self.detent("approve", RUN, call, "--digest", state.approvals[call].digest, wanted=(0, WAITING))
+                approved.append(invoice)
+            elif state.status == "completed":
+                return state, approved
+            else:
+                raise Failed(f"the run is {state.status} ({state.reason}) instead of completed")
+        raise Failed(f"the run did not end within {MOST_STEPS} steps")
+
+    def plain_loop(self) -> list[Payment]:
+        """Run the plain loop, kill it in the same place, start it again, and return what it has paid."""
+        ledger = self._home / "plain-ledger.csv"
+        command = [sys.executable, "-P", "-c", "import sys; sys.path.insert(0, '.'); import plain_loop"]
+        for start in ("  (killed in the same place)", ""):
+            self._output.show(f"$ python plain_loop.py{start}", "bold")
+            if start:
+                self._quote(self._kill(command, {"DEMO_LEDGER": str(ledger)}))
+                continue
+            environment = {**_environment(self._home), "DEMO_LEDGER": str(ledger)}
+            done = subprocess.run(
+                command,
+                cwd=self._home,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+            self._quote(done.stdout + done.stderr)
+        found = payments(ledger)
+        self._output.show(f"  its ledger: {', '.join(invoice for invoice, *_ in found)}", "red")
+        return found
+
+    def records(self) -> list[Record]:
+        """Return the run's log."""
+        return asyncio.run(records_of(self._home))
+
+    def _kill(self, command: list[str], more: dict[str, str]) -> str:
+        """Start a process, kill it when it says that it is inside the payment, and return what it wrote. Raise `Failed`."""
+        read, write = os.pipe()
+        noise = made_state_directory(self._home) / "killed.log"
+        environment = {**_environment(self._home), "DEMO_KILL_AFTER": str(KILL_AFTER), "DEMO_TELL": str(write), **more}
+        with noise.open("wb") as file:
+            process = subprocess.Popen(
+                command, cwd=self._home, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, pass_fds=[write]
+            )
+            os.close(write)
+            try:
+                ready, _, _ = select.select([read], [], [], PATIENCE_S)
+                told = os.read(read, 1) if ready else b""  # nothing, where the process has ended
+            finally:
+                os.close(read)
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        said = noise.read_text(encoding="utf-8", errors="replace")
+        if not told or process.returncode != -signal.SIGKILL:
+            raise Failed(f"the process ended with exit code {process.returncode} before it could be killed:\n{said.strip()}")
+        return said
+
+    def _quote(self, text: str) -> None:
+        """Show what a command printed, broken where the terminal ends."""
+        width = room_of(sys.stdout) or COLUMNS
+        for line in text.strip().splitlines():
+            rows = textwrap.wrap(line, width - 2, subsequent_indent="      ", drop_whitespace=False, break_on_hyphens=False) or [""]
+            for row in rows:
+                self._output.show(f"  {row.rstrip()}", "dim")
+
+
+# Its directory ------------------------------------------------------------------------------------------------------------------
+
+
+def _chosen(model: str | None) -> str | None:
+    """Return the model to use; `auto` is the first provider of which a key is set. Raise `ConfigError` where there is none."""
+    if model != "auto":
+        return model
+    from detent.planners.providers import SUGGESTED, providers_with_key
+
+    ready = providers_with_key()
+    if not ready:
+        raise ConfigError(
+            "no key of a provider is set, so no model is available; `detent doctor` lists the variables. Without --model rules decide"
+        )
+    return SUGGESTED[ready[0]]
 
 
 def _prepare(directory: Path | None) -> Path:
-    """Return a directory with a copy of the example; raise `ConfigError` when it is not empty."""
+    """Return a directory with a copy of the example. Raise `ConfigError` when it is not empty."""
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} is not an empty directory; the demo writes into a new or an empty one")
+    files = [*texts(packaged("demo"))]
     home = (directory or Path(tempfile.mkdtemp(prefix="detent-demo-"))).resolve()
-    shutil.copytree(_example(), home, dirs_exist_ok=True, ignore=shutil.ignore_patterns("reports", "*.db*", "__pycache__"))
-    for file in (home / "agent.toml", home / "rules.yaml"):
-        _, text = file.read_text(encoding="utf-8").split("\n", 1)
-        file.write_text(schema_line(file) + text, encoding="utf-8")
-    (home / "hold.toml").write_text(HOLD_CONFIG, encoding="utf-8")
+    for name, text in files:
+        written(home / name, text)
     with contextlib.suppress(ConfigError):  # no place to remember it: then its own processes alone are told (`_environment`)
         remember(listing(home), pin=True)
     return home
 
 
-def _example() -> Path:
-    """Return the example: inside the installed package, or beside the source in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    for place in (package / "examples" / "log_triage", package.parent.parent / "examples" / "log-triage"):
-        if (place / "agent.toml").is_file():
-            return place
-    raise ConfigError("the example is missing from this installation; install detent from its wheel, or run from a checkout")
-
-
-# Processes ----------------------------------------------------------------------------------------------------------------------
-
-
 def _environment(home: Path) -> dict[str, str]:
     """Return the environment of the processes: without settings that would change the run, with trust in what was written, and this package."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DETENT_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DETENT_", "DEMO_"))}
     source = str(Path(__file__).resolve().parent.parent.parent)
     kept[VARIABLE] = f"{home}={listing(home).digest}"
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [source, kept.get("PYTHONPATH", "")])), "PYTHONUNBUFFERED": "1"}
@@ -175,135 +274,49 @@ def _command(*words: str) -> list[str]:
     return [sys.executable, "-P", "-m", "detent", *words]
 
 
-def _run_and_kill(output: Output, home: Path) -> list[Record]:
-    """Start the run, kill it where it is held, and return the records that it left; raise `Failed`."""
-    noise = made_state_directory(home) / "killed-run.log"
-    with noise.open("wb") as file:
-        process = subprocess.Popen(
-            _command("run", "--config", "hold.toml", GOAL),
-            cwd=home,
-            env=_environment(home),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-        )
-        try:
-            run_id = _wait_until_held(home, process, noise)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    _quote(output, noise.read_text(encoding="utf-8", errors="replace"), mark="  ")
-    records = asyncio.run(_records(home, run_id))
-    if process.returncode != -signal.SIGKILL or _appended(records) != HOLD_AFTER:
-        raise Failed(f"the process was not killed in the middle (exit code {process.returncode}, {_appended(records)} lines written)")
-    return records
-
-
-def _wait_until_held(home: Path, process: subprocess.Popen[bytes], noise: Path) -> str:
-    """Look into the log, which another process writes, until the run is where it is held; return its id."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            said = noise.read_text(encoding="utf-8", errors="replace").strip()
-            raise Failed(f"the run ended with exit code {process.returncode} before it could be killed:\n{said}")
-        run_id = asyncio.run(_held(home)) if (state_directory(home) / STORE_FILE).exists() else ""
-        if run_id:
-            return run_id
-        time.sleep(0.02)  # polls the log of the other process
-    raise Failed(f"the run did not come to its middle within {PATIENCE_S:.0f} s")
-
-
-async def _held(home: Path) -> str:
+async def records_of(home: Path) -> list[Record]:
+    """Return the log of the run in a directory of the demo."""
     store = open_store(store_url(home))
     await store.open()
     try:
-        heads = await store.list_runs(RunQuery(limit=1))
-        if not heads:
-            return ""
-        run_id = heads[0].run_id
-        return run_id if _appended(list(read_log(run_id, await store.read(run_id)))) >= HOLD_AFTER else ""
+        return list(read_log(RUN, await store.read(RUN)))
     finally:
         await store.close()
-
-
-async def _records(home: Path, run_id: str) -> list[Record]:
-    store = open_store(store_url(home))
-    await store.open()
-    try:
-        return list(read_log(run_id, await store.read(run_id)))
-    finally:
-        await store.close()
-
-
-def _detent(output: Output, home: Path, *words: str, wanted: int) -> None:
-    """Run a command of ours, show what it says, and raise `Failed` when it does not end as it should."""
-    done = subprocess.run(
-        _command(*words),
-        cwd=home,
-        env=_environment(home),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    _quote(output, done.stderr + done.stdout, mark="  ")
-    if done.returncode != wanted:
-        raise Failed(f"`detent {' '.join(words)}` ended with exit code {done.returncode}, not {wanted}")
-
-
-def _quote(output: Output, text: str, mark: str = "  | ") -> None:
-    for line in text.strip().splitlines():
-        output.show(f"{mark}{line}", "dim")
 
 
 # The proof ----------------------------------------------------------------------------------------------------------------------
 
 
-def _checks(home: Path, before: list[Record], after: list[Record], timeline: Path, left: str) -> list[tuple[str, bool]]:
-    """Return each claim with whether it holds, from the records before and after the kill and the file that the effects left."""
-    prefix = [r.digest for r in after[: len(before)]] == [r.digest for r in before]
-    starts = [r.event for r in after if isinstance(r.event, ToolStarted)]
-    effects = [s for s in starts if s.side_effect not in ("none", "read")]
-    settled = {r.event.call for r in after if isinstance(r.event, ToolReconciled)}
-    again = [s.call for s in effects if s.attempt > 1 and s.call not in settled]
-    done_before = {r.event.call for r in before if isinstance(r.event, ToolFinished)}
-    repeated = [
-        r.event.call for r in after[len(before) :] if isinstance(r.event, ToolStarted | ToolFinished) and r.event.call in done_before
-    ]
-    text = timeline.read_text(encoding="utf-8")
-    written = _texts(after)
-    once = [line for line in written if text.count(line) != 1]
+def payments(ledger: Path) -> list[Payment]:
+    """Return the lines of a ledger: invoice, to, amount."""
+    with ledger.open(encoding="utf-8", newline="") as file:
+        return [(row[0], row[1], row[2]) for row in csv.reader(file)]
+
+
+def proof(before: Sequence[Record], after: Sequence[Record], ledger: Iterable[Payment]) -> list[tuple[str, bool]]:
+    """Return each claim with whether it holds, from the log before and after the kill and from the ledger, which is what really happened."""
+    paid = list(ledger)
+    starts = [record.event for record in after if isinstance(record.event, ToolStarted) and record.event.tool == "pay"]
+    settled = {record.event.call for record in after if isinstance(record.event, ToolReconciled)}
+    again = [start.call for start in starts if start.attempt > 1 and start.call not in settled]
+    done = [call.args["invoice"] for call in result_of(fold(after)).tool_calls if call.tool == "pay" and call.ok]
     return [
-        (f"the {len(before)} records from before the kill are unchanged; {len(after) - len(before)} came after it", prefix),
-        (f"none of the {len(done_before)} calls that had an outcome was started again", not repeated),
-        (f"each of the {len(effects)} calls that write was started once", not again and len({s.call for s in effects}) == len(effects)),
         (
-            f"each of the {len(written)} lines of append_file stands in {timeline.relative_to(home)} exactly once",
-            bool(written) and not once,
+            f"the {len(before)} records from before the kill are unchanged, {len(after) - len(before)} follow",
+            [record.digest for record in after[: len(before)]] == [record.digest for record in before],
         ),
-        ("what was written before the kill is still there, and the rest follows it", text.startswith(left) and len(text) > len(left)),
+        (
+            f"the log has {counted(len(done), 'payment')}: none started again, no invoice twice",
+            bool(done) and not again and len(set(done)) == len(done),
+        ),
+        (
+            f"the ledger has {counted(len(paid), 'payment')}: no invoice is paid twice",
+            bool(paid) and len({invoice for invoice, *_ in paid}) == len(paid),
+        ),
+        ("the log and the ledger name the same invoices", sorted(done) == sorted(invoice for invoice, *_ in paid)),
     ]
 
 
-def _texts(records: list[Record]) -> list[str]:
-    """Return the text of each append that the log says has happened."""
-    done = {r.event.call for r in records if isinstance(r.event, (ToolFinished, ToolReconciled))}
-    texts: dict[str, str] = {}
-    for record in records:
-        for index, action in enumerate(getattr(record.event, "actions", ())):
-            if getattr(action, "tool", "") == "append_file":
-                call = f"{record.envelope.scope}.{record.envelope.iteration}.{index}"
-                if call in done:
-                    args: dict[str, Any] = msgspec.to_builtins(action.args)
-                    texts[call] = args["content"]
-    return list(texts.values())
-
-
-def _appended(records: list[Record]) -> int:
-    appends = {r.event.call for r in records if isinstance(r.event, ToolStarted) and r.event.tool == "append_file"}
-    return sum(isinstance(r.event, ToolFinished) and r.event.call in appends for r in records)
-
-
-def _count(records: list[Record], kind: type[Any]) -> int:
-    return sum(isinstance(record.event, kind) for record in records)
+def _invoice(state: RunState, call_id: str) -> str:
+    call = state.call(call_id)
+    return str(call.args.get("invoice", "")) if call is not None and isinstance(call.args, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]

@@ -13,7 +13,7 @@ from typing import Any
 
 from detent.config.demands import Demand, imported_file
 from detent.config.engines import Config
-from detent.config.loading import recorded
+from detent.config.loading import IMPORTS, recorded
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError
 from detent.core.state import RunState
@@ -48,7 +48,7 @@ class Word:
         self.check_key()
         file, filed = self._agent_file()
         found: dict[str, Any] = {"agent_file": str(file) if file is not None else ""}
-        for key in ("tool_imports", "verify_imports"):
+        for key in IMPORTS.values():
             found[key] = self._imports(key, filed.get(key, ()))
         self.need_commands(filed.get("verify_commands", ()))
         found["skills"] = self._skills(filed.get("skills", ()))
@@ -81,7 +81,7 @@ class Word:
             return filed
         said = [str(path) for path in self._meta.get(key, ())]
         for path in said:
-            if path not in filed and path not in (self._config.tools or ()):
+            if ":" in path and path not in filed and path not in (self._config.tools or ()):
                 self._need_import(path)
         return said
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,6 +21,7 @@ from detent.cli.session import Session
 from detent.cli.standing import headline, next_commands, waits_for
 from detent.cli.trace import Trace, make_trace
 from detent.core.codec import read_log
+from detent.core.durations import seconds
 from detent.core.errors import ConfigError, CorruptLog, Divergence
 from detent.core.fold import evolve
 from detent.core.records import RunHead
@@ -401,10 +402,8 @@ def statuses_of(asked: list[str]) -> tuple[str, ...]:
 
 def since_of(text: str, *, option: str = "--since") -> datetime:
     """Return the moment that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC. `option` is named in the error."""
-    match = re.fullmatch(r"(\d+)\s*([smhdw])", text.strip())
-    if match:
-        units: dict[str, Any] = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-        return datetime.now(UTC) - timedelta(**{units[match[2]]: int(match[1])})
+    with contextlib.suppress(ConfigError, OverflowError):
+        return datetime.now(UTC) - timedelta(seconds=seconds(text.strip(), option))
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

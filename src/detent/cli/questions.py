@@ -22,6 +22,8 @@ MOST_CHOICES = 100
 """Of a longer list the reply is typed as JSON."""
 LINE = 200
 """So much is shown of one choice, and of what a field says of itself."""
+LATER = "later"
+"""What an empty line means, unless a prompt says otherwise."""
 
 
 class Later(Exception):
@@ -50,27 +52,27 @@ def _barred(text: str) -> list[str]:
     return [f"{BAR}{row}" for line in lines for row in (broken(line, columns - len(BAR)) if columns else [line])]
 
 
-def _asked(output: Output, expected: Mapping[str, Any] | None, *, optional: bool = False) -> Any:
+def _asked(output: Output, expected: Mapping[str, Any] | None, *, enter: str = LATER) -> Any:
     """Return what was typed for a reply, or a field of one, of this kind. Raise `Later`."""
     kind = (expected or {}).get("type", "string" if not expected else None)
     choices = _choices(expected or {})
     if choices:
-        return _chosen(output, choices, optional=optional)
+        return choose(output, choices, enter=enter)
     if kind == "object" and (fields := _fields(expected or {})):
         return _form(output, fields, cast("Sequence[str]", (expected or {}).get("required") or ()))
     if kind == "boolean":
-        return _yes(output, optional=optional)
+        return _yes(output, enter=enter)
     if kind == "string":
-        return _typed(output, "reply", optional=optional)
+        return typed(output, "reply", enter=enter)
     if kind in ("integer", "number"):
-        return _number(output, "a whole number" if kind == "integer" else "a number", optional=optional)
+        return _number(output, "a whole number" if kind == "integer" else "a number", enter=enter)
     output.page(_barred(f"JSON that fits {as_json(expected)}"))
-    return _json(_typed(output, "JSON", optional=optional))
+    return _json(typed(output, "JSON", enter=enter))
 
 
-def _typed(output: Output, what: str, *, optional: bool) -> str:
+def typed(output: Output, what: str, *, enter: str) -> str:
     """Return one line that was typed; raise `Later` for an empty one."""
-    if not (line := output.ask(f"{what} (Enter: {'leave it out' if optional else 'later'}): ")):
+    if not (line := output.ask(f"{what} (Enter: {enter}): ")):
         output.say()
     if not line.strip():
         raise Later
@@ -84,9 +86,9 @@ def _json(text: str) -> Any:
         return text
 
 
-def _yes(output: Output, *, optional: bool) -> bool:
+def _yes(output: Output, *, enter: str) -> bool:
     while True:
-        match _typed(output, "yes/no", optional=optional).lower():
+        match typed(output, "yes/no", enter=enter).lower():
             case "y" | "yes" | "true":
                 return True
             case "n" | "no" | "false":
@@ -95,9 +97,9 @@ def _yes(output: Output, *, optional: bool) -> bool:
                 output.say("  yes or no")
 
 
-def _number(output: Output, what: str, *, optional: bool) -> int | float:
+def _number(output: Output, what: str, *, enter: str) -> int | float:
     while True:
-        said = _json(_typed(output, what, optional=optional))
+        said = _json(typed(output, what, enter=enter))
         if isinstance(said, (int, float)) and not isinstance(said, bool):
             return said
         output.say(f"  {what}, such as 7")
@@ -109,13 +111,17 @@ def _choices(expected: Mapping[str, Any]) -> list[Any]:
     return cast("list[Any]", found) if isinstance(found, list) and 0 < len(cast("list[Any]", found)) <= MOST_CHOICES else []
 
 
-def _chosen(output: Output, choices: list[Any], *, optional: bool) -> Any:
-    """Return the choice whose number or words were typed; numbers are given only where no choice looks like one."""
+def choose(output: Output, choices: Sequence[Any], *, about: Sequence[str] = (), enter: str = LATER) -> Any:
+    """Show a list and return the choice whose number or words were typed; `about` says more of each. Raise `Later` for an empty line.
+
+    Numbers are given only where no choice looks like one.
+    """
     words = [as_text(choice) for choice in choices]
     numbered = not any(re.fullmatch(r"\s*\d+\s*", word) for word in words)
-    output.page([f"  {f'{number}  ' if numbered else ''}{shortened(word, LINE)}" for number, word in enumerate(words, 1)])
+    shown = [f"{word:<{max(map(len, words))}}  {more}" for word, more in zip(words, about, strict=True)] if about else words
+    output.page([f"  {f'{number}  ' if numbered else ''}{shortened(line, LINE)}" for number, line in enumerate(shown, 1)])
     while True:
-        said = _typed(output, "the number or the words" if numbered else "one of these", optional=optional)
+        said = typed(output, "the number or the words" if numbered else "one of these", enter=enter)
         if said in words:
             return choices[words.index(said)]
         if numbered and said.isascii() and said.isdigit() and 1 <= int(said) <= len(choices):
@@ -143,7 +149,7 @@ def _form(output: Output, fields: Mapping[str, Mapping[str, Any]], required: Seq
         about = shortened(str(field.get("description") or field.get("title") or ""), LINE)
         output.say(f"  {clean(name)}{f': {about}' if about else ''}", "bold")
         try:
-            found[name] = _asked(output, field, optional=optional)
+            found[name] = _asked(output, field, enter="leave it out" if optional else LATER)
         except Later:
             if not optional:
                 raise

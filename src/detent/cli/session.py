@@ -32,9 +32,10 @@ from detent.config.assembly import made_workspace
 from detent.config.demands import config_demands, govern
 from detent.config.engines import DEFAULTS, Config, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
 from detent.config.environment import config_from_environment
-from detent.config.imports import add_import_roots, load_object, load_skills, load_tool
-from detent.config.loading import find_config, is_operators, load_agent, load_config, operators_config, recorded
+from detent.config.imports import add_import_roots, load_skills, load_tool
+from detent.config.loading import IMPORTS, find_config, is_operators, load_agent, load_config, operators_config, recorded
 from detent.config.mcp_tables import load_servers
+from detent.config.names import Names, load_named, load_phases
 from detent.config.trust import Trust
 from detent.config.verifying import names_in_workspace
 from detent.core.budget import Budget
@@ -46,6 +47,7 @@ from detent.ports import RunQuery, ToolSpec, look_at
 from detent.ports.verifying import Stated
 from detent.running.interrupts import on_signals
 from detent.running.results import Result, result_of
+from detent.running.starting import add_imported
 from detent.stores.passwords import without_password
 from detent.tools.mcp.offered import ServerTool
 from detent.tools.mcp.settings import McpServer
@@ -231,16 +233,14 @@ class Session:
                 raise RunContextMismatch(state.run_id, [{"field": "agent", "expected": state.agent.name, "received": agent.name}])
             meta: dict[str, Any] = agent.meta
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
+            add_imported(self.engine.runtime, agent)
             self.engine.verifiers.add(agent.verifiers())
             word.need_commands([list(entry["command"]) for entry in agent.spec().verify if "command" in entry])
         else:
             meta = word.counts()
             govern(*(Path(file) for file in [meta.get("agent_file")] if file))
             add_import_roots(self.config.import_roots or ())
-            self._register(load_tool(path, f"run {state.run_id!r}") for path in meta["tool_imports"])
-            self.engine.verifiers.add(
-                {path: Stated({"function": path}, load_object(path, f"run {state.run_id!r}")) for path in meta["verify_imports"]}
-            )
+            _import(self.engine, meta, f"run {state.run_id!r}")
             if meta["skills"] and "activate_skill" not in self.engine.tools:
                 self._register([load_skills(meta["skills"], f"run {state.run_id!r}")])
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
@@ -318,7 +318,9 @@ class Session:
             sandbox=agent.meta.get("sandbox"),
         )
         self._add_servers(agent.mcp, root)
-        for name in agent.tool_names():
+        add_imported(self.engine.runtime, agent)
+        kernel = self.engine.kernels.get(agent.kernel) if agent.kernel else self.engine.runtime.parts.kernel
+        for name in set(agent.tool_names()) - {tool.name for tool in kernel.meta_tools}:
             with contextlib.suppress(UnknownName):  # said below, with everything that is there
                 self.engine.tools.get(name)  # a meta-tool, or that of a plug-in package
             if name not in self.engine.tools and not self.engine.servers.claims(name):
@@ -360,6 +362,21 @@ class Session:
     def verbosity(self) -> int:
         """How much is shown of a run in progress."""
         return self.config.output.verbosity or 0
+
+
+def _import(engine: Engine, meta: dict[str, Any], where: str) -> None:
+    """Import what counts of what a log names. Raise `ConfigError`."""
+    engine.tools.add_all([load_tool(path, where) for path in meta[IMPORTS["tool"]]])
+    engine.verifiers.add({path: Stated({"function": path}, load_named("verifier", path, where)) for path in meta[IMPORTS["verify"]]})
+    registries: dict[str, Names[Any]] = {"guard": engine.guards, "strategy": engine.strategies, "kernel": engine.kernels}
+    for kind, names in registries.items():
+        for path in meta[IMPORTS[kind]]:
+            if path not in names:
+                names.register(path, load_named(kind, path, where))
+    if phases := meta[IMPORTS["phase"]]:
+        kernel = load_phases(phases, where)
+        if kernel.name not in engine.kernels:
+            engine.kernels.register(kernel.name, kernel)
 
 
 def _known_tools(engine: Engine) -> list[str]:

@@ -3,136 +3,135 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from detent.cli import options as o
 from detent.cli.output import Output
+from detent.cli.packaged import packaged, texts, written
+from detent.cli.questions import Later, choose, typed
+from detent.cli.trusting import attended
 from detent.config.demands import listing
-from detent.config.schema_lines import schema_line
 from detent.config.trust import remember
 from detent.core.errors import ConfigError
 
-DETENT_TOML = """\
-# What `detent` reads in this directory. Precedence: built-in < this file < agent file < DETENT_* variables < options.
-# Every key may be left out; the values here are the built-in ones unless a comment says otherwise.
+STANDS_IN = re.compile(r"^# model = .*\n^rules = .*\n", re.MULTILINE)
+"""The lines of an agent file for which a model is put."""
 
-agent = "agent.toml"          # which agent `detent run` uses: a file, or a name in [agents]
 
-# [store]                     # runs are kept outside of this directory, where no tool of an agent can write: `detent where` prints the place
-# url = "sqlite:////var/lib/agents/runs.db"  # another one: sqlite:////PATH, file:/DIR, postgresql://HOST/DATABASE, or ram: (nothing is kept)
+class Template(msgspec.Struct, frozen=True):
+    """What a project is for, and what to type in it first."""
 
-[workspace]
-root = "."                    # the directory that workspace tools are confined to; an agent file may name another
-allow_delete = false          # true lets apply_patch remove and move files, and makes it ask for approval
+    about: str
+    first: str
 
-[limits]
-ceiling = 1000                # the most iterations that any budget may ask for
-# max_concurrent_runs = 4
-# max_concurrent_calls = 8     # calls of tools at once, over all runs
 
-[budget]                      # bounds of every run; an agent's own come over them
-max_iterations = 50
-max_tool_calls = 1000
-
-[worker]                      # `detent worker`, which advances runs that were submitted, and those that wait, when they can go on
-concurrency = 4               # how many runs at once
-max_attempts = 5              # how often a run is tried that fails, or whose worker dies, before it is given up
-
-[output]
-verbosity = 0                 # 1: input and output of calls, 2: every record
-progress = true
-
-# [agents]                    # names for `detent run --agent NAME`
-# tidy = "agents/tidy.toml"
-"""
-
-AGENT_TOML = """\
-# Who works on a goal. This agent needs no model: its rules decide what happens next.
-#
-#     detent run "Count the text files here"
-
-name = "starter"
-instructions = "Count the text files of the workspace and write the figure down."
-tools = ["glob", "write_file"]   # only these are offered; `detent tools` lists what there is, "./tools.py:attribute" imports your own
-rules = "rules.yaml"
-workspace = "."                  # relative to this file
-
-on_deny = "observe"              # a denied call is told to the planner; "fail" ends the run
-on_reject = "observe"            # a rejected approval likewise; "stop" ends the run
-
-[budget]
-max_iterations = 10
-
-[variables]                      # `detent run --var pattern=**/*.csv ...` gives another value
-pattern = "**/*.txt"
-report = "count.md"
-"""
-
-RULES_YAML = """\
-# An ordered list of rules: the first that has something to do gives the next action. Each fires once unless it says otherwise.
-
-- name: find
-  call:
-    tool: glob
-    args: {pattern: "${variables.pattern}"}
-  as: found
-  on_error: stop
-
-- name: write
-  call:
-    tool: write_file
-    args:
-      path: "${variables.report}"
-      force: true
-      content: |
-        # ${goal}
-
-        ${size(results.found.value.paths)} files match ${variables.pattern}.
-  on_error: stop
-
-- name: answer
-  answer: "${size(results.found.value.paths)} files match ${variables.pattern}; written to ${variables.report}"
-"""
-
-STARTER = {"detent.toml": DETENT_TOML, "agent.toml": AGENT_TOML, "rules.yaml": RULES_YAML}
+TEMPLATES = {
+    "rules": Template("an agent that follows rules and needs no model", 'detent run "Count the text files here"'),
+    "model": Template("a model with tools", 'detent run "How many people live in Paris and Lyon?"'),
+    "coding": Template("an agent that works on code and asks before it runs a program", 'detent run "Make check_greeting.py pass"'),
+    "service": Template("a web service with approvals (FastAPI)", "pip install -r requirements.txt && uvicorn app:app"),
+    "tests": Template("a test suite for an agent", "python -m pytest"),
+}
+"""The templates by the name of their directory in examples/templates."""
 
 
 def init(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; created where it is missing.")] = Path(),
+    *,
+    template: Annotated[
+        Literal["rules", "model", "coding", "service", "tests"] | None,
+        typer.Option("--template", "-t", help="What the project is for. At a terminal you are asked; elsewhere the default is rules."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="PROVIDER:NAME", help="The model that plans, for the templates model and coding."),
+    ] = None,
     json_wanted: o.Json = False,
 ) -> int:
-    """Write a detent.toml, an agent and its rules that run as they are, and trust them; nothing that exists is overwritten."""
+    """Write a project that runs as it is, with a test of its own, and trust it. It overwrites nothing."""
     output = Output(json_wanted=json_wanted)
-    there = [name for name in STARTER if (directory / name).exists()]
-    if there:
-        raise ConfigError(
-            f"{directory / there[0]} exists; nothing was written. Remove it first, or give another directory: detent init DIR"
-        )
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in STARTER.items():
-        with (directory / name).open("x", encoding="utf-8") as file:
-            file.write(schema_line(directory / name) + text)
-    output.document({"written": [str(directory / name) for name in STARTER]})
-    output.say(f"wrote {', '.join(str(directory / name) for name in STARTER)}")
+    _refuse_existing(directory, template)
+    name: str = template or (_asked(output) if attended(output) else "rules")
+    files = dict(_files(name))
+    _refuse_existing(directory, name)
+    agent = files.get("agent.toml", "")
+    replaceable = STANDS_IN.search(agent) is not None
+    if model is not None and not replaceable:
+        raise ConfigError(f"--model: the template {name} has no place for a model; it is for model and coding")
+    if model is None and template is None and replaceable and attended(output):
+        model = _asked_model(output)
+    if model:
+        if not re.fullmatch(r"[\w.:/@+-]+", model):
+            raise ConfigError(f"--model {model!r} is not the name of a model; give PROVIDER:NAME, such as openai:gpt-5")
+        files["agent.toml"] = STANDS_IN.sub(f'model = "{model}"\n', agent)
+        del files["rules.yaml"]
+    for path, text in files.items():
+        written(directory / path, text)
+    output.document({"template": name, "written": [str(directory / path) for path in files]})
+    output.say(f"wrote {', '.join(files)} in {directory}")
     found = listing(directory)
-    if not found.demands:  # other files that were there, and ask for something, were not written here
-        with contextlib.suppress(ConfigError):  # no place to remember it; as it was written, nothing of it needs trust
+    if found.files and {*found.files} <= {*files}:  # nothing that was there before asks for anything
+        with contextlib.suppress(ConfigError):  # no place to remember it: then the first command asks
             remember(found)
-    place = "" if directory.resolve() == Path.cwd() else f"cd {directory} && "
-    output.say(f'next: {place}detent run "Count the text files here"')
+    place = "" if directory.resolve() == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
+    output.say(f"next: {place}{TEMPLATES[name].first}")
+    if TEMPLATES[name].first != "python -m pytest":
+        output.say("its test: python -m pytest")
     return 0
+
+
+def _files(name: str) -> Iterator[tuple[str, str]]:
+    return texts(packaged("templates") / name)
+
+
+def _refuse_existing(directory: Path, name: str | None) -> None:
+    """Raise `ConfigError` where a file of the template is there already; without a name, where each template would find one."""
+    there = {
+        one: next((path for path, _ in _files(one) if os.path.lexists(directory / path)), None) for one in ([name] if name else TEMPLATES)
+    }
+    if all(there.values()):
+        path = next(iter(there.values()))
+        raise ConfigError(
+            f"{directory / str(path)} exists; nothing was written. Remove it first, or give another directory: detent init DIR"
+        )
+
+
+def _asked(output: Output) -> str:
+    output.say("What is the project for?", "bold")
+    try:
+        return choose(output, list(TEMPLATES), about=[one.about for one in TEMPLATES.values()], enter="rules")
+    except Later:
+        return "rules"
+
+
+def _asked_model(output: Output) -> str | None:
+    try:
+        return typed(output, "Which model? PROVIDER:NAME", enter="none yet, rules stand in")
+    except Later:
+        return None
 
 
 def demo(
     directory: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="Where to run; default: a new temporary directory.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="PROVIDER:NAME", help="Let this model decide. auto: one of the first provider whose key is set."
+        ),
+    ] = None,
     json_wanted: o.Json = False,
 ) -> int:
-    """Run an example, kill it in the middle with SIGKILL, resume it, and prove that no effect was repeated."""
+    """Kill an agent inside a payment, resume it, approve a payment, and prove that nothing was paid twice; a plain loop pays twice."""
     from detent.cli.demo import demonstrate
 
-    return demonstrate(Output(json_wanted=json_wanted), directory)
+    return demonstrate(Output(json_wanted=json_wanted), directory, model)

@@ -18,6 +18,7 @@ from detent.cli.session import Session
 from detent.cli.standing import document
 from detent.cli.worker_lines import WorkerLines
 from detent.config.groups import Models
+from detent.config.loading import RECORDED
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.running.results import Result, result_of
@@ -116,9 +117,7 @@ class Crew:
         """Return who takes the run on, with the tools that the configuration here has for it; raise `ConfigError` where it has not."""
         state = await self._first.engine.load(run_id)
         await self._first.name(run_id)
-        key = repr(
-            [state.agent.meta.get(name) for name in ("tool_imports", "verify_imports", "skills", "workspace", "sandbox", "agent_file")]
-        )
+        key = repr([state.agent.meta.get(name) for name in RECORDED])
         async with self._making:
             session = self._sessions.get(key) or await self._make(key)
         session.equip(state, own=True)

@@ -74,7 +74,7 @@ def one_of(observers: Sequence[Observer]) -> tuple[Observer, ...]:
 
 
 def fan_out(observers: Sequence[Observer]) -> Observer:
-    """Return one observer that tells them all; one that fails is reported once and fails nothing. Raise `TypeError` for what is none."""
+    """Return one observer that tells them all; one that fails is reported once and fails nothing. Raise `ConfigError` for what is none."""
     from detent.observers.composite import CompositeObserver
 
     return CompositeObserver(*observers)

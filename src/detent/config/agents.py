@@ -5,6 +5,7 @@ Nothing here reads a file or makes a part: `loading` does the first, `assembly` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic
 
@@ -15,6 +16,7 @@ from detent.config.profile import sized
 from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.budget import Budget
+from detent.core.durations import PATTERN, seconds
 from detent.core.errors import ConfigError
 from detent.ports.options import check_fields, check_is
 from detent.ports.verifying import Verifier
@@ -108,6 +110,9 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         """Return the agent as the data that stands in the log."""
         said = {name: getattr(self, name) for name in AgentSpec.__struct_fields__}
         said |= {"tools": self.tool_names(), "profile": sized(self.profile, self.model), "policy": self._policy()}
+        said |= {name: str(getattr(self, name)) for name in ("strategy", "kernel")}  # of an import path nothing but the text is recorded
+        said["guards"] = tuple(str(name) for name in self.guards)
+        said |= {name: _numbers(getattr(self, name)) for name in ("model_settings", "strategy_options")}
         said["healing"] = bool(self.model) if self.healing is None else self.healing
         said["plain_answers"] = self.plain_answers is not False
         said["verify"] = tuple(entries_of(self.verify, f"agent {self.name!r}")[0])
@@ -115,6 +120,12 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
             said["output_schema"] = typed.schema
             said["verify"] += (typed.entry,)
         return AgentSpec(**said)
+
+
+def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with durations that were given as text as the numbers that the log has."""
+    written = {name: value for name, value in options.items() if name.endswith("_s") and isinstance(value, str)}
+    return {**options, **{name: seconds(value, name) for name, value in written.items() if re.fullmatch(PATTERN, value)}}
 
 
 def check_ending(agent: Agent, checks: Sequence[Mapping[str, Any]]) -> None:

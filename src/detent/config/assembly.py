@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from detent.config.engines import DEFAULTS, Config, WorkspaceConfig
+from detent.config.engines import DEFAULTS, Config, WorkspaceConfig, is_code
 from detent.config.groups import Bounds, Models
-from detent.config.imports import add_import_roots, load_part, load_tool
+from detent.config.imports import absolute_import, add_import_roots, load_object, load_part, load_tool
 from detent.config.loading import load_config, operators_config
-from detent.config.names import entry_points, plugged
+from detent.config.names import check_parts, entry_points, plugged
 from detent.core.budget import CEILING
 from detent.core.errors import ConfigError, UnknownName
 
@@ -33,7 +33,7 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
             need_trust(Path(config))
         config = load_config(config)
     config = config.over(DEFAULTS)
-    if config.tools or config.planner or config.observers or isinstance(config.policy, str):
+    if config.tools or config.planner or config.observers or isinstance(config.policy, str) or is_code(config.store.url or ""):
         add_import_roots(config.import_roots or ())
     made: dict[str, Any] = {}
     for part, make in _PARTS.items():
@@ -89,12 +89,26 @@ def need_trust(file: Path) -> None:
 
 
 def store_at(url: str, **options: Any) -> Any:
-    """Return the store that `url` names, not opened yet: one of Detent's own, or what a plug-in package offers for its scheme."""
+    """Return the store that `url` names, not opened yet: one of Detent's own, that of a file, or what a plug-in package offers for its scheme."""
     from detent.stores.urls import FORMS, open_store
 
+    if is_code(url):
+        return _own_store(url, options)
     scheme, colon, _ = url.partition(":")
     found = plugged("store", scheme) if colon and scheme not in (*FORMS, "postgres") else None
     return open_store(url, **options) if found is None else found(url, **options)
+
+
+def _own_store(path: str, options: Mapping[str, Any]) -> Any:
+    """Return the store that an import path names; a class or function is called without arguments."""
+    if options:
+        raise ConfigError(
+            f"store {path!r}: {', '.join(options)}: a store of your own has the options that its code gives it; leave them out"
+        )
+    found = load_object(absolute_import(path, Path.cwd()), "store")
+    made = found() if callable(found) else found
+    check_parts(approver=None, ceiling=1, store=made)
+    return made
 
 
 def _store(config: Config) -> Any:
@@ -156,7 +170,7 @@ def _http(config: Config) -> list[Any]:
 
 
 def _planner(config: Config) -> Any:
-    return _fitting(_part(config.planner, "planner"), config.planner, "plan") if config.planner else None
+    return _fitting("planner", _part(config.planner, "planner"), config.planner) if config.planner else None
 
 
 def _part(name: str, kind: str) -> Any:
@@ -175,7 +189,7 @@ def _policy(config: Config) -> Any:
     if isinstance(config.policy, str) and not config.policy.endswith(".toml"):
         if ":" not in config.policy and Path(config.policy).suffix and plugged("policy", config.policy) is None:
             raise ConfigError(f"policy {config.policy!r}: the name of a policy file ends in .toml")
-        return _fitting(_part(config.policy, "policy"), config.policy, "decide", "may_ask", "version")
+        return _fitting("policy", _part(config.policy, "policy"), config.policy)
     from detent.policies.documents import DocumentPolicy, load_policy, policy_document
 
     if isinstance(config.policy, str):
@@ -184,14 +198,15 @@ def _policy(config: Config) -> Any:
 
 
 def _observers(config: Config) -> tuple[Any, ...]:
-    return tuple(_fitting(load_part(path, "observers"), path, "on_record", "on_chunk") for path in config.observers or ())
+    return tuple(_fitting("observer", load_part(path, "observers"), path) for path in config.observers or ())
 
 
-def _fitting(part: Any, path: str, *needed: str) -> Any:
-    """Return the part; raise `ConfigError` when it lacks what its seam needs (see `detent.ports`)."""
-    missing = [name for name in needed if not hasattr(part, name)]
-    if missing:
-        raise ConfigError(f"{path} has no {', '.join(missing)}; it must be an object with {', '.join(needed)}")
+def _fitting(kind: str, part: Any, path: str) -> Any:
+    """Return the part; raise `ConfigError` when it lacks what its seam needs (see `detent.extend`)."""
+    try:
+        check_parts(approver=None, ceiling=1, **{kind: part})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     return part
 
 

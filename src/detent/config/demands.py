@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from detent.config.engines import Config
+from detent.config.engines import Config, is_code
 from detent.core.errors import ConfigError
 from detent.expressions.display import clean
 from detent.ports.governing_files import governs
@@ -26,6 +26,8 @@ from detent.tools.mcp.secrets import REFERENCE
 CONFIG_NAME = "detent.toml"
 ALWAYS_READ = frozenset(("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"))
 """The variables that every program of an MCP server is given anyway."""
+NAMING = ("tools", "guards", "strategy", "kernel", "phases")
+"""The keys of an agent file that take import paths beside names."""
 _LOCAL_STORES = ("sqlite", "file", "ram")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_KEPT = 200_000
@@ -163,7 +165,9 @@ def _of_config(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dem
         )  # fmt: skip
     store: Any = table.get("store")
     url: Any = store if isinstance(store, str) else _table(store).get("url")
-    if isinstance(url, str) and url:
+    if isinstance(url, str) and is_code(url):
+        yield Demand(file=file, key="store.url", does="import", what=url)
+    elif isinstance(url, str) and url:
         local = url.partition(":")[0] in _LOCAL_STORES
         what = f"runs are kept and found at {url if local else _without_password(url)}"
         yield Demand(file=file, key="store.url", does="open" if local else "send", what=what)
@@ -177,9 +181,10 @@ def _of_config(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dem
 
 
 def _of_agent(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Demand]:
-    for path in _texts(table.get("tools")):
-        if ":" in path:
-            yield Demand(file=file, key="tools", does="import", what=path)
+    for key in NAMING:
+        for path in _texts(table.get(key)):
+            if ":" in path:
+                yield Demand(file=file, key=key, does="import", what=path)
     for place in _texts(table.get("skills")):
         if not (home / Path(place)).resolve().is_relative_to(home):
             yield Demand(file=file, key="skills", does="read", what=f"instructions, and the files beside them, in {place}")
@@ -274,8 +279,10 @@ def _opened(file: Path, before: str, said: Mapping[str, Any], home: Path) -> Ite
 
 def _named_by(table: Mapping[str, Any], home: Path) -> Iterator[Path]:
     """Yield the files that a file names, whose content is what happens: of tools, rules, policies, servers, and below import roots."""
-    for key in ("tools", "planner", "observers", "policy"):
-        for said in _texts(table.get(key)):
+    store: Any = table.get("store")
+    stores = _texts(store if isinstance(store, str) else _table(store).get("url"))
+    for key in (*NAMING, "planner", "observers", "policy", "store"):
+        for said in stores if key == "store" else _texts(table.get(key)):
             path = said.rpartition(":")[0] if ":" in said else said
             if path.endswith(".py") or (key == "policy" and path.endswith(".toml")):
                 yield home / Path(path).expanduser()

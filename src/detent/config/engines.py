@@ -9,6 +9,7 @@ import msgspec
 from detent.config.protocols import EmbedderSettings, TranscriberSettings
 from detent.config.retention import Retention
 from detent.core.budget import CEILING, Budget
+from detent.core.durations import Seconds, usually
 from detent.core.errors import Explained
 from detent.metering.pricing import ModelPrice
 from detent.metering.provider_limits import ModelLimits, ModelRetries
@@ -17,22 +18,27 @@ from detent.ports.options import check_fields
 from detent.tools.mcp.settings import McpServer
 
 
+def is_code(url: str) -> bool:
+    """Whether a store is named by the import path of a file, `./file.py:attribute`, in place of a URL."""
+    return ".py:" in url and not url.startswith(("sqlite:", "file:", "postgres"))
+
+
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where runs are kept; the fields besides `url` are options of the stores that have them."""
 
     url: str | None = None
     """Where runs are kept: `sqlite:///PATH` (four slashes for an absolute path), `postgresql://HOST/DATABASE`, `file:DIR`, `ram:`;
-    without it `runs.db` in the state directory (`detent where`).
+    without it `runs.db` in the state directory (`detent where`). Or the import path of a store of your own, `./file.py:attribute`.
     """
-    busy_timeout_s: float | None = None
+    busy_timeout_s: Seconds[float | None] = usually(None)
     """How long to wait for a locked file or database, in seconds; default 30."""
-    refused_s: float | None = None
+    refused_s: Seconds[float | None] = usually(None)
     """How long a store of PostgreSQL that is opened tries an address where no server listens, in seconds; default 2 for commands,
     `busy_timeout_s` for programs.
     """
-    lease_s: float | None = None
+    lease_s: Seconds[float | None] = usually(None)
     """After how many seconds without a sign of life a worker loses its runs; default 30."""
-    stuck_s: float | None = None
+    stuck_s: Seconds[float | None] = usually(None)
     """How long an event loop may stand still before its runs are not kept any more, in seconds; default 300."""
 
     __post_init__ = check_fields
@@ -76,7 +82,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Makes the tool `http_request`, with these methods."""
     max_bytes: int | None = None
     """The largest answer, after decompression; default 5,000,000."""
-    timeout_s: float | None = None
+    timeout_s: Seconds[float | None] = usually(None)
     """For one call with its redirects, in seconds; default 30."""
 
     __post_init__ = check_fields
@@ -129,9 +135,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many runs a worker advances at once, at most `limits.max_concurrent_runs`; default 4."""
     max_attempts: int | None = None
     """How often a run is taken up that fails or gets no further, before it is given up; default 5."""
-    retry_pause_s: float | None = None
+    retry_pause_s: Seconds[float | None] = usually(None)
     """Before the second attempt, in seconds; each later pause is twice as long, at most 300; default 1."""
-    poll_s: float | None = None
+    poll_s: Seconds[float | None] = usually(None)
     """How often a worker looks for what is due, in seconds; default 0.5."""
 
     __post_init__ = check_fields

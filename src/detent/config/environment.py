@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 import msgspec
 
 from detent.config.engines import Config
 from detent.config.tables import expected, nearest, take
 from detent.core.budget import FIELDS, Budget
+from detent.core.durations import seconds
 from detent.core.errors import BudgetRefused, ConfigError
 from detent.ports.options import checked
 
@@ -60,7 +61,7 @@ def _field_type(outer: list[str], key: str) -> Any:
 
 
 def parse_text(text: str, kind: Any, where: str) -> Any:
-    """Return `text` as a value of type `kind`: text, number or truth value; raise `ConfigError` naming `where`."""
+    """Return `text` as a value of type `kind`: text, number, duration or truth value; raise `ConfigError` naming `where`."""
     kinds = [k for k in (get_args(kind) or (kind,)) if k is not type(None)]
     if str in kinds or any(get_origin(k) is Literal for k in kinds):
         return text
@@ -72,6 +73,8 @@ def parse_text(text: str, kind: Any, where: str) -> Any:
     try:
         return int(text) if int in kinds else float(text)
     except ValueError:
+        if any(get_origin(one) is Annotated for one in kinds):
+            return seconds(cast("float | str", text), where)
         raise ConfigError(f"{where}: expected {expected(kind)}, found {text!r}") from None
 
 

@@ -9,6 +9,7 @@ import msgspec
 from detent.config.protocols import EmbedderSettings, TranscriberSettings
 from detent.config.retention import Retention
 from detent.core.budget import Budget
+from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError, Explained
 from detent.metering.provider_limits import ModelLimits, ModelRetries, ProviderLimits
 from detent.ports import Embedder, Transcriber
@@ -45,7 +46,7 @@ class Bounds(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 
     budget: Budget = Budget()
     max_concurrent_runs: int | None = None
-    grace_s: float = GRACE_S
+    grace_s: Seconds[float] = usually(GRACE_S)
     goal_words_in_ids: bool = True
     retention: Retention = Retention()
 

@@ -54,7 +54,7 @@ def load_object(path: str, where: str) -> Any:
     """Return what "module:attribute" or "/dir/file.py:attribute" names; raise `ConfigError` beginning with `where`."""
     name, _, attribute = path.rpartition(":")
     if not name or not attribute:
-        raise ConfigError(f"{where}: {path!r} is no import path; write 'module:attribute' or './file.py:attribute'")
+        raise ConfigError(f"{where}: {path!r} is not an import path; write 'module:attribute' or './file.py:attribute'")
     try:
         module = _module_of_file(Path(name), where) if name.endswith(".py") else importlib.import_module(name)
     except ConfigError:
@@ -90,7 +90,9 @@ def _module_of_file(path: Path, where: str) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"{where}: there is no file {str(path)!r}")
+        raise ConfigError(
+            f"{where}: there is no file {str(path)!r}; {nearest(path.name, (file.name for file in path.parent.glob('*.py')))}"
+        )
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -14,12 +14,12 @@ import msgspec
 
 from detent.config.agents import Agent, ProgramOptions
 from detent.config.demands import govern
-from detent.config.engines import OPERATORS_KEYS, Config
+from detent.config.engines import OPERATORS_KEYS, Config, is_code
 from detent.config.environment import check_budget
-from detent.config.imports import absolute_import, load_object, load_skills, load_tool
+from detent.config.imports import absolute_import, load_skills, load_tool
 from detent.config.mcp_tables import take_servers
 from detent.config.model_tables import take_models, take_tenants
-from detent.config.names import Names
+from detent.config.names import Imported, Names, load_named, load_phases
 from detent.config.profile import sized
 from detent.config.state_directory import OPERATORS_FILE, state_directory
 from detent.config.tables import check_json, read_toml, take
@@ -100,13 +100,15 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
     """The keys of an agent file: the options of an agent, and those that only a file has. Paths are relative to the file."""
 
     tools: Sequence[str] = ()
-    """The tools that are offered: names, or import paths: `module:attribute` or `./file.py:attribute`. Nothing else is offered."""
+    """The tools that are offered: names, or import paths of tools and meta-tools: `module:attribute` or `./file.py:attribute`. Nothing else is offered."""
     skills: Sequence[str] = ()
     """Skills, or folders of skills, for the tool `activate_skill`, which the agent then has."""
     verify: Sequence[dict[str, Any]] = ()
     """Checks of the answer before it counts, each one `[[verify]]` with one kind of check: `grounded = true`, `command = ["make", "test"]`, ..."""
     rules: str | list[dict[str, Any]] = ""
     """A rule file, or the entries themselves: the agent plans without a model."""
+    phases: Sequence[str] = ()
+    """The phases of one turn, in order: `think`, `act`, and import paths of your own; in place of `kernel`."""
     workspace: str | None = None
     """The directory that workspace tools are confined to."""
     sandbox: Literal["auto", "require", "off"] | None = None
@@ -115,8 +117,10 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
     """The agent's own policy: path of a policy file, or its rules as `[[policy]]`; next to a policy of the engine it only tightens."""
 
 
-RECORDED = ("agent_file", "workspace", "sandbox", "skills", "tool_imports", "verify_imports")
-"""What `meta` of an agent records for a later process that takes a run of it on."""
+IMPORTS = {kind: f"{kind}_imports" for kind in ("tool", "verify", "guard", "strategy", "kernel", "phase")}
+"""The keys of `meta` under which import paths are recorded, by what they name."""
+RECORDED = ("agent_file", "workspace", "sandbox", "skills", *IMPORTS.values())
+"""What `meta` of an agent records for a later process that continues a run of it."""
 
 
 def load_agent(path: str | Path) -> Agent:
@@ -136,6 +140,10 @@ def load_agent(path: str | Path) -> Agent:
             f"{path}: grants: only the operator may say what a tool may take from another, in a file that no tool can write: [[grants]] of "
             f"{state_directory('.') / OPERATORS_FILE}, or of one outside of the workspace that --config names"
         )
+    if ":" in str(table.get("planner", "")):
+        raise ConfigError(
+            f"{path}: planner: a planner of your own plans for every agent, so {CONFIG_FILE} names it: planner = {table['planner']!r}"
+        )
     said = take(table, AgentFile, str(path))
     where, home = str(path), file.resolve().parent
     for key in RECORDED:
@@ -154,7 +162,8 @@ def load_agent(path: str | Path) -> Agent:
         sized(said.profile, said.model)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    _check_strategy(said.strategy, where)
+    if ":" not in said.strategy:
+        _check_strategy(said.strategy, where)
     meta = {**said.meta, **_recorded(said, file)}
     tools = [load_tool(absolute_import(entry, home), f"{where}: tools") if ":" in entry else entry for entry in said.tools]
     if said.skills:
@@ -164,7 +173,8 @@ def load_agent(path: str | Path) -> Agent:
     same |= {"tools": tools, "meta": meta, "mcp": take_servers(said.mcp, where, home)}
     same["verify"] = [_verifier(entry, home, f"{where}: verify {number}") for number, entry in enumerate(said.verify, 1)]
     same["policy"] = policy_in_file(said.policy, _shown_path(file))
-    check_guards(said.guards, where, named=Names("guard", GUARDS).get)
+    check_guards([name for name in said.guards if ":" not in name], where, named=Names("guard", GUARDS).get)
+    same |= _imported(said, home, where)
     same["rules"] = _rules(said.rules, home, where)
     try:
         agent = Agent(**same)
@@ -172,6 +182,23 @@ def load_agent(path: str | Path) -> Agent:
         raise ConfigError(f"{where}: {error}") from None
     _check_called_tools(agent, where)
     return agent
+
+
+def _imported(said: AgentFile, home: Path, where: str) -> dict[str, Any]:
+    """Return the options that may name a part by import path, with that part."""
+
+    def part(kind: str, name: str, key: str) -> str:
+        path = absolute_import(name, home)
+        return Imported(path, load_named(kind, path, f"{where}: {key}")) if ":" in name else name
+
+    found: dict[str, Any] = {"guards": tuple(part("guard", name, "guards") for name in said.guards)}
+    found["strategy"], found["kernel"] = part("strategy", said.strategy, "strategy"), part("kernel", said.kernel, "kernel")
+    if said.phases:
+        if said.kernel:
+            raise ConfigError(f"{where}: phases: kernel is {said.kernel!r}, which has phases of its own; leave one of them out")
+        kernel = load_phases([absolute_import(name, home) for name in said.phases], where)
+        found["kernel"] = Imported(kernel.name, kernel)
+    return found
 
 
 def recorded(path: str | Path) -> dict[str, Any]:
@@ -188,10 +215,13 @@ def recorded(path: str | Path) -> dict[str, Any]:
 def _recorded(said: AgentFile, file: Path) -> dict[str, Any]:
     home = file.resolve().parent
     found: dict[str, Any] = {"agent_file": str(file.resolve())}
-    if imports := [absolute_import(entry, home) for entry in said.tools if ":" in entry]:
-        found["tool_imports"] = imports
-    if checks := [absolute_import(path, home) for path in (str(entry.get("function", "")) for entry in said.verify) if ":" in path]:
-        found["verify_imports"] = checks
+    named = {"tool": said.tools, "verify": [str(entry.get("function", "")) for entry in said.verify], "guard": said.guards}
+    named |= {"strategy": [said.strategy], "kernel": [said.kernel]}
+    for kind, names in named.items():
+        if imports := [absolute_import(name, home) for name in names if ":" in name]:
+            found[IMPORTS[kind]] = imports
+    if said.phases:
+        found[IMPORTS["phase"]] = [absolute_import(name, home) for name in said.phases]
     if said.skills:
         found["skills"] = [str((home / place).resolve()) for place in said.skills]
     if said.workspace is not None:
@@ -206,10 +236,8 @@ def _verifier(entry: dict[str, Any], home: Path, where: str) -> Any:
     path = entry.get("function")
     if not isinstance(path, str) or ":" not in path:
         return entry
-    found = load_object(absolute_import(path, home), where)
-    if not callable(found):
-        raise ConfigError(f"{where}: {path!r} is a {type(found).__name__}, not a function of (answer, view)")
-    return Stated({**entry, "function": absolute_import(path, home)}, cast("Any", found))
+    path = absolute_import(path, home)
+    return Stated({**entry, "function": path}, load_named("verifier", path, where))
 
 
 def _rules(said: str | list[dict[str, Any]], home: Path, where: str) -> list[dict[str, Any]]:
@@ -278,6 +306,8 @@ def _located(config: Config, home: Path) -> Config:
 
 
 def _located_url(url: str, home: Path) -> str:
+    if is_code(url):
+        return absolute_import(url, home)
     for prefix in ("sqlite:///", "file:"):
         rest = url.removeprefix(prefix)
         if rest != url and rest and not rest.startswith("/"):

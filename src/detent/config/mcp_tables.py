@@ -23,6 +23,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from detent.config.tables import read_toml, take
+from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError
 from detent.ports.governing_files import governs
 from detent.tools.mcp.settings import OPERATORS_KEYS, SERVER_NAME, McpServer, OAuth, ToolPins, checked_servers
@@ -39,7 +40,7 @@ class McpTable(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, Any] = {}
     tools: Any = None
     prefix: str | None = None
-    start_timeout_s: float = 30.0
+    start_timeout_s: Seconds[float] = usually(30.0)
     protocol: Literal["auto", "legacy"] = "auto"
     elicitation: Literal["decline", "defaults"] = "decline"
     trust_hints: bool = False

@@ -7,12 +7,15 @@ so that a package that is installed needs no change here. Nothing is shared betw
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from detent.config.imports import in_import_root
+from detent.config.imports import in_import_root, load_object
 from detent.core.errors import ConfigError, UnknownName
-from detent.ports import Capabilities, Clock, EventStore, Ids, Planner, Policy, Scheduler, SecretSource, WorkerHost
+from detent.kernel.act import act
+from detent.kernel.kernel import Kernel, make_kernel
+from detent.kernel.think import think
+from detent.ports import Capabilities, Clock, EventStore, Ids, Observer, Planner, Policy, Scheduler, SecretSource, WorkerHost
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -88,6 +91,7 @@ def loaded(point: EntryPoint, kind: str) -> Any:
 
 
 SEAMS: dict[str, Any] = {
+    "observer": Observer,
     "store": EventStore,
     "planner": Planner,
     "policy": Policy,
@@ -112,8 +116,9 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
         members = cast("dict[str, Any]", vars(cast("type[Any]", seam)))
         methods = [method for method, made in members.items() if not method.startswith("_") and inspect.isfunction(made)]
         missing = [method for method in methods if isinstance(value, dict) or not callable(getattr(value, method, None))]
+        missing += [data for data in inspect.get_annotations(seam) if not hasattr(cast("Any", value), data)]
         if missing:
-            needs = ", ".join(f"{method}{_signature(seam, method) if len(methods) < 4 else '()'}" for method in missing[:3])
+            needs = ", ".join(_signature(seam, name, short=len(methods) > 3) for name in missing[:3])
             raise ConfigError(
                 f"{name} is {value!r}, which has no {needs}; detent.extend.{seam.__name__} says what one must have. Give one that has, or "
                 "leave it out"
@@ -124,13 +129,77 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
         raise ConfigError(f"ceiling is {ceiling!r}; give a whole number of iterations above 0")
 
 
-def _signature(seam: Any, method: str) -> str:
-    return str(inspect.signature(getattr(seam, method))).replace("'", "").replace("self, ", "").replace("(self)", "()")
+def _signature(seam: Any, name: str, *, short: bool) -> str:
+    """Return a member of a seam as it is declared."""
+    made: Any = getattr(seam, name, None)
+    if made is None:
+        return name
+    said = str(inspect.signature(made)).replace("'", "").replace("self, ", "").replace("(self)", "()")
+    return f"{name}()" if short else f"{name}{said}"
+
+
+FUNCTIONS: dict[str, tuple[int, str]] = {
+    "guard": (3, "a function (call, state, run) that returns a Block or None"),
+    "phase": (2, "an async function (state, context) that returns the state"),
+    "strategy": (1, "an async function of a StrategyRun"),
+    "verifier": (2, "a function (answer, view) that returns what is wrong, or None"),
+}
+"""The kinds that are functions: how many arguments each is called with, and what it is in words."""
 
 
 def check_kind(kind: str, what: str, value: Any) -> None:
-    """Raise `ConfigError` for a value that cannot be of its kind: strategies, guards and stores are callable, kernels have phases."""
-    if kind in ("strategy", "guard", "store", "verifier") and not callable(value):
-        raise ConfigError(f"{what} is a {type(value).__name__}, which cannot be called; give a function, or a class where a store is meant")
-    if kind == "kernel" and not hasattr(value, "phases"):
-        raise ConfigError(f"{what} is a {type(value).__name__} and has no phases; make one with make_kernel(phases=...)")
+    """Raise `ConfigError` for a value that cannot be of its kind, and say what was expected: a function of so many arguments, a kernel, a store."""
+    if kind == "store" and not callable(value):
+        raise ConfigError(f"{what} is a {type(value).__name__}; expected a function or class that makes a store")
+    if kind == "kernel" and (isinstance(value, type) or not hasattr(value, "phases")):
+        raise ConfigError(f"{what} is {_shown(value)} and has no phases; expected a kernel, made with make_kernel(phases=...)")
+    if kind not in FUNCTIONS:
+        return
+    count, wanted = FUNCTIONS[kind]
+    if isinstance(value, type):
+        raise ConfigError(f"{what} is {_shown(value)}; expected {wanted}: give an object of it, {value.__name__}(...)")
+    if not callable(value):
+        raise ConfigError(f"{what} is {_shown(value)}; expected {wanted}")
+    try:
+        taken = inspect.signature(value)
+    except (TypeError, ValueError):  # a built-in function does not say
+        return
+    try:
+        taken.bind(*(None,) * count)
+    except TypeError:
+        raise ConfigError(f"{what} takes {taken}; expected {wanted}") from None
+
+
+def _shown(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def load_named(kind: str, path: str, where: str) -> Any:
+    """Return the part of this kind that an import path names; raise `ConfigError` where there is none, or it cannot be of this kind."""
+    found = load_object(path, where)
+    check_kind(kind, f"{where}: {path!r}", found)
+    return found
+
+
+THINK_AND_ACT = {"think": think, "act": act}
+
+
+def load_phases(said: Sequence[str], where: str) -> Kernel:
+    """Return the kernel of these phases: `think`, `act`, and import paths of others. Its name is their list. Raise `ConfigError`."""
+    for name in said:
+        if ":" not in name and name not in THINK_AND_ACT:
+            raise ConfigError(f"{where}: phases: {name!r} is not a phase; write think, act, or './file.py:function'")
+    phases = [load_named("phase", name, f"{where}: phases") if ":" in name else THINK_AND_ACT[name] for name in said]
+    return make_kernel(tuple(phases), name=" ".join(said))
+
+
+class Imported(str):
+    """An import path that a file gives in place of a name, and the `part` that it names."""
+
+    __slots__ = ("part",)
+
+    def __new__(cls, path: str, part: Any) -> Imported:
+        """Return `path`, which is the name of the part from now on."""
+        made = super().__new__(cls, path)
+        made.part = part
+        return made

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
 
+from detent.core.durations import seconds
 from detent.core.errors import ConfigError
 from detent.core.state import TERMINAL, WAITING
 from detent.ports.options import check_fields
-
-_AGE = re.compile(r"([0-9]{1,6}) *([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +44,8 @@ def _ages(name: str, said: str | dict[str, str] | None, statuses: Sequence[str])
     for status, text in ({} if said is None else dict.fromkeys(TERMINAL, said) if isinstance(said, str) else said).items():
         if status not in statuses:
             raise ConfigError(f"retention.{name}.{status}: runs of this status are not removed; known: {', '.join(statuses)}")
-        age = _AGE.fullmatch(text.strip())
-        if age is None:
-            raise ConfigError(f"retention.{name}: {text!r} is not an age; write a number and a unit, such as 12h, 30d or 8w")
-        ages[status] = timedelta(**{_UNITS[age[2]]: int(age[1])})
+        try:
+            ages[status] = timedelta(seconds=seconds(text.strip(), "the age"))
+        except (ConfigError, OverflowError):
+            raise ConfigError(f"retention.{name}: {text!r} is not an age; write a number and a unit, such as 12h, 30d or 8w") from None
     return ages

@@ -8,10 +8,11 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
+from detent.core.durations import WRITTEN
 from detent.core.errors import BudgetRefused, ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -66,6 +67,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def expected(kind: Any) -> str:
     """Return in words what a value of this type is."""
     origin = get_origin(kind)
+    if any(get_origin(one) is Annotated for one in get_args(kind)):
+        return WRITTEN
     if origin in (Union, UnionType):
         return " or ".join(expected(k) for k in get_args(kind) if k is not type(None))
     if origin is Literal:

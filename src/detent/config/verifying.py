@@ -16,6 +16,7 @@ from detent.config.planners import Planners
 from detent.config.tables import check_json, take
 from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of
+from detent.core.durations import Seconds, seconds, usually
 from detent.core.errors import ConfigError
 from detent.ports import Cancellation, Toolbox, ToolContext
 from detent.ports.verifying import AnswerView, Stated, Verifier
@@ -55,7 +56,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a model is asked to check, in words."""
     says: str = ""
     """What the planner is told where an expression does not hold, or a command objects."""
-    timeout_s: float = DEFAULT_TIMEOUT_S
+    timeout_s: Seconds[float] = usually(DEFAULT_TIMEOUT_S)
     """How long the command may take."""
     model: str = ""
     """Who judges by the rubric, as `provider:name`; without it the agent's small model, or its model."""
@@ -76,6 +77,8 @@ def entries_of(said: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], d
     for number, one in enumerate(said, 1):
         place = f"{where}: verify {number}"
         for entry in _written(one, place, functions):
+            if "timeout_s" in entry:
+                entry["timeout_s"] = seconds(entry["timeout_s"], f"{place}: timeout_s")
             _check(entry, place)
             entries.append(entry)
     return entries, functions

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from detent.core.durations import Seconds, in_seconds, usually
 from detent.core.errors import Explained
 
 type_tag = "type"
@@ -92,10 +93,13 @@ class CompleteGoal(Action, frozen=True, kw_only=True):
 
 
 class Schedule(Action, frozen=True, kw_only=True):
-    """Wait until `at` (ISO 8601) or for `delay_s` seconds."""
+    """Wait until `at` (ISO 8601) or for `delay_s` seconds, which may be text such as `"10m"`."""
 
     at: str = ""
-    delay_s: float | None = None
+    delay_s: Seconds[float | None] = usually(None)
+
+    def __post_init__(self) -> None:
+        in_seconds(self, "Schedule: ")
 
 
 class SpawnSubagent(Action, frozen=True, kw_only=True):

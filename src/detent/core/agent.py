@@ -61,11 +61,11 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     actions: Sequence[str] = ()
     """What a model may do besides calling tools: `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`."""
     strategy: str = "reactive"
-    """When and how often the kernel runs: `direct`, `reactive`, `plan-execute`, `reflexion`, ..."""
+    """When and how often the kernel runs: `direct`, `reactive`, `plan-execute`, `reflexion`, ...; in a file also an import path of your own."""
     strategy_options: dict[str, Any] = {}
     """The options of the strategy."""
     kernel: str = ""
-    """A kernel by name; the engine's own without it."""
+    """A kernel by name; the engine's own without it; in a file also an import path of your own."""
     tools: Sequence[Any] = ()
     """The tools that are offered, by name. Nothing else is offered."""
     capabilities: Sequence[str] = ()
@@ -91,7 +91,7 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     policy: str | Sequence[Any] | dict[str, Any] = {}
     """The agent's own policy as data, rules or a whole document; next to a policy of the engine it only tightens."""
     guards: Sequence[str] = ()
-    """Guards against doing the same thing twice: `duplicate`, `side_effect_once`, `repetition`, ..."""
+    """Guards against doing the same thing twice: `duplicate`, `side_effect_once`, `repetition`, ...; in a file also import paths of your own."""
     required_tools: dict[str, int] = {}
     """How often which tool must have succeeded before an answer counts."""
     deliverables: Sequence[dict[str, str]] = ()

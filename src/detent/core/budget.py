@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from detent.core.brief import brief
+from detent.core.durations import Seconds, in_seconds, usually
 from detent.core.errors import BudgetRefused, Explained
 
 CEILING = 1000
@@ -22,7 +23,7 @@ CEILING = 1000
 
 
 class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True, gc=False, cache_hash=True):
-    """Bounds of one run. Times are seconds: `max_running_s` leaves out waiting and downtime, `max_total_s` does not.
+    """Bounds of one run. Times are seconds, or text such as `"1h30m"`: `max_running_s` leaves out waiting and downtime, `max_total_s` does not.
 
     `max_calls_of` bounds single tools: {"fetch": 5}.
     """
@@ -43,9 +44,9 @@ class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     """How often the planner is told, until the run stops."""
     max_goal_depth: int | None = None
     """Sub-goals within each other."""
-    max_running_s: float | None = None
+    max_running_s: Seconds[float | None] = usually(None)
     """Seconds of work, without waiting and downtime."""
-    max_total_s: float | None = None
+    max_total_s: Seconds[float | None] = usually(None)
     """Seconds since the run was started, all included."""
     max_input_tokens: int | None = None
     """Tokens sent to models."""
@@ -63,6 +64,7 @@ class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     def __post_init__(self) -> None:
         if isinstance(self.max_calls_of, dict):  # a budget is hashed
             msgspec.structs.force_setattr(self, "max_calls_of", tuple(sorted(self.max_calls_of.items())))
+        in_seconds(self, "budget.", BudgetRefused)
         try:
             bounds = self.said()
         except (TypeError, ValueError):

@@ -26,7 +26,6 @@ from detent.ports import (
     ContextProfile,
     Guard,
     KernelHooks,
-    MetaTool,
     Policy,
     ResultCompression,
     Tool,
@@ -34,10 +33,11 @@ from detent.ports import (
     View,
     json_problem,
 )
-from detent.ports.copies import Copies
+from detent.ports.copies import Copies, fresh
 from detent.ports.gates import Gate
 from detent.ports.outside import BoundReached, World, made, time_left
 from detent.ports.phases import KernelInput
+from detent.ports.tools import shown_tools
 from detent.ports.verifying import Answers
 
 PHASE_EVENTS = (e.NoteWritten, e.AnswerObjected, e.ContextCompacted, e.MemoryRecalled, e.MemoryProposed, EffectRecorded)
@@ -172,15 +172,6 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         """Return the value recorded in this turn under (phase, label, occurrence), or make and record it now. Raise `EffectFailed`."""
         return made(await self.run.effect(self.scope, label, make, occurrence=occurrence, phase=phase))
 
-    def shown(self, state: KernelState) -> tuple[ToolSpec, ...]:
-        """Return the tools that the planner is shown. In the last turn these are the answering tools; with `discover_tools`, the tools it has found."""
-        if state.wrapping_up:
-            return tuple(spec for spec in self.specs if spec.ends_turn)
-        if "discover_tools" not in self.tools:
-            return self.specs
-        found = (*state.meta.get("meta_tools", {}).get("discovered", ()), *self.agent.required_tools)
-        return tuple(s for s in self.specs if s.name in found or s.ends_turn or isinstance(self.tools[s.name], MetaTool))
-
     def view(self) -> View:
         """Build the planner's view from the state alone."""
         run = self.run.journal.state
@@ -197,7 +188,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             variables=fresh(self.input.variables) if self.input.variables else {},
             transcript=Copies(transcript),
             results=Copies(state.results),
-            tools=self.shown(state),
+            tools=shown_tools(state, self.specs, self.tools, self.agent),
             memory=tuple(fresh(state.memory)) if state.memory else (),
             budget_remaining=remaining(run.budget, used, running_s=run.running_ms / 1000, total_s=run.total_s),
             scratchpad=dict(state.scratchpad),
@@ -215,8 +206,3 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
             full=self.run.world.full,
             models=self.run.world.models(self),
         )
-
-
-def fresh(value: Any) -> Any:
-    """Return a copy of JSON data that shares nothing with the original."""
-    return msgspec.json.decode(msgspec.json.encode(value))

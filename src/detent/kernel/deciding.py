@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, cast
 
 from detent.core import events as e
@@ -11,9 +10,9 @@ from detent.core.errors import InvalidArguments
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import in_doubt_guard
-from detent.ports import UNREADABLE, Call, MetaTool, Tool, Verdict, read_json
+from detent.ports import UNREADABLE, Call, MetaTool, Tool, read_json
 from detent.ports.copies import copied, ours
-from detent.ports.governance import blocked, guard_name, must_ask, verdict_on
+from detent.ports.governance import blocked, guard_name, must_ask, request_of, verdict_on
 
 
 def decide(call: CallState, context: KernelContext) -> str:
@@ -49,7 +48,7 @@ def decide(call: CallState, context: KernelContext) -> str:
     if verdict.decision == "deny":
         refuse(call, context, "policy_denied", f"policy_denied: {verdict.reason}")
     elif verdict.decision == "require_approval":
-        context.run.record(context.scope, _request(frozen, verdict, context))
+        context.run.record(context.scope, request_of(frozen, verdict, run.journal.state, policy=run.policy.version))
     return frozen.digest
 
 
@@ -82,27 +81,6 @@ def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, A
         repair = "parsed from text" if isinstance(call.args, str) else "sanitised"
         context.run.record(context.scope, e.CallHealed(call=call.call_id, tool=call.tool, args=args, repairs=(repair,)))
     return args
-
-
-def _request(call: Call, verdict: Verdict, context: KernelContext) -> e.ApprovalRequested:
-    now = (state := context.run.state).updated_at
-    declared = state.digests.get(f"tool:{call.tool.name}") if call.tool.name in state.levels else ""  # older logs do not have it
-    expires = now + timedelta(seconds=verdict.expires_s) if now and verdict.expires_s else None
-    return e.ApprovalRequested(
-        call=call.call_id,
-        tool=call.tool.name,
-        digest=digest_of([call.digest, declared]) if declared else call.digest,
-        reason=verdict.reason,
-        rule=verdict.rule,
-        facts=verdict.facts,
-        sandbox=call.tool.confinement,
-        approvers=max(1, verdict.approvers),
-        on_reject=verdict.on_reject,
-        expires_at=expires,
-        policy=context.run.policy.version,
-        requested_at=now,
-        args_digest=call.digest if declared else "",
-    )
 
 
 def refuse(call: CallState, context: KernelContext, code: str, message: str, details: dict[str, Any] | None = None) -> None:

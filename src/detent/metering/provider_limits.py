@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError, Explained, ModelCallFailure
 from detent.ports.options import check_fields
 
@@ -44,12 +45,13 @@ class ModelRetries(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     """
 
     retries: int = 4
-    base_s: float = 1.0
-    max_s: float = 30.0
-    retry_after_s: float = 60.0
-    total_wait_s: float = 180.0
+    base_s: Seconds[float] = usually(1.0)
+    max_s: Seconds[float] = usually(30.0)
+    retry_after_s: Seconds[float] = usually(60.0)
+    total_wait_s: Seconds[float] = usually(180.0)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not 0 <= value < float("inf"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import Any
 
+from detent.core.errors import ConfigError
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Chunk, Observer
@@ -13,7 +15,7 @@ from detent.ports.telling import Fan, Listener
 class CompositeObserver(Fan):
     """Tells its observers one after the other; None among them is left out, one that fails is reported once and told on.
 
-    Raise `TypeError` for what is no observer.
+    Raise `ConfigError` for what is not an observer.
     """
 
     def __init__(self, *observers: Observer | None) -> None:
@@ -32,8 +34,11 @@ class CompositeObserver(Fan):
             self.call(listener, (chunk,))
 
 
-def _checked(observer: Observer) -> Observer:
-    for name in ("on_record", "on_chunk"):
-        if not callable(getattr(observer, name, None)):
-            raise TypeError(f"{observer!r} is no observer: it has no {name}; see detent.ports.Observer")
+def _checked(observer: Any) -> Observer:
+    missing = [name for name in ("on_record", "on_chunk") if not callable(getattr(observer, name, None))]
+    if missing or isinstance(observer, type):
+        what = f"the class {observer.__name__}" if isinstance(observer, type) else f"{observer!r}, which has no {' and no '.join(missing)}"
+        raise ConfigError(
+            f"an observer is {what}; expected an object with on_record(record, state) and on_chunk(chunk), see detent.extend.Observer"
+        )
     return observer

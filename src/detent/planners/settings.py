@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError
 from detent.ports.options import check_fields
 
@@ -47,7 +48,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stop_sequences: tuple[str, ...] = ()
     parallel_tool_calls: bool | None = None
     thinking: bool | Literal["minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    timeout_s: float | None = None
+    timeout_s: Seconds[float | None] = usually(None)
     cache: bool = True
     stream: bool = True
     base_url: str = ""

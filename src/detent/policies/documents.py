@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import msgspec
 
 from detent.core.codec import digest_of
+from detent.core.durations import WRITTEN, seconds
 from detent.core.errors import ConfigError
 from detent.core.events import Decision
 from detent.policies.basic import PermissionPolicy
@@ -32,8 +33,6 @@ from detent.policies.tiers import TieredPolicy
 from detent.ports.governing_files import governs
 
 T = TypeVar("T", bound=msgspec.Struct)
-DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class TierTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -177,10 +176,9 @@ def _rule(entry: Any, number: int, lines: Lines) -> Rule:
 def _seconds(value: Any, where: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    match = DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ConfigError(f"{where}: {value!r} is no duration; write seconds, or 30m, 12h, 7d")
-    return float(match[1]) * SECONDS[match[2]]
+    if not isinstance(value, str):
+        raise ConfigError(f"{where} is {value!r}; write {WRITTEN}")
+    return float(seconds(value.strip(), where))
 
 
 def _take(table: Mapping[str, Any], kind: type[T], lines: Lines, path: tuple[Any, ...], *, known: Sequence[str] = ()) -> T:

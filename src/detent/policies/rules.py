@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from detent.core.codec import digest_of
+from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError
 from detent.core.events import Decision
 from detent.core.state import RunState
@@ -38,7 +39,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     when: str = ""
     reason: str = ""
     approvers: int = 1
-    expires_s: float | None = None
+    expires_s: Seconds[float | None] = usually(None)
     on_reject: Literal["", "observe", "stop"] = ""
     source: str = ""
 

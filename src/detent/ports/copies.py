@@ -179,3 +179,8 @@ def kept(value: Any) -> Any:
 
 _UNCHANGING = frozenset((str, int, float, bool, type(None), bytes, frozenset, datetime, msgspec.Raw, KeptDict, KeptList))
 """Types whose values are immutable all the way down. A frozen set in a state holds text only."""
+
+
+def fresh(value: Any) -> Any:
+    """Return a copy of JSON data that shares nothing with the original."""
+    return msgspec.json.decode(msgspec.json.encode(value))

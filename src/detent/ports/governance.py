@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from detent.core.events import Decision
+from detent.core.codec import digest_of
+from detent.core.events import ApprovalRequested, Decision
 from detent.core.state import CallState, KernelState, RunState
 from detent.ports.copies import Copier, copied, ours
 from detent.ports.raised import raised_by
@@ -180,3 +182,24 @@ def checked(verdict: Verdict) -> Verdict:
     if verdict.expires_s is not None and not 0 < verdict.expires_s <= LONGEST_S:
         raise ValueError(f"expires_s is {verdict.expires_s:g}; it must be above 0 and at most ten years")
     return verdict
+
+
+def request_of(call: Call, verdict: Verdict, state: RunState, *, policy: str) -> ApprovalRequested:
+    """Return the event that asks a person for this call, as `verdict` of the policy of this version wants it."""
+    declared = state.digests.get(f"tool:{call.tool.name}") if call.tool.name in state.levels else ""  # nothing is known of it in older logs
+    now = state.updated_at
+    return ApprovalRequested(
+        call=call.call_id,
+        tool=call.tool.name,
+        digest=digest_of([call.digest, declared]) if declared else call.digest,
+        reason=verdict.reason,
+        rule=verdict.rule,
+        facts=verdict.facts,
+        sandbox=call.tool.confinement,
+        approvers=max(1, verdict.approvers),
+        on_reject=verdict.on_reject,
+        expires_at=now + timedelta(seconds=verdict.expires_s) if now and verdict.expires_s else None,
+        policy=policy,
+        requested_at=now,
+        args_digest=call.digest if declared else "",
+    )

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get
 import msgspec
 
 from detent.core.budget import CEILING, Budget
+from detent.core.durations import in_seconds
 from detent.core.errors import BudgetRefused, ConfigError, unknown_arguments
 
 P = ParamSpec("P")
@@ -27,9 +28,10 @@ _LISTS = (Sequence, Collection, Iterable, Set, tuple, list, set, frozenset)
 def check_fields(options: msgspec.Struct) -> None:
     """Raise `ConfigError` for a field of a struct that does not match its annotation: a list, one of some words, a boolean.
 
-    A struct uses it as `__post_init__ = check_fields`.
+    Seconds given as a text become a number. A struct uses it as `__post_init__ = check_fields`.
     """
     struct = type(options)
+    in_seconds(options, f"{struct.__name__}: ")
     for name, default, kinds in _fields(struct):
         if (value := getattr(options, name)) is not default:
             _check(struct.__name__, name, value, kinds)

@@ -167,7 +167,9 @@ class StrategyRun(Protocol):
 
     async def random(self) -> float: ...
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float | str) -> None:
+        """Wait so many seconds, or as long as text such as "1h30m" says."""
+        ...
 
     async def switch(self, name: str, why: str = "") -> None:
         """Put on record that the strategy `name` takes over."""

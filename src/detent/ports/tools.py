@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from detent.core.actions import Abstain, AskUser, FinalAnswer
-from detent.core.agent import Host
+from detent.core.agent import AgentSpec, Host
 from detent.core.errors import Explained, ToolFailed
 from detent.core.events import ArtifactRef, SideEffect
 from detent.core.state import KernelState
@@ -321,3 +321,13 @@ class Toolbox(Protocol):
         ...
 
     def names(self) -> Sequence[str]: ...
+
+
+def shown_tools(state: KernelState, specs: Sequence[ToolSpec], tools: Mapping[str, Any], agent: AgentSpec) -> tuple[ToolSpec, ...]:
+    """Return which of the offered tools the planner is shown: in the last turn those that answer; with `discover_tools`, those it has found."""
+    if state.wrapping_up:
+        return tuple(spec for spec in specs if spec.ends_turn)
+    if "discover_tools" not in tools:
+        return tuple(specs)
+    found = (*state.meta.get("meta_tools", {}).get("discovered", ()), *agent.required_tools)
+    return tuple(s for s in specs if s.name in found or s.ends_turn or isinstance(tools[s.name], MetaTool))

@@ -21,6 +21,7 @@ from detent.core.state import Item, KernelState, RunState
 from detent.expressions.announcing import announces
 from detent.expressions.markup import clean, without_tags
 from detent.kernel.context import KernelContext
+from detent.ports.tools import shown_tools
 from detent.running.tracebacks import traceback_behind
 
 REFUSED = "answer_refused"
@@ -161,12 +162,16 @@ def objection(action: Any, context: KernelContext) -> str:
     return f"This answer is not accepted yet: {'; '.join(said)}. An answer that rests on less is not accepted." if said else ""
 
 
+def _offers_work(context: KernelContext) -> bool:
+    return any(not spec.ends_turn for spec in shown_tools(context.state, context.specs, context.tools, context.agent))
+
+
 def _said_badly(answer: str, context: KernelContext) -> str:
     """Return what is wrong with the words of an answer, whatever it is about; "" where nothing is."""
     text = clean(answer)
     if is_blank(text) or (context.agent.plain_answers and is_blank(without_tags(text))):
         return "This answer is not accepted: it is empty, or holds only markup that is not for the reader. Answer in plain words."
-    if context.agent.plain_answers and any(not spec.ends_turn for spec in context.shown(context.state)) and announces(text):
+    if context.agent.plain_answers and announces(text) and _offers_work(context):
         return (
             "This answer is not accepted: it only announces what comes next. Do that now, with a call of a tool; answer when you have what "
             "was asked for, or say plainly what is missing."

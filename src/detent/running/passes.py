@@ -30,6 +30,7 @@ from detent.core.actions import AskUser, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, exhausted, remaining
 from detent.core.codec import digest_of
+from detent.core.durations import seconds as in_seconds
 from detent.core.errors import ConfigError, Divergence, PassFailed, UnknownName
 from detent.core.settle import Settled, Wait
 from detent.core.state import CLOSED, WAITING, Item, KernelState, RunState
@@ -353,11 +354,12 @@ class StrategyPasses:
         """Return a recorded random number in [0, 1)."""
         return await self.effect("random", lambda: self._run.world.reading("random"))
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float | str) -> None:
         """Wait that long, in no memory and in any process."""
+        lasts = in_seconds(seconds, "sleep")
         run, timer = self._run, f"sleep#{self._before('sleep') + 1}"
         begins = f"-1:{timer}:0" not in run.state.effects
-        due = await self._value(timer, lambda: self._due(seconds))
+        due = await self._value(timer, lambda: self._due(lasts))
         if begins:
             run.journal.record(e.ScheduleSet(timer_id=timer, due=datetime.fromtimestamp(due, UTC)))
         if timer in run.state.timers:

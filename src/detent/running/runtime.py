@@ -18,6 +18,7 @@ import msgspec
 
 from detent.config.adapters import fan_out, one_of
 from detent.config.groups import Bounds
+from detent.config.names import Names
 from detent.config.planners import Planners
 from detent.config.protocols import Protocols
 from detent.config.verifying import Verifiers
@@ -28,7 +29,7 @@ from detent.core.state import RunState
 from detent.kernel.journal import Journal, Sink
 from detent.metering.pricing import Prices
 from detent.metering.tenants import Tenants
-from detent.ports import Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
+from detent.ports import Guard, Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
 from detent.ports.processes import renew_in_children
 from detent.running import admission
 from detent.running.advancing import Advancing, Parts, due, meta_tool_of_some_kernel
@@ -103,6 +104,7 @@ class Runtime:
         servers: Servers,
         planners: Planners,
         verifiers: Verifiers,
+        guards: Names[Guard],
         approver: Literal["caller"] | Approver | None,
         ceiling: int,
         budget: Budget,
@@ -119,7 +121,7 @@ class Runtime:
         """`shared` is what `Parts` has beside what is said here. `keep` sees to it, now, how long runs are kept (`retention`)."""
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
-        self.verifiers, self.protocols = verifiers, protocols
+        self.verifiers, self.protocols, self.guards = verifiers, protocols, guards
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
         self.goal_words_in_ids, self.retention, self.keep = bounds.goal_words_in_ids, bounds.retention, keep
         self.parts = Parts(

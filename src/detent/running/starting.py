@@ -14,6 +14,7 @@ import msgspec
 
 from detent.config.adapters import inlined, one_of
 from detent.config.agents import Agent
+from detent.config.names import Imported
 from detent.config.output_types import OutputT, OutputType
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
@@ -169,6 +170,7 @@ async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns
 def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
+    add_imported(runtime, agent)
     runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools])
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
@@ -188,6 +190,15 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     if runtime.approver is None and runtime.store.url == "ram:" and not sys.stdin.isatty():
         admission.refuse_unanswerable(spec, runtime.tools, policy)
     return spec
+
+
+def add_imported(runtime: Runtime, agent: Agent) -> None:
+    """Make known here what the file of an agent names by import path."""
+    kernels, strategies = runtime.parts.kernels, runtime.parts.strategies
+    for names, said in ((runtime.guards, agent.guards), (kernels, [agent.kernel]), (strategies, [agent.strategy])):
+        for name in said:
+            if isinstance(name, Imported) and name not in names:
+                names.register(str(name), name.part)
 
 
 def _all_secrets(secrets: SecretSource | None) -> tuple[str, ...]:

@@ -24,10 +24,11 @@ from detent.core.settle import REASONS, Settled
 from detent.core.state import KernelState
 from detent.expressions.markup import clean
 from detent.kernel.act import act
-from detent.kernel.context import KernelContext, Run, fresh
+from detent.kernel.context import KernelContext, Run
 from detent.kernel.kernel import Kernel, Phase, make_kernel
 from detent.kernel.think import think
 from detent.ports import Passed, Plan, json_problem
+from detent.ports.copies import fresh
 from detent.ports.verifying import AnswerView, Verifier, verdict_label, verifier_name, verify
 from detent.running.endings import REFUSED, answers_goal, finished, honest, is_for, last_turn
 from detent.running.phase_hooks import ANSWER, HOOK, decided, phase_name

@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from detent.core.durations import seconds
 from detent.core.errors import ConfigError
 from detent.ports import EventStore
 from detent.stores.passwords import without_password
@@ -20,6 +21,10 @@ def open_store(url: str, **options: Any) -> EventStore:
 
     Raise `ConfigError` for a URL or an option that no store has.
     """
+    options = {
+        name: seconds(value, f"store {without_password(url)!r}: {name}") if name.endswith("_s") else value
+        for name, value in options.items()
+    }
     scheme, colon, rest = url.partition(":")
     if scheme == "postgres":
         scheme = "postgresql"  # as libpq has it

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from detent.core.budget import Budget
+from detent.core.durations import Seconds, usually
 from detent.ports import OwnModel, Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
 from detent.strategies.thoughts import SCORES, THOUGHTS, Thought, judge, label, propose, pruned, scores_of, texts_of
@@ -34,7 +35,7 @@ class TreeOptions(msgspec.Struct, frozen=True, kw_only=True):
     breadth: int = 3
     depth: int | None = None
     prune: float = 0.5
-    max_explore_s: float = 120.0
+    max_explore_s: Seconds[float] = usually(120.0)
     floor: float = 0.4
     turns: int | None = None
     skip_trivial: bool = True

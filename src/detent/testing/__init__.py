@@ -3,9 +3,14 @@
     report = asyncio.run(simulate(make_engine, agent, "Pay the invoice"))
     report.raise_for_problems()
 
-Rule: fakes, not mocks; nothing here imports pytest but `detent.testing.conformance`, the contract suites of the seams.
+Rule: fakes, not mocks; nothing here imports pytest but the contract suites of the seams (`CONTRACTS`), which are loaded when you ask for them.
 Start with `scripted` (a planner that says what you wrote) and `simulating`, which runs an agent once for every fault.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from detent.testing.assertions import (
     assert_completed,
@@ -29,20 +34,77 @@ from detent.testing.reports import Finding, Report, Trial
 from detent.testing.scripted import ScriptedPlanner
 from detent.testing.simulating import simulate
 
+if TYPE_CHECKING:
+    from detent.testing.conformance.approver import ApproverContract, ApproverMaker
+    from detent.testing.conformance.basics import ClockContract, ClockMaker, EmbedderContract, EmbedderMaker, IdsContract, IdsMaker
+    from detent.testing.conformance.capabilities import CapabilitiesContract, CapabilitiesMaker, SecretSourceContract, SecretSourceMaker
+    from detent.testing.conformance.observer import ObserverContract, ObserverMaker
+    from detent.testing.conformance.planner import PlannerContract, PlannerMaker
+    from detent.testing.conformance.policy import GuardContract, GuardMaker, PolicyContract, PolicyMaker, call_of, declared
+    from detent.testing.conformance.scheduler import SchedulerContract, SchedulerMaker
+    from detent.testing.conformance.store import Place, StoreContract
+    from detent.testing.conformance.tool import ToolboxContract, ToolboxMaker, ToolContract, ToolMaker
+    from detent.testing.conformance.worker_host import WorkerHostContract, WorkerHostMaker
+
+CONTRACTS = {
+    "approver": "ApproverContract ApproverMaker",
+    "basics": "ClockContract ClockMaker EmbedderContract EmbedderMaker IdsContract IdsMaker",
+    "capabilities": "CapabilitiesContract CapabilitiesMaker SecretSourceContract SecretSourceMaker",
+    "observer": "ObserverContract ObserverMaker",
+    "planner": "PlannerContract PlannerMaker",
+    "policy": "GuardContract GuardMaker PolicyContract PolicyMaker call_of declared",
+    "scheduler": "SchedulerContract SchedulerMaker",
+    "store": "Place StoreContract",
+    "tool": "ToolContract ToolMaker ToolboxContract ToolboxMaker",
+    "worker_host": "WorkerHostContract WorkerHostMaker",
+}
+"""The contract suites and their makers, by the file of `detent.testing.conformance` that has them; they need pytest."""
+_MODULES = {name: module for module, names in CONTRACTS.items() for name in names.split()}
+
 __all__ = [
     "FAULTS",
+    "ApproverContract",
+    "ApproverMaker",
+    "CapabilitiesContract",
+    "CapabilitiesMaker",
     "CapturingBus",
+    "ClockContract",
+    "ClockMaker",
     "Crash",
     "CrashingStore",
+    "EmbedderContract",
+    "EmbedderMaker",
     "FakeClock",
     "FakeModel",
     "FakeTool",
     "Finding",
+    "GuardContract",
+    "GuardMaker",
+    "IdsContract",
+    "IdsMaker",
+    "ObserverContract",
+    "ObserverMaker",
+    "Place",
+    "PlannerContract",
+    "PlannerMaker",
+    "PolicyContract",
+    "PolicyMaker",
     "RecordedPlanner",
     "Report",
+    "SchedulerContract",
+    "SchedulerMaker",
     "ScriptedPlanner",
+    "SecretSourceContract",
+    "SecretSourceMaker",
     "SequentialIds",
+    "StoreContract",
+    "ToolContract",
+    "ToolMaker",
+    "ToolboxContract",
+    "ToolboxMaker",
     "Trial",
+    "WorkerHostContract",
+    "WorkerHostMaker",
     "assert_completed",
     "assert_each_call_once",
     "assert_ended",
@@ -53,8 +115,19 @@ __all__ = [
     "assert_tool_order",
     "assert_within",
     "breaks",
+    "call_of",
     "calls",
+    "declared",
     "fails",
     "says",
     "simulate",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'detent.testing' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"detent.testing.conformance.{_MODULES[name]}"), name)
+        return value

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+from detent.core.durations import seconds as in_seconds
+
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,8 +39,9 @@ class FakeClock:
         self.advance(self.tick_s)
         return read
 
-    def advance(self, seconds: float) -> None:
-        """Let `seconds` go by, on both clocks; raise `ValueError` for a negative number."""
+    def advance(self, seconds: float | str) -> None:
+        """Let `seconds` go by, on both clocks, a number or text such as "1h30m"; raise `ValueError` for a negative number."""
+        seconds = in_seconds(seconds, "seconds")
         if seconds < 0:
             raise ValueError(f"{seconds} seconds: time does not go back; use set_now for a wall clock that is put back")
         self._now += timedelta(seconds=seconds)

@@ -10,6 +10,7 @@ import logging
 from collections import Counter, deque
 from datetime import datetime, timedelta
 
+from detent.core.durations import seconds
 from detent.core.errors import ConfigError, Conflict, RunBusy, RunErased, RunNotFound, StoreBusy, StoreError, StoreFull, Suspended
 from detent.ports.processes import renew_in_children
 from detent.ports.working import NOT_HERE, Backlog, Due, Tries
@@ -41,15 +42,16 @@ class InProcessHost:
         *,
         concurrency: int = CONCURRENCY,
         max_attempts: int = MAX_ATTEMPTS,
-        retry_pause_s: float = RETRY_PAUSE_S,
-        poll_s: float = POLL_S,
+        retry_pause_s: float | str = RETRY_PAUSE_S,
+        poll_s: float | str = POLL_S,
     ) -> None:
+        retry_pause_s, poll_s = seconds(retry_pause_s, "retry_pause_s"), seconds(poll_s, "poll_s")
         for name, value in (("concurrency", concurrency), ("max_attempts", max_attempts)):
             if value < 1:
                 raise ConfigError(f"{name} of a worker is {value}; give at least 1")
-        for name, seconds in (("retry_pause_s", retry_pause_s), ("poll_s", poll_s)):
-            if not seconds > 0:
-                raise ConfigError(f"{name} of a worker is {seconds}; give more than 0 seconds")
+        for name, pause in (("retry_pause_s", retry_pause_s), ("poll_s", poll_s)):
+            if not pause > 0:
+                raise ConfigError(f"{name} of a worker is {pause}; give more than 0 seconds")
         self.concurrency, self.max_attempts = concurrency, max_attempts
         self.retry_pause_s, self.poll_s = retry_pause_s, poll_s
         self._shifts: set[_Shift] = set()

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from detent.core.budget import FIELDS as BUDGET_FIELDS
+from detent.core.durations import seconds
 from detent.core.errors import ConfigError
 from detent.expressions.compiled import MACROS, TYPES, Expression, Names, compile_expression, nearest
 from detent.planners.rules.templates import Template, parse_template
@@ -242,6 +243,8 @@ def _fields(action: str, value: Any, where: str) -> dict[str, Any]:
             raise ConfigError(f"{where}: {action} needs {key!r}")
     if action == "schedule" and len(fields) != 1:
         raise ConfigError(f"{where}: schedule needs one of 'at' (ISO 8601) and 'delay_s' (seconds)")
+    if action == "schedule" and "${" not in str(delay := fields.get("delay_s")):
+        seconds(delay, f"{where}: schedule.delay_s")
     return fields
 
 

@@ -17,7 +17,8 @@ import msgspec
 from detent.core import actions as a
 from detent.core.agent import AgentSpec
 from detent.core.budget import FIELDS as BUDGET_FIELDS
-from detent.core.errors import PlannerFailed
+from detent.core.durations import seconds
+from detent.core.errors import ConfigError, PlannerFailed
 from detent.core.state import Item
 from detent.expressions.functions import kind, text, to_json
 from detent.planners.rules.expressions import evaluate
@@ -211,6 +212,10 @@ def _rarer_action(rule: Rule, fields: dict[str, Any], reason: str) -> a.AnyActio
             if "at" in fields:
                 return a.Schedule(at=_said(rule, fields, "at"), reason=reason)
             delay = fields["delay_s"]
+            try:
+                delay = seconds(delay, "schedule.delay_s")
+            except ConfigError as error:
+                _fail(rule, str(error))
             if not isinstance(delay, int | float) or isinstance(delay, bool) or delay < 0:
                 _fail(rule, f"schedule.delay_s is {text(delay)}, not a number of seconds")
             return a.Schedule(delay_s=float(delay), reason=reason)

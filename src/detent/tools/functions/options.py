@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
+from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError, UnknownName
 from detent.core.events import SideEffect
 from detent.ports.options import check_fields
@@ -20,7 +21,7 @@ class SchemaToolOptions(TypedDict, total=False):
 
     side_effect: SideEffect
     scopes: Sequence[str]
-    timeout_s: float | None
+    timeout_s: float | str | None
     retries: int
     idempotent: bool
     concurrency_safe: bool | None
@@ -77,7 +78,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     description: str | None = None
     scopes: tuple[str, ...] = ()
-    timeout_s: float | None = 120.0
+    timeout_s: Seconds[float | None] = usually(120.0)
     retries: int = 0
     idempotent: bool = False
     concurrency_safe: bool | None = None

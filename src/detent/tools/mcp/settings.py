@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError, Explained, UnknownName
 from detent.core.events import SideEffect
 from detent.ports.options import check_fields
@@ -35,7 +36,7 @@ class ToolPins(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, o
     side_effect: SideEffect | None = None
     idempotent: bool | None = None
     trust: Literal["trusted", "untrusted"] | None = None
-    timeout_s: float | None = None
+    timeout_s: Seconds[float | None] = usually(None)
     retries: int | None = None
     scopes: tuple[str, ...] | None = None
     sensitive: tuple[str, ...] | None = None
@@ -120,7 +121,7 @@ class McpServer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
     headers: Mapping[str, str] = {}
     tools: Sequence[str] | Mapping[str, ToolPins | Mapping[str, Any]] | None = None
     prefix: str | None = None
-    start_timeout_s: float = 30.0
+    start_timeout_s: Seconds[float] = usually(30.0)
     protocol: Literal["auto", "legacy"] = "auto"
     elicitation: Literal["decline", "defaults"] = "decline"
     trust_hints: bool = False

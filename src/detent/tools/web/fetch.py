@@ -21,6 +21,7 @@ from urllib.parse import SplitResult, urljoin
 
 import msgspec
 
+from detent.core.durations import Seconds, in_seconds, usually
 from detent.core.errors import ConfigError, NotExecuted
 from detent.ports import ToolContext
 from detent.ports.options import checked_options
@@ -86,9 +87,12 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     allow_private: tuple[str, ...] = ()
     secrets: tuple[HeaderSecret, ...] = ()
     max_bytes: int = 5_000_000
-    timeout_s: float = 30.0
+    timeout_s: Seconds[float] = usually(30.0)
     max_redirects: int = 5
     verify: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
+        in_seconds(self, "")
 
 
 @checked_options

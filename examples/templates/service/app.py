@@ -1,0 +1,129 @@
+"""A service with approvals. Start it with `uvicorn app:app`.
+
+    POST /runs                               {"goal": "Close the account of bob"} starts a run and returns its id
+    GET  /runs/{run_id}                      returns how the run stands
+    GET  /runs/{run_id}/events               streams that (server-sent events) until the run has ended
+    GET  /approvals                          lists the calls that wait for a person
+    POST /runs/{run_id}/approvals/{call_id}  {"approved": true, "digest": "...", "by": "ann"} decides
+
+Runs are in runs.db. Stop or kill the service whenever you like: the next start picks every run up where its log ends. There is no login
+here. Put one in front before anybody else can reach the service, and take `by` from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
+
+from detent import Agent, DetentError, Engine
+from tools import close_account, find_account
+
+HERE = Path(__file__).resolve().parent
+TOOLS = [find_account, close_account]
+RULES = [  # stand in for a model until the environment variable MODEL names one, such as openai:gpt-5
+    {"name": "find", "call": {"tool": "find_account", "args": {"name": r"${find(goal, '\\w+$')}"}}, "as": "account", "on_error": "stop"},
+    {
+        "name": "close",
+        "call": {"tool": "close_account", "args": {"address": "${results.account.value}"}},
+        "as": "closed",
+        "on_error": "stop",
+    },
+    {"name": "say", "answer": "${results.closed.value}"},
+]
+PLAN: dict[str, Any] = {"model": os.environ["MODEL"]} if os.environ.get("MODEL") else {"rules": RULES}
+AGENT = Agent(name="support", instructions="Close the account that the goal names, and say which.", tools=TOOLS, **PLAN)
+LOOK_S = 0.2
+"""How often a stream looks whether its run has moved."""
+
+
+class Goal(BaseModel):
+    """What a run is to reach."""
+
+    goal: str
+
+
+class Decision(BaseModel):
+    """What a person says about a call. `digest` is that of the call that they saw: another one is refused."""
+
+    approved: bool
+    digest: str
+    by: str
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Open the store, and advance runs for as long as the service is up."""
+    async with Engine(store=f"sqlite:///{HERE / 'runs.db'}", tools=TOOLS, approver="caller") as engine:
+        app.state.engine = engine
+        worker = asyncio.create_task(engine.work())
+        try:
+            yield
+        finally:
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
+
+
+app = FastAPI(title="support", lifespan=lifespan)
+
+
+@app.exception_handler(DetentError)
+async def refused(request: Request, error: DetentError) -> JSONResponse:
+    """Say what went wrong: an unknown run, an answer that does not fit, a store that is busy."""
+    status = {"run_not_found": 404, "store_busy": 503, "store_full": 503}.get(error.code, 409)
+    return JSONResponse({"error": error.code, "message": str(error)}, status_code=status)
+
+
+@app.post("/runs", status_code=202)
+async def start(body: Goal) -> dict[str, Any]:
+    """Start a run durably; the worker advances it."""
+    return {"run_id": await app.state.engine.submit(AGENT, body.goal)}
+
+
+@app.get("/runs/{run_id}")
+async def show(run_id: str) -> dict[str, Any]:
+    """Return how a run stands."""
+    state = await app.state.engine.load(run_id)
+    return {"run_id": run_id, "status": state.status, "reason": state.reason, "output": state.output, "records": state.seq}
+
+
+@app.get("/runs/{run_id}/events")
+async def follow(run_id: str) -> StreamingResponse:
+    """Stream how a run stands, whenever it has moved, until it has ended."""
+    first = await show(run_id)
+
+    async def events() -> AsyncIterator[str]:
+        said = first
+        yield f"data: {json.dumps(said)}\n\n"
+        while said["status"] not in ("completed", "failed", "stopped"):
+            await asyncio.sleep(LOOK_S)
+            if (now := await show(run_id)) != said:
+                said = now
+                yield f"data: {json.dumps(said)}\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+@app.get("/approvals")
+async def approvals() -> list[dict[str, Any]]:
+    """List the calls that wait for a person, with all that they would do."""
+    return [
+        {"run_id": one.run_id, "call_id": one.call_id, "tool": one.tool, "args": one.args, "reason": one.reason, "digest": one.digest}
+        for one in await app.state.engine.approvals()
+    ]
+
+
+@app.post("/runs/{run_id}/approvals/{call_id}", status_code=202)
+async def decide(run_id: str, call_id: str, body: Decision) -> dict[str, Any]:
+    """Approve or deny a call; the worker continues the run."""
+    answer = app.state.engine.approve if body.approved else app.state.engine.deny
+    await answer(run_id, call_id, by=body.by, digest=body.digest, resume=False)
+    return await show(run_id)

@@ -33,7 +33,7 @@ PHRASES: tuple[tuple[str, str], ...] = (
     ),
     (r"\b(?:go|goes|going|went|gone) on\b", "continue"),
     (
-        r"\b(?:stand|stands|stood|standing) (?:in|on|at|there|beside|below|above|with|once|twice)\b|\bon record\b",
+        r"\b(?:stand|stands|stood|standing) (?:in(?! for\b)|on|at|there|beside|below|above|with|once|twice)\b|\bon record\b",
         "is recorded, the log has",
     ),
     (r"(?<!\bthere )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b|better\b|worse\b|doubt\b)[a-z]", "is not a"),

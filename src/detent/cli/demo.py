@@ -202,7 +202,7 @@ class _Demo:
         return asyncio.run(records_of(self._home))
 
     def _kill(self, command: list[str], more: dict[str, str]) -> str:
-        """Start a process, kill it when it says that it is inside the payment, and return what it wrote. Raise `Failed`."""
+        """Start a process, kill it when it reports that it is inside the payment, and return what it wrote. Raise `Failed`."""
         read, write = os.pipe()
         noise = made_state_directory(self._home) / "killed.log"
         environment = {**_environment(self._home), "DEMO_KILL_AFTER": str(KILL_AFTER), "DEMO_TELL": str(write), **more}

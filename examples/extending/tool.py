@@ -21,7 +21,7 @@ NOTES: dict[str, str] = {}
 
 
 def noted(key: str) -> Happened | NotHappened:
-    """Say what became of an earlier attempt: the key of a call is the same after a crash."""
+    """Return the outcome of an earlier attempt: the key of a call is the same after a crash."""
     return Happened(f"noted as {list(NOTES).index(key) + 1}") if key in NOTES else NotHappened()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -28,6 +29,11 @@ def test_links_beside_the_pages_lead_somewhere(page: Path) -> None:
         if not target.startswith("https://") and (not place.exists() or (fragment and fragment not in anchors(place))):
             wrong.append(target)
     assert wrong == []
+
+
+def test_the_map_for_models_is_current() -> None:
+    """It is what `scripts/docs.py` makes of `docs/index.md`: a page that is added or moved is on it."""
+    assert runpy.run_path(str(ROOT / "scripts" / "llms.py"))["text"]() == (ROOT / "llms.txt").read_text(encoding="utf-8"), "scripts/docs.py"
 
 
 def test_the_map_for_models_has_every_page() -> None:

@@ -81,7 +81,7 @@ AFTER = (
     "'foo' is not a run status; it is no longer used. The call in doubt is settled by a person.",
     "Concurrent opens of the same store are safe: it is initialised once.",
     "Decides whether an answer may end the run: evidence, required tools, no internal markup.",
-    "Counts attempts that made no progress, from the log. It makes the run wait for you.",
+    "Counts attempts that made no progress, from the log. It makes the run wait for you. Rules stand in for a model.",
 )
 
 

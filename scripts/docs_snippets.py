@@ -1,7 +1,7 @@
 """Checks the types of the examples, and of every Python block that a page shows, as strictly as those of the source.
 
 A block whose first line names a file (`# tools.py`) is that file; one without continues the file before it. The files of a page are written to
-`build/snippets`, beside each other, and pyright reads all of them at once. A block that repeats the skeleton of another (`...`) is checked too.
+`build/snippets`, beside each other, and pyright reads all of them at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def check() -> int:
             file = TO / page.relative_to(ROOT).with_suffix("") / (name or "unnamed.py")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-    roots = [{"root": str(folder), "extraPaths": [str(ROOT / "src"), str(folder), str(ROOT / "examples" / "extending")]} for folder in folders()]
+    roots = [
+        {"root": str(folder), "extraPaths": [str(ROOT / "src"), str(folder), str(ROOT / "examples" / "extending")]} for folder in folders()
+    ]
     options = {"pythonVersion": "3.11", "reportMissingTypeStubs": False, "reportMissingImports": "error"}
     both = [str(TO), str(ROOT / "examples")]
     config = {"include": both, "strict": both, "executionEnvironments": roots, **options}

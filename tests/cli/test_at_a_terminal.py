@@ -112,6 +112,7 @@ MARKED = """\
 
 See [the docs](https://evil.example/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa/end).
 **Line two** <b>tag</b> <!-- note --> &#x202e; ![shot](http://track.example/p.png)
+<http://auto.example/%E2%80%AE>
 
 ```python
 def f(): return "x\x1b]0;evil\x07"
@@ -145,9 +146,10 @@ def test_a_models_answer_is_rendered_at_a_terminal_and_failed_calls_are_one_line
         '"x\\u001b]0;evil\\u0007"',
         "b" * 82 + "/tail",
         "[ref]:http://hidden.example",
+        "http://auto.example/\\u202e(http://auto.example/%E2%80%AE)",
     ):
         assert whole in re.sub(r"(?<=b)1(?=b)", "", text), (whole, text)
-    assert not re.search(r"\x1b(?!\[[0-9;?]*[A-Za-z])", sat.shown) and "\x07" not in sat.shown
+    assert not re.search(r"\x1b(?!\[[0-9;?]*[A-Za-z])", sat.shown) and "\x07" not in sat.shown and "\u202e" not in sat.shown
 
 
 def test_in_a_pipe_an_answer_is_as_it_was_written_and_a_reason_is_shown_once(desk: Desk) -> None:
@@ -172,8 +174,10 @@ def test_a_write_shows_its_diff(desk: Desk) -> None:
         "rules.yaml",
         f"- {{name: w, call: {{tool: write_file, args: {{path: a.txt, force: true, {content}}}}}}}\n- {{name: a, answer: ok}}\n",
     )
-    desk.write("a.txt", "one\n2\n")
+    desk.operator_says('redact = ["key-[0-9]+"]\n')
+    desk.write("a.txt", "one\n2 key-777\n")
     shown = sitting(desk, "run", "Write", types=lambda _: "").shown
+    assert "key-777" not in shown
     assert "\x1b[31m      | -2" in shown and "\x1b[32m      | +two \\u001b[31m" in shown
     desk.write("a.txt", "one\n2\n")
     done = desk.detent("run", "Write")

@@ -162,7 +162,7 @@ class _Demo:
                 call = next(iter(state.approvals))
                 if (invoice := _invoice(state, call)) in paid:
                     raise Failed(f"{invoice} was paid before anybody approved it")
-                self.title("2. An approval: a policy file says that more than 1,000 EUR waits for a person")
+                self.title("2. An approval: payments over 1,000 EUR wait for a person (policy.toml)")
                 self._output.show(f"  The ledger does not have {invoice} yet. No process runs.")
                 self.detent("approve", RUN, call, "--digest", state.approvals[call].digest, wanted=(0, WAITING))
                 approved.append(invoice)
@@ -175,7 +175,7 @@ class _Demo:
     def plain_loop(self) -> list[Payment]:
         """Run the plain loop, kill it in the same place, start it again, and return what it has paid."""
         ledger = self._home / "plain-ledger.csv"
-        command = [sys.executable, "-P", "-c", "import sys; sys.path.insert(0, '.'); import plain_loop"]
+        command = [sys.executable, "plain_loop.py"]
         for start in ("  (killed in the same place)", ""):
             self._output.show(f"$ python plain_loop.py{start}", "bold")
             if start:
@@ -202,7 +202,7 @@ class _Demo:
         return asyncio.run(records_of(self._home))
 
     def _kill(self, command: list[str], more: dict[str, str]) -> str:
-        """Start a process, kill it when it says that it is inside the payment, and return what it wrote. Raise `Failed`."""
+        """Start a process, kill it once it reports that it is inside the payment, and return what it wrote. Raise `Failed`."""
         read, write = os.pipe()
         noise = made_state_directory(self._home) / "killed.log"
         environment = {**_environment(self._home), "DEMO_KILL_AFTER": str(KILL_AFTER), "DEMO_TELL": str(write), **more}
@@ -264,7 +264,7 @@ def _prepare(directory: Path | None) -> Path:
 
 def _environment(home: Path) -> dict[str, str]:
     """Return the environment of the processes: without settings that would change the run, with trust in what was written, and this package."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DETENT_", "DEMO_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DETENT_", "DEMO_", "PYTHONSAFEPATH"))}
     source = str(Path(__file__).resolve().parent.parent.parent)
     kept[VARIABLE] = f"{home}={listing(home).digest}"
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [source, kept.get("PYTHONPATH", "")])), "PYTHONUNBUFFERED": "1"}

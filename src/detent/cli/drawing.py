@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from detent.cli.output import Output, as_json, as_text, coloured, room_of
@@ -102,11 +102,15 @@ def _inline(tokens: Iterable[Any]) -> Iterator[Any]:
 # Writes -------------------------------------------------------------------------------------------------------------------------
 
 
-def present(root: Any, args: Any) -> str | None:
-    """Return the text of the file that a call names, as it is now in the workspace `root`: "" where there is none, None where it cannot be shown."""
+def present(root: Any, args: Any, redact: Sequence[str]) -> str | None:
+    """Return the text of the file that a call names, as it is now in the workspace `root`, without what the patterns of `redact` match.
+
+    It is "" where there is no file, and None where it cannot be shown.
+    """
     path = args.get("path") if isinstance(args, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if not (isinstance(root, str) and isinstance(path, str)):
         return None
+    from detent.secrecy.redact import Redactor
     from detent.tools.workspace.confine import Workspace
     from detent.tools.workspace.writing import current
 
@@ -115,7 +119,7 @@ def present(root: Any, args: Any) -> str | None:
         with workspace.place(path) as place:
             if (found := current(workspace, place, need_data=False).found) is not None and found.st_size > MOST_BYTES:
                 return None
-            return (current(workspace, place).data or b"").decode()
+            return Redactor(redact, b"").without((current(workspace, place).data or b"").decode())
     except (DetentError, OSError, UnicodeDecodeError):  # the tool says what is wrong with it
         return None
 

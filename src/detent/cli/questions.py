@@ -59,7 +59,8 @@ def _asked(output: Output, expected: Mapping[str, Any] | None, *, enter: str = L
     if choices:
         return choose(output, choices, enter=enter)
     if kind == "object" and (fields := _fields(expected or {})):
-        return _form(output, fields, cast("Sequence[str]", (expected or {}).get("required") or ()))
+        required = (expected or {}).get("required")
+        return _form(output, fields, cast("list[str]", required) if isinstance(required, list) else [])
     if kind == "boolean":
         return _yes(output, enter=enter)
     if kind == "string":

@@ -18,7 +18,7 @@ from detent.cli.output import clean, code_of_status
 from detent.cli.progress import Progress
 from detent.cli.questions import Later, reply_to
 from detent.cli.session import Session, operator
-from detent.cli.standing import document, report
+from detent.cli.standing import document, headline, report
 from detent.cli.trusting import attended
 from detent.cli.values import json_object, json_or_text
 from detent.config.environment import parse_budget
@@ -109,11 +109,15 @@ def cancel(
     by: o.By = None,
     setup: o.Quiet,
 ) -> int:
-    """End a run: at once where it waits or is suspended, else through the process that advances it."""
+    """End a run: at once where it waits or is suspended, else through the process that advances it. One that has ended stays as it is."""
     session = Session(setup, changes=True, bare=True)
 
     async def work(engine: Engine) -> Result:
         run_id = await session.find(run)  # ending a run needs none of its tools
+        before = await session.result(run_id)
+        if before.state.terminal and before.reason != "cancelled":
+            ended = f"nothing to cancel: run {session.short(run_id)} has already ended, {headline(before.state)}"
+            raise NotAllowedNow(run_id, ended, reason_code="run_finished")
         return await engine.cancel(run_id, by=by or operator(), why=why)
 
     result = session.drive(work)
@@ -237,8 +241,14 @@ def advance(session: Session, work: Work) -> int:
 def watched(session: Session, work: Work) -> Result:
     """Do `work` with live progress."""
     shown = session.config.output.progress is not False
-    with Progress(session.output, verbosity=session.verbosity, shown=shown) as progress:
+    finishing = session.stops.finishing
+    with Progress(session.output, verbosity=session.verbosity, shown=shown, redact=_hidden(session), finishing=finishing) as progress:
+        session.stops.drawn = progress.drawing
         return session.drive(lambda engine: work(engine, progress))
+
+
+def _hidden(session: Session) -> tuple[str, ...]:
+    return session.config.redact or ()
 
 
 def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, RunState], Awaitable[Result]], *, said: str) -> int:
@@ -305,7 +315,9 @@ def _ask_one(session: Session, request: Approval, state: RunState) -> bool | Non
     """Show the call, and what it changes in a file, and ask; it can be approved here only where all of it was shown."""
     output = session.output
     output.say(f"\n{clean(request.tool)} wants to run ({clean(request.reason)}):", "bold")
-    changes = diff_of(request.tool, request.args, present(state.agent.meta.get("workspace"), request.args))
+    changes = diff_of(
+        request.tool, request.args, present(state.agent.meta.get("workspace"), request.args, (*state.agent.redact, *_hidden(session)))
+    )
     seen = output.page([*request_lines(request), *diff_lines(changes)]) and not request.too_long
     question = "approve this call? [y]es / [n]o / [l]ater: " if seen else "not all of it was shown. [n]o / [l]ater: "
     while True:

@@ -16,8 +16,8 @@ from detent.core.errors import ConfigError
 
 
 def attended(output: Output) -> bool:
-    """Whether a person can be asked."""
-    return not output.json and sys.stdin.isatty() and sys.stderr.isatty()
+    """Whether a person can be asked; where stdin was closed it is None."""
+    return not output.json and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(output: Output, question: trusted.Question, *, pin: bool = False) -> bool:

@@ -29,6 +29,7 @@ from detent.testing.disturbing import FAULTS
 from detent.testing.fake_models import FakeModel, calls, fails, says
 from detent.testing.fake_tools import FakeTool, breaks
 from detent.testing.faults import Crash, CrashingStore
+from detent.testing.phases import FakeContext, fake_context, run_phase
 from detent.testing.recorded import RecordedPlanner
 from detent.testing.reports import Finding, Report, Trial
 from detent.testing.scripted import Entry, ScriptedPlanner
@@ -76,6 +77,7 @@ __all__ = [
     "EmbedderMaker",
     "Entry",
     "FakeClock",
+    "FakeContext",
     "FakeModel",
     "FakeTool",
     "Finding",
@@ -120,6 +122,8 @@ __all__ = [
     "calls",
     "declared",
     "fails",
+    "fake_context",
+    "run_phase",
     "says",
     "simulate",
 ]

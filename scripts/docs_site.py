@@ -74,13 +74,21 @@ class Outside:
         name = posixpath.join(OUTSIDE, path if path.endswith(".md") else f"{path}.md")
         if name not in self.pages:
             self.pages[name] = ""  # two files may link to each other
-            text = (ROOT / path).read_text(encoding="utf-8")
-            if path.endswith(".md"):
-                self.pages[name] = self.staged(text, path, name)
+            there = ROOT / path
+            text = self.listing(path) if there.is_dir() else there.read_text(encoding="utf-8")
+            if path.endswith(".md") or there.is_dir():
+                self.pages[name] = self.staged(text, f"{path}/index" if there.is_dir() else path, name)
             else:
                 language = {".py": "python", ".toml": "toml", ".yaml": "yaml"}.get(Path(path).suffix, "text")
                 self.pages[name] = f"# {path}\n\n````{language}\n{text}````\n"
         return name
+
+    def listing(self, folder: str) -> str:
+        """Return the page of a folder: what it says of itself, and links to its files."""
+        files = sorted(file for file in (ROOT / folder).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        told = [file for file in files if file.suffix in (".md", ".py", ".toml", ".yaml", ".txt")]
+        links = (f"- [{name}]({name})\n" for name in (file.relative_to(ROOT / folder).as_posix() for file in told))
+        return f"# {folder}\n\n{''.join(links)}"
 
     def staged(self, text: str, source: str, page: str) -> str:
         """Return a page of the repository as the page of the site that it becomes."""
@@ -93,7 +101,7 @@ class Outside:
             there = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
             if there.startswith("docs/"):
                 there = there.removeprefix("docs/")
-            elif (ROOT / there).is_file():
+            elif (ROOT / there).exists():
                 there = self.page_of(there)
             else:
                 return target

@@ -1,7 +1,7 @@
 """Checks the types of the examples, and of every Python block that a page shows, as strictly as those of the source.
 
 A block whose first line names a file (`# tools.py`) is that file; one without continues the file before it. The files of a page are written to
-`build/snippets`, beside each other, and pyright reads all of them at once. A block that repeats the skeleton of another (`...`) is checked too.
+`build/snippets`, beside each other, and pyright reads all of them at once.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ def site() -> ModuleType:
     pytest.importorskip("griffe", reason="the site needs what `pip install '.[docs]'` installs")
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
+        importlib.import_module("docs_snippets")
         return importlib.import_module("docs_site")
     finally:
         sys.path.remove(str(ROOT / "scripts"))
@@ -89,6 +90,14 @@ def test_every_page_is_in_the_navigation_once(site: ModuleType) -> None:
     found = leaves(site.navigation((DOCS / "index.md").read_text(encoding="utf-8"), site.Outside()))
     wanted = [name_of(page).removeprefix("docs/") for page in pages() if page.is_relative_to(DOCS)]
     assert sorted(leaf for leaf in found if not leaf.startswith("files/")) == sorted(wanted)
+
+
+def test_every_python_block_says_which_file_it_is(site: ModuleType) -> None:
+    """A page's first block names its file; one without a name continues the file before it."""
+    snippets = importlib.import_module("docs_snippets")
+    assert snippets.unnamed(pages()) == []
+    shown = "```python\n# a.py\nx = 1\n```\ntext\n```python\ny = x\n```\n```python\n# b.py\nz = 2\n```\n"
+    assert snippets.files_of(shown) == {"a.py": "# a.py\nx = 1\n\n\ny = x\n", "b.py": "# b.py\nz = 2\n"}
 
 
 def test_what_is_broken_in_the_site_is_named(site: ModuleType, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
             )
         for method in methods if name in ("planner", "policy") else ():
             wanted = _signature(seam, method, short=False)
-            if taken := takes(getattr(value, method), len(inspect.signature(getattr(seam, method)).parameters) - 1):
+            if taken := takes(getattr(cast("Any", value), method), len(inspect.signature(getattr(seam, method)).parameters) - 1):
                 raise ConfigError(
                     f"{name} is {value!r}, whose {method} takes {taken}; expected {wanted}, see detent.extend.{seam.__name__}"
                 )
@@ -152,7 +152,7 @@ def check_kind(kind: str, what: str, value: Any) -> None:
     if kind == "kernel" and (isinstance(value, type) or not hasattr(value, "phases")):
         raise ConfigError(f"{what} is {shown(value)} and has no phases; expected a kernel, made with make_kernel(phases=...)")
     if kind == "kernel":
-        check_kernel(what, value)
+        check_kernel(what, cast("Kernel", value))
     if kind in FUNCTIONS:
         check_function(kind, what, value)
 

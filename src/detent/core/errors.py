@@ -39,7 +39,6 @@ DetentError
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -65,7 +64,7 @@ def _misused(struct: Any, args: tuple[Any, ...], fields: dict[str, Any]) -> str:
     """Return what is wrong with the arguments for a struct; "" if they are not the problem."""
     name, known = struct.__name__, struct.__struct_fields__
     needed = [field.name for field in msgspec.structs.fields(struct) if field.required]
-    positional = [p.name for p in inspect.signature(struct).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    positional: tuple[str, ...] = struct.__match_args__
     if args and not positional:
         return f"{name} takes no positional arguments; write {name}({(needed or known)[0]}=...)"
     needed = [field for field in needed if field not in positional[: len(args)]]

@@ -17,12 +17,12 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap tini \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 detent \
-    && install -d -o detent -g detent -m 0700 /var/lib/detent /srv/agents
+    && install -d -o detent -g detent -m 0700 /var/lib/detent /srv/work
 COPY --from=build /opt/detent /opt/detent
-ENV PATH=/opt/detent/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/detent/bin:$PATH PYTHONUNBUFFERED=1 DETENT_TRUST=/etc/detent/agents
 USER detent
-WORKDIR /srv/agents
-# The first SIGTERM lets calls with an effect finish (drain_s, 25 s): stop with `docker stop --time 40`.
+WORKDIR /srv/work
+# The first SIGTERM lets calls with an effect finish (drain_s, 25 s): stop with `docker stop -t 40`.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--", "detent"]
 CMD ["worker", "--config", "/etc/detent/detent.toml"]

@@ -372,6 +372,39 @@ def imports(table: Table, times: int) -> None:
     table.add("import detent and all its names", ours, "ms", floor=bare, target=100)
 
 
+def start_ups(table: Table, times: int) -> None:
+    """From the start of a process to its first line, the median: what somebody at a terminal waits for."""
+    with tempfile.TemporaryDirectory(prefix="detent-bench-") as place:
+        Path(place, "agent.toml").write_text('name = "bench"\nrules = "rules.yaml"\n', encoding="utf-8")
+        Path(place, "rules.yaml").write_text("- name: end\n  answer: done\n", encoding="utf-8")
+        path = os.pathsep.join(filter(None, [str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH", "")]))
+        settings = {**os.environ, "PYTHONPATH": path, "HOME": place, "XDG_STATE_HOME": f"{place}/state", "DETENT_TRUST": place}
+        settings |= {"PYTHONPYCACHEPREFIX": f"{place}/cache"}
+        settings.pop("PYTHONDONTWRITEBYTECODE", None)
+
+        def first_line_ms(*words: str) -> float:
+            begin = time.perf_counter()
+            process = subprocess.Popen(
+                [sys.executable, "-P", *words], cwd=place, env=settings, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            spent = (time.perf_counter() - begin) * 1e3
+            process.communicate()
+            assert process.returncode == 0, said
+            return spent
+
+        asked = {"--help": ("-m", "detent", "--help"), "run": ("-m", "detent", "run", "Go")}
+        for words in asked.values():  # compiles the modules
+            first_line_ms(*words)
+        bare, shown, began = (
+            statistics.median(first_line_ms(*words) for _ in range(times)) for words in (("-c", "print()"), *asked.values())
+        )
+    table.add("start of python -c print()", bare, "ms")
+    table.add("start of detent --help, to its first line", shown, "ms", floor=bare, target=300)
+    table.add("start of detent run, to its first line", began, "ms", floor=bare, target=500)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", maxsplit=1)[0])
     parser.add_argument("--n", type=int, nargs="+", default=[100, 1000, 10_000], help="iterations of one run")
@@ -391,6 +424,7 @@ def main() -> None:
     readiness(table, given.resume)
     crowds(table, sorted(given.runs), given.times)
     imports(table, 1 if given.quick else 7)
+    start_ups(table, 1 if given.quick else 7)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     where = {"python": platform.python_version(), "system": platform.platform(), "cpus": os.cpu_count(), "sqlite": sqlite3.sqlite_version}

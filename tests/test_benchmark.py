@@ -39,6 +39,7 @@ EXPECTED = (
     ),
     *(f"20 runs at once: {store}{what}" for store in ("ram", "sqlite") for what in ("", ", CPU", ", peak memory")),
     *("import of msgspec, sqlite3, asyncio", "import detent"),
+    *("start of python", "start of detent --help", "start of detent run"),
 )
 
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from amounts import in_check
-from detent import Bounds
+from detent import Bounds, Engine
 from source_code import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -147,19 +147,22 @@ def test_every_supervisor_waits_longer_than_calls_may_take() -> None:
         "systemd": re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0],
         "kubernetes": deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"],
         "compose": re.fullmatch(r"(\d+)s", COMPOSE["services"]["worker"]["stop_grace_period"])[1],  # type: ignore[index]
-        "page": re.findall(r"docker stop --time (\d+)", (ROOT / "docs" / "operate" / "shutdown.md").read_text(encoding="utf-8"))[0],
+        "page": re.findall(r"docker stop -t (\d+)", (ROOT / "docs" / "operate" / "shutdown.md").read_text(encoding="utf-8"))[0],
     }
     assert {name: wait for name, wait in waits.items() if float(wait) < drain_s() + LAST_RECORDS_S} == {}
 
 
 def test_the_configuration_that_is_deployed_can_be_read(tmp_path: Path) -> None:
-    """The file beside the units and the one inside the manifest have keys that exist, and ages that can be read."""
-    from detent.config.loading import load_config
+    """The files beside the units and those inside the manifest have keys that exist and ages that can be read, and their agent runs."""
+    from detent.config.loading import load_agent, load_config
 
-    (inside,) = [manifest["data"]["detent.toml"] for manifest in MANIFESTS if manifest["kind"] == "ConfigMap"]
-    (tmp_path / "detent.toml").write_text(inside, encoding="utf-8")
-    for place in (DEPLOY / "detent.toml", tmp_path / "detent.toml"):
-        assert load_config(place, operators=True).worker.concurrency == 8
+    inside = {name: text for manifest in MANIFESTS if manifest["kind"] == "ConfigMap" for name, text in manifest["data"].items()}
+    for name, text in inside.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for place, agent in ((DEPLOY, DEPLOY / "agents" / "greeter.toml"), (tmp_path, tmp_path / "greeter.toml")):
+        config = load_config(place / "detent.toml", operators=True)
+        assert (config.worker.concurrency, list(config.agents)) == (8, ["greeter"])
+        assert Engine().run_sync(load_agent(agent), "here").output == "hello from here"
 
 
 def test_commands_and_variables_of_deployments_exist() -> None:

@@ -12,7 +12,7 @@ It prints:
 from __future__ import annotations
 
 from detent import Agent, DetentError, Engine, FinalAnswer, ToolCall, tool
-from detent.extend import Block
+from detent.extend import Block, Call, KernelState, RunState
 from detent.testing import ScriptedPlanner
 
 
@@ -22,7 +22,7 @@ async def deploy(service: str) -> str:
     raise AssertionError("a blocked call never runs")
 
 
-def no_weekends(call, state, run):
+def no_weekends(call: Call, state: KernelState, run: RunState) -> Block | None:
     """Refuse deployments on weekends; a guard reads no clock, so the day is a variable of the run."""
     day = run.variables.get("day")
     return Block(f"not on weekends; it is {day}") if call.tool.name == "deploy" and day in ("Saturday", "Sunday") else None
@@ -34,6 +34,7 @@ if __name__ == "__main__":
     agent = Agent(name="operator", tools=[deploy], guards=["no-weekends"])
     result = engine.run_sync(agent, "Deploy the shop", variables={"day": "Saturday"})
     for call in result.tool_calls:
+        assert call.error is not None
         print(f"{call.tool}: {call.error.code}: {call.error.message}")
     print(f"{result.status}: {result.output}")
     try:

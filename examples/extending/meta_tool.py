@@ -11,12 +11,14 @@ It prints:
 
 from __future__ import annotations
 
+from typing import Any
+
 from detent import Agent, Engine, FinalAnswer, ToolCall
-from detent.extend import Answer, MetaTool, ToolSpec, make_kernel
+from detent.extend import Answer, KernelState, MetaTool, PhaseContext, ToolSpec, make_kernel
 from detent.testing import ScriptedPlanner
 
 
-async def remaining(args, state, context):
+async def remaining(args: dict[str, Any], state: KernelState, context: PhaseContext) -> Answer:
     """Answer from the state alone: a resumed or replayed turn answers again, and must say the same."""
     run = context.run.state
     return Answer(content=f"{run.budget.max_iterations - run.usage.iterations} turns left")

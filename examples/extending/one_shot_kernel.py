@@ -11,7 +11,7 @@ It prints:
 
 from __future__ import annotations
 
-from detent import Agent, Engine, FinalAnswer, Plan, Usage
+from detent import Agent, Engine, FinalAnswer, Plan, Usage, View
 from detent.extend import PlannerFailed, make_kernel, think
 
 ONE_SHOT = make_kernel(phases=(think,), name="one-shot")
@@ -20,7 +20,7 @@ ONE_SHOT = make_kernel(phases=(think,), name="one-shot")
 class Model:
     """Stands where a model would be."""
 
-    async def plan(self, view):
+    async def plan(self, view: View) -> Plan:
         """Know one capital."""
         if "France" not in view.task:
             raise PlannerFailed("no idea")

@@ -14,8 +14,10 @@ It prints:
 
 from __future__ import annotations
 
-from detent import Agent, Engine, FinalAnswer, ToolCall, tool
-from detent.extend import act, make_kernel, think, transition
+from collections.abc import Callable
+
+from detent import Agent, Engine, FinalAnswer, ToolCall, View, tool
+from detent.extend import KernelState, PhaseContext, act, make_kernel, think, transition
 from detent.testing import ScriptedPlanner
 
 
@@ -25,26 +27,26 @@ async def look() -> str:
     return "seen"
 
 
-async def clock_in(state, context):
+async def clock_in(state: KernelState, context: PhaseContext) -> KernelState:
     """Before: guidance is shown to the planner in this turn and is then gone."""
     return transition(state, guidance=(*state.guidance, f"you are in turn {state.iteration}"))
 
 
-async def second_thoughts(state, context):
+async def second_thoughts(state: KernelState, context: PhaseContext) -> KernelState:
     """Between: the calls are planned and nothing is done yet. An answer counts when the last phase has seen it: `output` is the answer here."""
     called = state.output if state.answering else ", ".join(call.tool for call in state.calls.values())
     return transition(state, scratchpad={**state.scratchpad, "diary": f"turn {state.iteration}: {called}"})
 
 
-async def keep_score(state, context):
+async def keep_score(state: KernelState, context: PhaseContext) -> KernelState:
     """After: every call has its outcome."""
     return transition(state, meta={**state.meta, "turns_with_calls": state.meta.get("turns_with_calls", 0) + bool(state.calls)})
 
 
-def told(action):
+def told(action: FinalAnswer | ToolCall) -> Callable[[View], FinalAnswer | ToolCall]:
     """Return an entry of the script that says what it was told."""
 
-    def entry(view):
+    def entry(view: View) -> FinalAnswer | ToolCall:
         print("the planner was told:", *view.guidance)
         return action
 

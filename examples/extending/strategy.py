@@ -14,11 +14,12 @@ It prints:
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 
-from detent import Agent, DetentError, Engine, FinalAnswer, Plan, Usage
-from detent.extend import Branch, strategy
+from detent import Agent, DetentError, Engine, FinalAnswer, Plan, Usage, View
+from detent.extend import Branch, StrategyRun, strategy
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +29,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @strategy(options=Options)
-async def consistent(run):
+async def consistent(run: StrategyRun) -> Any:
     """Answer the goal `times` times and pick the answer that most agree on."""
     tries = await run.parallel(*(Branch(label="try") for _ in range(run.options(Options).times)))
     answers = [passed.output for passed in tries if passed.status == "done"]
@@ -39,7 +40,7 @@ async def consistent(run):
 class Model:
     """Stands where a model would be: it errs at times."""
 
-    async def plan(self, view):
+    async def plan(self, view: View) -> Plan:
         """Answer by the pass that asks."""
         said = {"try": "42", "try#2": "41", "try#3": "42", "pick": "42"}[view.scope]
         return Plan(actions=(FinalAnswer(content=said),), model="tiny", usage=Usage(input_tokens=20, output_tokens=1))

@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # what reads types takes it for `typing.TYPE_CHECKING`, a
 if TYPE_CHECKING:
     from detent.config.agents import Agent
     from detent.config.engines import WorkspaceConfig
-    from detent.config.groups import Bounds, Models
+    from detent.config.groups import Bounds, Models, Retention
     from detent.core.actions import (
         Abstain,
         AskUser,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from detent.metering.tenants import TenantBudget
     from detent.ports import Plan, ToolContext, View
     from detent.running.receipts import Receipt
-    from detent.running.results import Result
+    from detent.running.results import Outcome, Result
     from detent.tools.functions.function import Tool, tool
     from detent.tools.mcp.settings import McpServer, ToolPins
 
@@ -58,11 +58,13 @@ __all__ = [
     "McpServer",
     "Models",
     "NotExecuted",
+    "Outcome",
     "Parting",
     "Plan",
     "PushGoal",
     "Receipt",
     "Result",
+    "Retention",
     "Schedule",
     "SpawnSubagent",
     "Stop",
@@ -86,7 +88,7 @@ _WHERE = {
     "history.comparing": "Diff Parting",
     "config.agents": "Agent",
     "config.engines": "WorkspaceConfig",
-    "config.groups": "Bounds Models",
+    "config.groups": "Bounds Models Retention",
     "core.actions": "Abstain AskUser CancelSubagent CompleteGoal FinalAnswer JoinSubagent PushGoal Schedule SpawnSubagent Stop Thought ToolCall",
     "core.agent": "Host",
     "core.budget": "Budget Usage",
@@ -94,7 +96,7 @@ _WHERE = {
     "engine": "Engine",
     "ports": "Plan ToolContext View",
     "running.receipts": "Receipt",
-    "running.results": "Result",
+    "running.results": "Outcome Result",
     "metering.tenants": "TenantBudget",
     "tools.functions.function": "Tool tool",
     "tools.mcp.settings": "McpServer ToolPins",

@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from detent.clock import RandomIds, SystemClock
@@ -55,7 +56,7 @@ from detent.ports import (
     WorkerHost,
     noop_hooks,
 )
-from detent.ports.options import check_is, check_table, checked, checked_options, refuse_unknown
+from detent.ports.options import check_functions, check_is, check_table, checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
 from detent.running import answering, protocols, starting, working
 from detent.running.phase_hooks import check_hooks
@@ -98,7 +99,8 @@ def opens(room: Callable[Concatenate[Runtime, P], R]) -> Callable[Concatenate[En
 class Engine:
     """Runs agents on goals. Use as `async with Engine(...) as engine:`, or call `run_sync`.
 
-    `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`; an
+    `agents`: the agents that it knows: `run("name", goal)` finds them, and runs of theirs that were started elsewhere are continued with what they
+    bring. `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`; an
     agent with rules brings its own. `policy`: a policy, or the path of a policy file (none: the agent's own, else the tiers). `approver`:
     who answers requests for approval in this program: "caller" (it calls `approve`), or a function of an `Approval` that returns whether
     it is approved (sync or async). `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there.
@@ -117,6 +119,7 @@ class Engine:
     def __init__(
         self,
         *,
+        agents: Iterable[Agent[Any]] = (),
         store: str | EventStore = "ram:",
         planner: Planner | None = None,
         tools: Iterable[Any] = (),
@@ -171,6 +174,12 @@ class Engine:
         check_is(Models, models=models)
         check_is(Bounds, bounds=bounds)
         check_is(Kernel, kernel=kernel)
+        check_functions("kernel", kernels=kernels)
+        check_functions("strategy", strategies=strategies)
+        check_functions("guard", guards=guards)
+        check_functions("verifier", verifiers=verifiers)
+        if kernel is not None:
+            check_kind("kernel", "the kernel", kernel)
         check_is(str | Path | WorkspaceConfig, workspace=workspace)
         check_table(McpServer, mcp=mcp)
         check_table(ModelPrice, model_prices=model_prices)
@@ -196,8 +205,6 @@ class Engine:
         self.guards = Names[Guard]("guard", {**GUARDS, **(guards or {})})
         planners = Planners(planner)
         self.verifiers = Verifiers(planners, self.tools)
-        for name, verifier in (verifiers or {}).items():
-            check_kind("verifier", f"the verifier {name!r}", verifier)
         self.verifiers.add(verifiers or {})
         self.runtime = Runtime(
             store=self.store,
@@ -238,6 +245,7 @@ class Engine:
             titles=models.titles,
             scheduler=None if type(scheduler) is Together else scheduler,
         )
+        starting.know(self.runtime, agents)
 
     @classmethod
     def from_config(cls, config: str | Path | Config | None = None, *, trust: bool = False, **overrides: Any) -> Engine:
@@ -251,6 +259,11 @@ class Engine:
         made = cls(**engine_options(config, overrides, trust=trust))
         made.runtime.owns_store = made.runtime.owns_store or "store" not in overrides
         return made
+
+    @property
+    def agents(self) -> Mapping[str, Agent[Any]]:
+        """The agents that it knows, by name."""
+        return MappingProxyType(self.runtime.agents)
 
     @property
     def planner(self) -> Planner | None:
@@ -316,7 +329,7 @@ class Engine:
     embed = opens(protocols.embed)
     transcribe = opens(protocols.transcribe)
 
-    def run_sync(self, agent: Agent[OutputT], goal: str, **options: Any) -> Result[OutputT]:
+    def run_sync(self, agent: Agent[OutputT] | str, goal: str, **options: Any) -> Result[OutputT]:
         """`run` for programs without an event loop. Ctrl-C and SIGTERM suspend the run: `Suspended` is raised, and it can be resumed."""
         return self.call_sync(lambda: self.run(agent, goal, **options))
 
@@ -324,7 +337,7 @@ class Engine:
         """Run one coroutine of this engine to its end in a new event loop, and close the engine."""
         return starting.call_sync(self.runtime, call)
 
-    async def stream(self, agent: Agent, goal: str, **options: Any) -> AsyncGenerator[Record | Chunk | Result]:
+    async def stream(self, agent: Agent | str, goal: str, **options: Any) -> AsyncGenerator[Record | Chunk | Result]:
         """Run, and yield records (after their commit) and chunks (at once) as they come; the `Result` is last.
 
         To leave early is harmless: the run goes on, until it ends, is cancelled (`cancel`) or this engine closes.
@@ -339,7 +352,7 @@ class Engine:
         def read(run_id: str, after: int, limit: int) -> Coroutine[Any, Any, list[bytes]]:
             return self.store.read(run_id, after=after, limit=limit)
 
-        async with contextlib.aclosing(follow(run, read, own=self.runtime.hold)) as items:
+        async with contextlib.aclosing(follow(run, read, own=self.runtime.underway.hold)) as items:
             async for item in items:
                 yield item
 

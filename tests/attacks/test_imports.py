@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "trust": (),
     "where": (),
     "mcp": ("pin",),
+    "stats": (),
     "completion": ("bash",),
     "help": ("settings",),
 }

@@ -194,7 +194,7 @@ def test_what_reconcile_says_is_kept_clean(tmp_path: Path) -> None:
             running = asyncio.create_task(engine.run(Agent(name="a", tools=["push"]), "go", run_id="r", host=GIVEN))
             while not first and not running.done():
                 await asyncio.sleep(0)
-            engine.suspend("test")
+            engine.suspend("test", drain_s=0)
             await asyncio.gather(running, return_exceptions=True)
         async with Engine(**{**options, "planner": ScriptedPlanner([FinalAnswer(content="done")])}) as engine:
             await engine.resume("r@acme")

@@ -15,7 +15,7 @@ from detent.config.state_directory import OPERATORS_FILE, state_directory
 from forked import fork
 
 TOOLS = '''\
-"""Tools that leave traces in notes.txt; `pause` and `slow_note` say through a pipe that they were begun."""
+"""Tools that leave traces in notes.txt; `pause`, `slow_note` and `held_note` say through a pipe that they were begun."""
 
 import asyncio
 from pathlib import Path
@@ -66,10 +66,21 @@ async def slow_note(text: str) -> str:
         pipe.write("begun\\n")
     await asyncio.Event().wait()
     return "written"
+
+
+@tool(side_effect="write")
+async def held_note(text: str) -> str:
+    """Say that it began, and write a line when there is a file named go."""
+    with open("begun", "w") as pipe:
+        pipe.write("begun\\n")
+    while not Path("go").exists():
+        await asyncio.sleep(0.02)
+    leave(text)
+    return "written"
 '''
 AGENT = """\
 name = "tester"
-tools = ["./tools.py:note", "./tools.py:wipe", "./tools.py:explode", "./tools.py:pause", "./tools.py:slow_note"]
+tools = ["./tools.py:note", "./tools.py:wipe", "./tools.py:explode", "./tools.py:pause", "./tools.py:slow_note", "./tools.py:held_note"]
 rules = "rules.yaml"
 """
 CALLS: dict[str, str] = {
@@ -79,6 +90,7 @@ CALLS: dict[str, str] = {
     "explode": "call: {tool: explode}",
     "pause": "call: {tool: pause}",
     "slow": "call: {tool: slow_note, args: {text: slow}}",
+    "held": "call: {tool: held_note, args: {text: held}}",
     "ask": "ask: Which one?",
     "stop": "stop: enough",
     "answer": "answer: all done",
@@ -156,7 +168,7 @@ class Desk:
         return fork(["-m", "detent", *words], cwd=self.home, env=settings, stderr=subprocess.PIPE, imports=self.imports)
 
     def start_and_wait_for_the_tool(self, *words: str, **environment: str) -> Any:
-        """Start a command and return when its `pause` or `slow_note` has begun."""
+        """Start a command and return when its `pause`, `slow_note` or `held_note` has begun."""
         pipe = self.home / "begun"
         pipe.unlink(missing_ok=True)
         os.mkfifo(pipe)
@@ -169,6 +181,14 @@ class Desk:
         """Return the id of the only run."""
         (head,) = self.detent("list", "--json").json
         return head["run_id"]
+
+
+def told_by(process: Any, words: str) -> str:
+    """Return the next line on a command's stderr that has these words; fail where it ends without."""
+    for line in process.stderr:
+        if words in line:
+            return line
+    raise AssertionError(f"it never said {words!r}")
 
 
 def ended(process: Any) -> Done:

@@ -37,8 +37,12 @@ def at_a_terminal(
     rows: int = 24,
     columns: int = 80,
     piped: bool = False,
+    group: bool = False,
 ) -> Sat:
-    """Run `detent WORDS` at a terminal. `types` is told all that was shown, and returns what is typed then; None hangs up."""
+    """Run `detent WORDS` at a terminal. `types` is told all that was shown, and returns what is typed then; None hangs up.
+
+    With `group` it is the terminal of the whole process group, as in a shell: Ctrl-C is a signal to all of it.
+    """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     process = subprocess.Popen(
@@ -48,6 +52,8 @@ def at_a_terminal(
         stdin=follower,
         stdout=subprocess.PIPE if piped else follower,
         stderr=follower,
+        start_new_session=group,
+        preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if group else None,  # noqa: PLW1509 - no threads here
     )
     os.close(follower)
     seen = b""

@@ -100,7 +100,7 @@ def test_the_files_of_checks_govern(place: Path) -> None:
     ("entry", "problem"),
     [
         ('function = "./checks.py:gone"', "gone"),
-        ('function = "./checks.py:__doc__"', "not a function"),
+        ('function = "./checks.py:__doc__"', "expected a function"),
         ("grounded = 3", "verify 3: grounded"),
         ('rubic = "x"', "rubric"),
     ],

@@ -71,8 +71,8 @@ def test_a_backtest_tries_a_budget_and_takes_a_filter(worked: Desk) -> None:
         (("--policy", "bad.toml"), "bad.toml:1: rule 'a': when: expression `1 +` is not CEL"),
         (("--budget", "max_cals=1"), "unknown bound"),
         (("--runs", "state=failed"), "--runs 'state=failed': unknown part"),
-        (("--runs", "status=done"), "error: 'done' is no status"),
-        (("--runs", "since=soon"), "is no time"),
+        (("--runs", "status=done"), "error: 'done' is not a run status"),
+        (("--runs", "since=soon"), "is not a time"),
     ],
 )
 def test_a_wrong_backtest_is_a_usage_error(worked: Desk, words: tuple[str, ...], said: str) -> None:

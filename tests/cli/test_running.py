@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from cli.desk import Desk, ended
+from cli.desk import Desk, ended, told_by
 from cli.terminals import at_a_terminal, typed
 
 
@@ -157,6 +160,43 @@ def test_a_signal_suspends_and_the_run_goes_on_later(desk: Desk, number: signal.
     assert (again.code, again.out, desk.notes) == (0, "all done\n", ["one", "two"])
 
 
+def test_the_first_signal_lets_a_write_finish(desk: Desk) -> None:
+    """One line says what is waited for; the outcome is recorded, nothing more begins, and `resume` repeats nothing and asks nobody."""
+    desk.steps("note", "held", "second", "answer")
+    process = desk.start_and_wait_for_the_tool("run", "Go")
+    process.send_signal(signal.SIGTERM)
+    line = told_by(process, "finishing")
+    assert re.fullmatch(r"finishing held_note \(main\.2\.0\), \d+ s left; Ctrl-C again cuts it off\n", line)
+    desk.write("go", "")
+    done = ended(process)
+    assert (done.code, desk.notes) == (5, ["one", "held"]) and "suspended (SIGTERM): run" in done.err
+    again = desk.detent("resume", "last")
+    assert (again.code, again.out, desk.notes) == (0, "all done\n", ["one", "held", "two"])
+
+
+def test_ctrl_c_at_a_terminal_counts_down_and_again_cuts(desk: Desk) -> None:
+    """The live line says what is waited for and for how long. Programs that a tool has started hear nothing of the key."""
+    desk.steps("held", "answer")
+    os.mkfifo(desk.home / "begun")
+    threading.Thread(target=(desk.home / "begun").read_text).start()
+    pressed = list[str]()
+
+    def types(shown: str) -> str:
+        lines = ("held_note  held", r"finishing held_note \(main\.1\.0\), \d+ s left; Ctrl-C again cuts it off")
+        due = [line for line in lines if re.search(line, shown)]
+        if len(due) <= len(pressed):
+            return ""
+        pressed.append(due[-1])
+        return "\x03"
+
+    sat = at_a_terminal(
+        "run", "Go", types=types, env={**desk.environment, "TERM": "xterm-256color"}, cwd=desk.home, columns=100, group=True
+    )
+    assert len(pressed) == 2 and sat.code == 5, sat.shown
+    assert "suspended (SIGINT; cut off: held_note (main.1.0))" in sat.shown and desk.notes == []
+    assert desk.detent("resume", "last").code == 3
+
+
 def test_a_killed_run_goes_on_and_what_nobody_knows_is_asked(desk: Desk) -> None:
     """After SIGKILL inside a write: exit 3 with the two ways to settle it; settled, the run completes and wrote once."""
     desk.steps("note", "slow", "second", "answer")
@@ -221,6 +261,28 @@ def test_cancel_ends_a_waiting_run_at_once(desk: Desk) -> None:
     assert done.code == 4
     assert desk.detent("cancel", "last").code == 4
     assert desk.notes == []
+
+
+def test_cancel_of_a_run_that_has_ended_says_so(desk: Desk) -> None:
+    """Exit 2, as for every command that does not fit; the answer is not printed as if the command had brought it about."""
+    desk.detent("run", "Go")
+    done = desk.detent("cancel", "last")
+    assert (done.code, done.out) == (2, "")
+    assert "has already ended, completed (final_answer)" in done.err
+    assert desk.detent("cancel", "last", "--json").json["error"]["code"] == "not_allowed_now"
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        ("wipe", "the run waits for approval of wipe (call main.1.0): destructive tools need approval"),
+        ("ask", "the run waits for an answer: Which one?"),
+    ],
+)
+def test_the_last_line_of_a_run_that_waits_says_why(desk: Desk, step: str, why: str) -> None:
+    """Below the commands that continue it, where a person looks first."""
+    desk.steps(step, "answer")
+    assert desk.detent("run", "Go").err.splitlines()[-1] == why
 
 
 def test_the_same_run_id_attaches_and_another_goal_is_refused(desk: Desk) -> None:

@@ -28,13 +28,37 @@ def test_it_prints_the_place_and_makes_nothing(desk: Desk) -> None:
     """The state directory, the store in use, the operator's file; each with whether it is there."""
     text = desk.detent("where")
     assert (text.code, text.err) == (0, "")
-    assert text.out.splitlines()[1] == f"store     sqlite:///{desk.store}  (not there yet)"
+    lines = text.out.splitlines()
+    assert lines[2] == f"store     sqlite:///{desk.store}" and "the default" in lines[3] and "does not exist yet" in lines[3]
     assert not (desk.home.parent / "state").exists()
     assert desk.detent("run", "Go").code == 0
     said = desk.detent("where", "--json").json
     assert (said["state_directory"], said["store_exists"], said["not_used"], said["moved"]) == (str(desk.store.parent), True, None, [])
     assert desk.detent("where", "--store", "ram:", "--json").json["store"] == "ram:"
     assert desk.detent("where", "elsewhere").code == 2
+
+
+def test_it_says_why_each_place_and_file_was_chosen(desk: Desk) -> None:
+    """By the first that names it: option, variable, operator's file, configuration, default."""
+
+    def used(*words: str, **environment: str) -> dict[str, dict[str, str]]:
+        return desk.detent("where", "--json", *words, **environment).json["used"]
+
+    bare = used()
+    assert bare["config"]["what"] == "none" and bare["agent"] == {"what": str(desk.home / "agent.toml"), "why": "found in this directory"}
+    assert "$XDG_STATE_HOME" in bare["state"]["why"]
+    desk.write("detent.toml", 'agent = "agent.toml"\n[store]\nurl = "file:mine"\n')
+    filed = used()
+    assert filed["store"] == {"what": "file:mine", "why": f"named by {desk.home / 'detent.toml'}; does not exist yet"}
+    assert filed["config"]["why"] == "found in this directory" and "`agent`" in filed["agent"]["why"]
+    desk.operator_says('[store]\nurl = "file:/tmp/theirs"\n')
+    assert used()["store"]["why"].startswith(f"named by {desk.store.parent / 'detent.toml'}")
+    assert used(DETENT_STORE="ram:")["store"] == {"what": "ram:", "why": "named by DETENT_STORE"}
+    assert used("--store", "ram:", DETENT_STORE="file:other")["store"]["why"] == "named by --store"
+    other = str(desk.write("other.toml", ""))
+    assert used("--config", other)["config"] == {"what": other, "why": "named by --config"}
+    assert used(DETENT_CONFIG=other)["config"]["why"] == "named by DETENT_CONFIG"
+    assert used(DETENT_AGENT="some.toml")["agent"] == {"what": "some.toml", "why": "named by DETENT_AGENT"}
 
 
 def test_a_file_store_of_the_directory_is_adopted_as_it_is(desk: Desk) -> None:

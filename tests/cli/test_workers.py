@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.desk import Desk, ended
+from cli.desk import Desk, ended, told_by
 from cli.test_models import on_a_terminal
 from detent import Engine
 from detent.config.state_directory import store_url
@@ -86,11 +86,11 @@ async def sound(desk: Desk, runs: list[str]) -> bool:
 
 
 def test_a_stopped_worker_suspends_its_runs_and_exits_with_0(desk: Desk) -> None:
-    """SIGTERM in the middle of a tool: nothing is finished, and the next worker takes the run on."""
+    """SIGTERM in the middle of a tool that is not waited for: nothing is finished, and the next worker takes the run on."""
     submitted(desk, "slow")
     os.mkfifo(desk.home / "held")
     os.mkfifo(desk.home / "never")
-    worker = desk.start("worker")
+    worker = desk.start("worker", "--drain", "0")
     (desk.home / "held").read_text()
     worker.send_signal(signal.SIGTERM)
     done = ended(worker)
@@ -98,6 +98,49 @@ def test_a_stopped_worker_suspends_its_runs_and_exits_with_0(desk: Desk) -> None
     assert "the worker was stopped (SIGTERM): 1 suspended, which the next worker takes on" in done.err
     assert desk.detent("worker", "--until-idle", "--json").json["came_to"] == {"completed": 1}
     assert len(desk.notes) == 1
+
+
+HELD = '''\
+"""A tool that says that it began, and puts its text down when there is a file named go."""
+
+import os
+import time
+
+from detent import tool
+
+
+@tool(side_effect="write")
+def put(text: str) -> str:
+    """Put it down."""
+    with open("begun", "w") as pipe:
+        pipe.write("begun\\n")
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    with open("notes.txt", "a") as file:
+        file.write(text + "\\n")
+    return "put"
+'''
+
+
+@pytest.mark.parametrize("drain", ["60", "0"])
+def test_a_stopped_worker_lets_the_writes_of_its_runs_finish(desk: Desk, drain: str) -> None:
+    """Three runs in a write each: with --drain all three are recorded, and no run has a doubt; without time all three have one."""
+    desk.write("tools.py", HELD)
+    runs = [submitted(desk, goal) for goal in ("one", "two", "three")]
+    os.mkfifo(desk.home / "begun")
+    with os.fdopen(os.open(desk.home / "begun", os.O_RDWR)) as begun:
+        worker = desk.start("worker", "--drain", drain)
+        assert [begun.readline() for _ in runs] == ["begun\n"] * 3
+    worker.send_signal(signal.SIGTERM)
+    if drain != "0":
+        for _ in runs:
+            told_by(worker, "finishing put (main.1.0)")
+        desk.write("go", "")
+    done = ended(worker)
+    assert done.code == 0 and "the worker was stopped (SIGTERM): 3 suspended" in done.err
+    came_to = desk.detent("worker", "--until-idle", "--json").json["came_to"]
+    assert came_to == ({"waiting_for_reconciliation": 3} if drain == "0" else {"completed": 3})
+    assert sorted(desk.notes) == ([] if drain == "0" else ["one", "three", "two"])
 
 
 def test_a_worker_says_what_it_did_in_a_pipe_and_as_one_document(desk: Desk) -> None:

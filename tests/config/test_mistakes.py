@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from detent import Agent, Bounds, Budget, Engine, FinalAnswer, Host, McpServer, Models, Plan, ToolCall
+import detent
+import detent.extend
+from detent import Agent, Bounds, Budget, Engine, FinalAnswer, Host, McpServer, Models, Plan, ToolCall, tool
 from detent.core.errors import ConfigError
 from detent.core.records import Record
+from detent.extend import Block, KernelHooks, MetaTool, ToolSpec, make_kernel
 from kernel.runs import run_async
 
 
@@ -53,6 +57,34 @@ def test_a_missing_or_extra_argument_is_told_with_the_class_and_the_nearest_name
         make()
 
 
+class Blind:
+    """A planner that cannot be shown anything."""
+
+    async def plan(self) -> None:
+        """Plan."""
+
+
+class Deaf:
+    """An observer that cannot be told anything."""
+
+    def on_record(self) -> None:
+        """Hear nothing."""
+
+    def on_chunk(self, chunk: Any) -> None:
+        """Hear."""
+
+
+def plain(x: int) -> int:
+    """Is no tool, no guard and no strategy."""
+    return x
+
+
+@tool(side_effect="read")
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
 PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "planner": ({"planner": Wrong()}, r"which has no plan\(view: View\) -> Plan"),
     "a class": ({"planner": Planner}, r"planner is the class Planner; give an object of it: Planner\(...\)"),
@@ -69,8 +101,75 @@ PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "models": ({"models": {"titles": True}}, "give a Models"),
     "bounds": ({"bounds": 3}, "bounds is 3; give a Bounds"),
     "kernel": ({"kernel": 3}, "kernel is 3; give a Kernel"),
-    "verifiers": ({"verifiers": {"x": 3}}, r"the verifier 'x' is a int; expected a function \(answer, view\) that returns what is wrong"),
+    "verifiers": ({"verifiers": {"x": 3}}, r"verifiers\['x'\] is an int; expected a function \(answer, view\) that returns what is wrong"),
 }
+
+
+PARTS |= {
+    "a planner that is shown nothing": (
+        {"planner": Blind()},
+        r"whose plan takes \(\) -> None; expected plan\(view: View\) -> Plan, see detent.extend.Planner",
+    ),
+    "guards in a list": ({"guards": [len]}, r"guards is a list; expected a table of names, \{NAME: guard\}"),
+    "kernels in a list": ({"kernels": [make_kernel()]}, "kernels is a list; expected a table of names"),
+    "strategies in a list": ({"strategies": [plain]}, "strategies is a list; expected a table of names"),
+    "a guard of one argument": (
+        {"guards": {"g": plain}},
+        r"guards\['g'\] takes \(x: int\) -> int; expected a function \(call, state, run\)",
+    ),
+    "a strategy": ({"strategies": {"s": 3}}, r"strategies\['s'\] is an int; expected an async function of a StrategyRun"),
+    "a phase": ({"kernel": make_kernel((plain,))}, r"the kernel: a phase takes \(x: int\) -> int; expected an async function"),  # type: ignore[arg-type]
+    "a guard of a kernel": ({"kernels": {"k": make_kernel(guards=(3,))}}, "the kernel 'k': a guard is an int; expected a function"),  # type: ignore[arg-type]
+    "a meta-tool": ({"kernel": make_kernel(meta_tools=(look,))}, "a meta-tool is a Tool; expected a MetaTool"),  # type: ignore[arg-type]
+    "a hook": ({"hooks": KernelHooks(before={"act": 3})}, r"hooks\.before\['act'\] is an int; expected a function \(state\)"),  # type: ignore[dict-item]
+    "a plain function as a tool": ({"tools": [plain]}, "the function 'plain' is no tool; decorate it with @tool"),
+    "an observer that takes nothing": ({"observers": [Deaf()]}, r"which has no on_record\(record, state\); detent.extend.Observer"),
+}
+
+
+AGENTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a plain function": (
+        lambda: Agent(name="a", tools=[plain]),
+        "tools has the function 'plain'; expected names of tools, or functions decorated",
+    ),
+    "a class": (lambda: Agent(name="a", tools=[Wrong]), "tools has the class Wrong; expected names"),
+    "a strategy": (lambda: Agent(name="a", strategy=plain), r"strategy has a function; expected a name: give Engine\(strategies="),  # type: ignore[arg-type]
+    "a kernel": (lambda: Agent(name="a", kernel=make_kernel()), "kernel has a Kernel; expected a name"),  # type: ignore[arg-type]
+    "a guard": (lambda: Agent(name="a", guards=[plain]), "guards has a function; expected a name"),  # type: ignore[list-item]
+    "a policy": (lambda: Agent(name="a", policy=Wrong()), r"policy is a Wrong; expected rules.*Engine\(policy="),  # type: ignore[arg-type]
+    "a verifier": (lambda: Agent(name="a", verify=[plain]), r"verify 1 takes \(x: int\) -> int; expected a function \(answer, view\)"),
+    "a goal": (lambda: Engine(planner=Planner()).run_sync(Agent(name="a"), 3), "the goal is 3; give a text"),  # type: ignore[arg-type]
+    "an observer": (
+        lambda: Engine(planner=Planner()).run_sync(Agent(name="a"), "go", observers=Wrong()),
+        "observers must be a list",
+    ),
+    "a meta-tool": (lambda: MetaTool(spec=ToolSpec(name="x"), handler=3), "expected a ToolSpec and a function"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("part", list(AGENTS))
+def test_what_cannot_be_a_part_is_refused_when_the_agent_is_made(part: str) -> None:
+    """With what was expected, and where an object of this kind belongs."""
+    make, said = AGENTS[part]
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+MADE_BY_DETENT = (
+    "CallState Chunk Diff Job Kernel KernelInput KernelState Item NotHappened Parting Passed PhaseContext Planned Receipt Record Result RunHead RunState "
+    "ToolError Upgrade Upgraded View AnswerView Call"
+)
+
+
+def test_every_struct_that_programs_make_tells_what_it_has() -> None:
+    """A missing or misspelt argument is told with the class: Python's own message leaves it out."""
+    doors = {name: getattr(door, name) for door in (detent, detent.extend) for name in door.__all__}
+    structs = {name: made for name, made in doors.items() if isinstance(made, type) and issubclass(made, msgspec.Struct)}
+    for name in set(structs) - set(MADE_BY_DETENT.split()):
+        with pytest.raises(TypeError, match=rf"{name} has no argument 'xyzzy'"):
+            structs[name](xyzzy=1)
+    with pytest.raises(TypeError, match="Block needs 'reason'"):
+        Block()  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("part", list(PARTS))
@@ -83,7 +182,7 @@ def test_what_cannot_be_a_part_is_refused_when_the_engine_is_made(part: str) -> 
 
 def test_what_cannot_be_an_observer_is_refused_when_the_engine_is_made() -> None:
     """It says which method it lacks."""
-    with pytest.raises(ConfigError, match=r"which has no on_record and no on_chunk; expected an object with on_record\(record, state\)"):
+    with pytest.raises(ConfigError, match=r"which has no on_record\(record, state\) and no on_chunk\(chunk\); detent.extend.Observer says"):
         Engine(observers=[Wrong()])  # type: ignore[list-item]
 
 
@@ -134,3 +233,16 @@ def test_a_result_in_a_notebook_is_escaped() -> None:
 
     result = Engine(planner=Says()).run_sync(Agent(name="a"), "go")
     assert "<script>" not in result._repr_html_() and "&lt;script&gt;" in result._repr_html_()
+
+
+def test_a_state_that_was_loaded_and_an_agent_are_shown_short() -> None:
+    """Whatever they hold."""
+
+    async def go() -> Any:
+        async with Engine(planner=Planner()) as engine:
+            result = await engine.run(Agent(name="a", instructions="long\n" * 9000), "go\n" * 9000)
+            return await engine.load(result.run_id)
+
+    for thing in (run_async(go), Agent(name="a", instructions="long\n" * 9000)):
+        for text in (str(thing), repr(thing)):
+            assert "\n" not in text and len(text) <= 400

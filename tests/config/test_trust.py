@@ -43,6 +43,13 @@ oauth = { issuer = "https://login.example.com", client_secret = "${OAUTH_KEY}" }
 look = { side_effect = "read", trust = "trusted" }
 wipe = { side_effect = "destructive" }
 send = { idempotent = true }
+[models.embedder]
+model = "nomic"
+base_url = "https://ann:pw@vectors.example.com/v1"
+api_key_env = "VECTORS_KEY"
+[models.transcriber]
+model = "whisper"
+base_url = "http://127.0.0.1:8000/v1"
 """
 
 
@@ -64,6 +71,7 @@ def test_a_configuration_asks_for_what_it_would_have_done(tmp_path: Path) -> Non
         ("open", "workspace.sandbox_network", "sandboxed programs use this machine's network", ()),
         ("open", "workspace.sandbox_readable", "sandboxed programs read /etc", ()),
         ("open", "workspace.sandbox_allow_private", "and they may be at 10.1.2.3/32", ()),
+        ("send", "models.embedder.base_url", "to https://vectors.example.com/v1", ("VECTORS_KEY",)),
         ("send", "http.allow", "requests of agents may go to https://api.example.com/*", ()),
         ("read", "secrets.a", "for tools", ("A_KEY",)),
         ("read", "secrets.b", "/run/b, for tools", ()),

@@ -5,6 +5,8 @@
     {"do": "start", "run": "r1", "gate": "...", "tool": "hold", "sync": true}
     {"do": "cancel", "run": "r1"}
 
+    {"do": "run", ...} or {"do": "asyncio", ...}    the same with `run_sync`, or with `asyncio.run`, until a signal stops it
+
 Answers are JSON lines on standard output.
 """
 
@@ -21,6 +23,7 @@ from typing import Any
 
 from crash.workload import Inside, make_tools, plan, work
 from detent import Engine, FinalAnswer, Tool, ToolCall, View, tool
+from detent.config.groups import Bounds
 from detent.core.errors import DetentError, Suspended
 from detent.stores.urls import open_store
 from detent.testing.faults import CrashingStore
@@ -140,9 +143,9 @@ def race_tools(effects: Effects) -> list[Tool[..., Any]]:
     return [hold, keep, gaze]
 
 
-def race_engine(url: str, effects: Effects) -> Engine:
+def race_engine(url: str, effects: Effects, **options: Any) -> Engine:
     """Return an engine for the races."""
-    return engine_on(url, race_plan, race_tools(effects))
+    return engine_on(url, race_plan, race_tools(effects), **options)
 
 
 RACER = agent_of("hold", "keep", "gaze")
@@ -183,13 +186,24 @@ def main() -> None:
     elif how["do"] == "race":
         asyncio.run(race(url, effects))
     else:
-        engine = race_engine(url, effects)
+        engine = race_engine(url, effects, bounds=Bounds(drain_s=how.get("drain_s", 60)))
         variables = {"tool": how["tool"], "gate": how["gate"]}
+
+        async def plainly() -> Any:
+            async with engine:
+                return await engine.run(RACER, "race", run_id=how["run"], variables=variables)
+
         try:
-            result = engine.run_sync(RACER, "race", run_id=how["run"], variables=variables)
+            if how["do"] == "asyncio":
+                result = asyncio.run(plainly())
+            else:
+                result = engine.run_sync(RACER, "race", run_id=how["run"], variables=variables)
             say(status=result.status, output=result.output)
         except Suspended as stop:
             say(suspended=stop.why, message=str(stop))
+            sys.exit(5)
+        except KeyboardInterrupt:
+            say(suspended="SIGINT", message="interrupted")
             sys.exit(5)
 
 

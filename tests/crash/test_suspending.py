@@ -55,7 +55,7 @@ def test_a_suspended_run_starts_nothing_more_and_goes_on_later(kind: str, swallo
         async with engine_on(place.store(), plan, [act, then]) as engine:
             task = asyncio.create_task(engine.run(agent_of(act, then), "act", run_id="run"))
             await began.wait()
-            engine.suspend("the machine goes down")
+            engine.suspend("the machine goes down", drain_s=0)
             with pytest.raises(Suspended, match=r"'run' is suspended \(the machine goes down\)"):
                 await task
             assert ran == ["act"], "nothing was started after it"
@@ -105,18 +105,73 @@ def test_closing_an_engine_suspends_its_runs_first(kind: str, tmp_path: Path) ->
     run_main(place, main)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
-@pytest.mark.parametrize("name", ["hold", "keep"])
-def test_a_signal_suspends_the_run_of_a_program(name: str, number: signal.Signals, tmp_path: Path) -> None:
-    """Ctrl-C and SIGTERM end `run_sync` with `Suspended`; the run is there, resumable, and an unknown effect is in doubt, not repeated."""
-    place, gate = Place("sqlite", tmp_path), Gate(tmp_path / "gate")
-    child = start(place.url, tmp_path, do="run", run="run", tool=name, gate=str(gate.path))
-    assert answer_of(child) == {"running": name}
+def stopped(child: Any, number: signal.Signals) -> None:
+    """Send a signal, and return when the child says that it waits for its call."""
     child.send_signal(number)
-    answer = answer_of(child)
-    assert answer["suspended"] == number.name
-    assert "detent resume run" in answer["message"]
+    assert "finishing" in child.stderr.readline()
+
+
+def named(value: Any) -> str:
+    """Return what a parameter is called."""
+    return str(getattr(value, "name", value or "the time is up"))
+
+
+@pytest.mark.parametrize(
+    ("name", "do", "number"),
+    [
+        ("hold", "run", signal.SIGINT),
+        ("hold", "run", signal.SIGTERM),
+        ("keep", "run", signal.SIGTERM),
+        ("hold", "asyncio", signal.SIGINT),
+    ],
+    ids=named,
+)
+def test_the_first_signal_lets_a_write_finish(name: str, do: str, number: signal.Signals, tmp_path: Path) -> None:
+    """Its outcome is recorded and the run can be resumed: nothing is in doubt, and nothing happens twice."""
+    place, gate, effects = Place("sqlite", tmp_path), Gate(tmp_path / "gate"), Effects(tmp_path / "effects")
+    child = start(place.url, tmp_path, do=do, run="run", tool=name, gate=str(gate.path))
+    assert answer_of(child) == {"running": name}
+    stopped(child, number)
+    gate.open()
+    assert answer_of(child)["suspended"] == number.name
     assert child.wait(30) == 5
+    end(child)
+    assert isinstance(asyncio.run(place.records("run"))[-1].event, e.ToolFinished)
+
+    async def main() -> None:
+        async with engine_on(place.store(), race_plan, race_tools(effects)) as engine:
+            assert (await engine.load("run")).status == "running"
+            assert (await engine.resume("run")).status == "completed"
+            assert (await engine.replay("run")).identical
+        assert len(effects.all()) == 1
+        check_laws(await place.lines("run"))
+
+    run_main(place, main)
+
+
+@pytest.mark.parametrize(
+    ("name", "do", "number"),
+    [
+        ("hold", "run", signal.SIGINT),
+        ("keep", "run", signal.SIGTERM),
+        ("hold", "run", None),
+        ("hold", "asyncio", signal.SIGINT),
+    ],
+    ids=named,
+)
+def test_the_second_signal_cuts_a_write_off(name: str, do: str, number: signal.Signals | None, tmp_path: Path) -> None:
+    """So does the end of `drain_s`: the run is there, resumable, and an unknown effect is in doubt, not repeated."""
+    place, gate = Place("sqlite", tmp_path), Gate(tmp_path / "gate")
+    child = start(place.url, tmp_path, do=do, run="run", tool=name, gate=str(gate.path), drain_s=60 if number else 0.01)
+    assert answer_of(child) == {"running": name}
+    stopped(child, number or signal.SIGTERM)
+    if number is not None:
+        child.send_signal(number)
+    answer = answer_of(child)
+    assert answer["suspended"].startswith((number or signal.SIGTERM).name)
+    assert f"cut off: {name} (main.1.0)" in answer["message"] if do == "run" else answer["message"] == "interrupted"
+    assert child.wait(30) == 5
+    assert child.stderr.read() == "", "no line of asyncio about what was left behind"
     end(child)
     records = asyncio.run(place.records("run"))
     assert isinstance(records[-1].event, e.ToolStarted)
@@ -132,3 +187,14 @@ def test_a_signal_suspends_the_run_of_a_program(name: str, number: signal.Signal
         check_laws(await place.lines("run"))
 
     run_main(place, main)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_read_is_cut_off_by_the_first_signal(number: signal.Signals, tmp_path: Path) -> None:
+    """Nobody waits for what leaves no doubt."""
+    place, gate = Place("sqlite", tmp_path), Gate(tmp_path / "gate")
+    child = start(place.url, tmp_path, do="run", run="run", tool="gaze", gate=str(gate.path))
+    assert answer_of(child) == {"running": "gaze"}
+    child.send_signal(number)
+    assert answer_of(child)["suspended"] == number.name and child.wait(30) == 5
+    end(child)

@@ -274,7 +274,7 @@ def test_a_claim_is_given_back_whatever_happens(kind: str, tmp_path: Path) -> No
         async with engine_on(place.store(), plan_one_call, [act]) as engine:
             task = asyncio.create_task(engine.run(agent_of("act"), "act", run_id="run"))
             await began.wait()
-            engine.suspend("for a test")
+            engine.suspend("for a test", drain_s=0)
             (stopped,) = await asyncio.gather(task, return_exceptions=True)
             assert type(stopped).__name__ == "Suspended"
             other = place.store()

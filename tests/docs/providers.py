@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from engine.model_services import Services
 from planners.model.aimock import aimock, calls, when
 
 PARIS = "Paris has 2,100,000 inhabitants."
@@ -23,6 +27,28 @@ FIXTURES: list[dict[str, Any]] = [
     when("1284000", {"content": '{"type": "final_answer", "content": "1,284,000 square kilometres"}'}),
     when("How large is Chad", {"content": 'Let me look:\n```json\n{"type": "area", "country": "Chad"}\n```'}),
 ]
+
+
+@contextmanager
+def speaking(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Serve embeddings and transcripts in a thread of their own, and lead OpenAI's name there."""
+
+    async def serve() -> None:
+        async with Services().serve() as url:
+            listens.set_result((url, asyncio.get_running_loop(), stop := asyncio.Event()))
+            await stop.wait()
+
+    listens: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    thread = Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    url, loop, stop = listens.result(timeout=30)
+    for name, value in {"OPENAI_BASE_URL": f"{url}/v1", "MY_SERVER": f"{url}/v1", "OPENAI_API_KEY": "no-key"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
 
 
 @contextmanager

@@ -24,10 +24,10 @@ import pytest
 
 from amounts import in_check
 from docs.pages import DOCS, ROOT, Block, Command, anchors, blocks, commands, name_of, pages, prose
-from docs.providers import answering
+from docs.providers import answering, speaking
 from forked import asking, fork
 
-RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9-]*-[a-z0-9]{6}\b")
+RUN_ID = re.compile(r"\b\d{8}-\d{6}(?:-[a-z0-9]+)*\b")
 VOLATILE = (
     (RUN_ID, "RUN"),
     (re.compile(r"\b[0-9a-f]{64}\b"), "DIGEST"),
@@ -135,7 +135,12 @@ def run_command(command: Command, desk: Path, known: dict[str, str]) -> None:
 def _providers(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For a page about the models of a provider, a server on loopback that answers in their place."""
     page: Path = request.node.callspec.params["page"]
-    with answering(tmp_path, monkeypatch) if page.name in WITH_MODELS or page.name.startswith("models-") else contextlib.nullcontext():
+    serving: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if page.name in WITH_MODELS or page.name.startswith("models-"):
+        serving = answering(tmp_path, monkeypatch)
+    elif page.name == "files-and-speech.md":
+        serving = speaking(monkeypatch)
+    with serving:
         yield
 
 

@@ -140,10 +140,11 @@ def test_texts_of_the_source_are_searched_and_its_code_is_not(phrases: ModuleTyp
 
 
 def test_the_counts_can_only_fall(phrases: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--write` takes fewer, or as many in a file that moved, and refuses more."""
-    left = tmp_path / "left.json"
-    left.write_text('{"a.md": 2, "b.md": 1}', encoding="utf-8")
+    """`--write` takes fewer, or as many in a file that moved, and refuses more; of two lines that a merge left for a file the smaller counts."""
+    left = tmp_path / "left.txt"
+    left.write_text("2 a.md\n3 b.md\n1 b.md\n", encoding="utf-8")
     monkeypatch.setattr(phrases, "LEFT", left)
+    assert sum(phrases.allowed().values()) == 3
     for found, code in [({"a.md": 2, "c.md": 1}, 0), ({"a.md": 2}, 0), ({"a.md": 3}, 1), ({}, 0)]:
         monkeypatch.setattr(phrases, "counts", lambda found=found: found)
         assert phrases.main(["--write"]) == code

@@ -212,7 +212,7 @@ def test_commands_and_options_that_pages_show_exist() -> None:
             line
             for b in blocks(page)
             if b.language in ("console", "text", "sh")
-            for line in re.findall(r"\bdetent ((?!-)[^\n|>&]+)", b.text)
+            for line in re.findall(r"(?<![\w/.-])(?<!-u )(?<!-n )detent ((?!-)[^\n|>&]+)", b.text)
         ]
         for line in said:
             name, *words = line.split()

@@ -162,3 +162,18 @@ def test_failures_of_pydantic_ai_are_translated() -> None:
     assert caught.value.kind == "rate_limited"
     with pytest.raises(ConfigError, match="nobody:nothing"):
         PydanticAIEmbedder("nobody:nothing")
+
+
+def test_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would fill the memory of the process."""
+    monkeypatch.setattr("detent.embedders.openai_compatible.MOST_BYTES", 1000)
+
+    async def serve(exchange: Exchange) -> None:
+        await exchange.answer({"data": [{"embedding": [0.1] * 1000}]})
+
+    async def main() -> None:
+        async with model_server(serve) as url:
+            await OpenAICompatibleEmbedder("m", base_url=url).embed(["a"])
+
+    with pytest.raises(ModelCallFailure, match="does not end"):
+        asyncio.run(main())

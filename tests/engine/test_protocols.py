@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, Engine, FinalAnswer, Models, TenantBudget, ToolCall
+from detent import Agent, Bounds, Budget, Engine, FinalAnswer, Models, TenantBudget, ToolCall
 from detent.config.loading import load_config
 from detent.config.protocols import EmbedderSettings, TranscriberSettings
 from detent.core.agent import Host
 from detent.core.errors import BudgetRefused, ConfigError, ModelCallFailure
-from detent.core.events import EffectRecorded, ModelCallFinished
+from detent.core.events import EffectRecorded, ModelCallFailed, ModelCallFinished
 from detent.metering.pricing import ModelPrice
 from detent.metering.provider_limits import ModelRetries
 from detent.ports import View
 from detent.testing.scripted import ScriptedPlanner
 from engine.model_services import SOUND, SPEECH, Services
+from planners.raw_text.texts import Exchange, model_server
 
 PRICES = {"vectors": ModelPrice(input_usd=1.0, output_usd=0.0), "whisper-1": ModelPrice(input_usd=0.0, output_usd=0.0, minute_usd=0.006)}
 AUDIO = {"type": "audio", "name": "standup.wav", "media_type": "audio/wav", "data": SOUND}
@@ -297,6 +298,64 @@ def test_a_transcription_in_a_run_counts_in_its_budget_and_in_the_amount_of_its_
             first = await made.run(agent, "go", attachments=[AUDIO], host=Host(tenant="acme"))
             assert (first.status, first.reason, len(services.asked)) == ("stopped", "budget_exhausted", 1)
             assert (await made.tenants.spent("acme")).model_calls == 1
+
+    asyncio.run(main())
+
+
+def test_two_recordings_are_transcribed_side_by_side() -> None:
+    """Each call has a name of its own in the log, and a replay comes out equal."""
+    other = AUDIO | {"name": "other.wav"}
+
+    async def main() -> None:
+        plans = [
+            tuple(ToolCall(tool="transcribe", args={"recording": name}) for name in ("standup.wav", "other.wav")),
+            FinalAnswer(content="done"),
+        ]
+        async with (services := Services()).serve() as url, engine(url, *plans) as made:
+            result = await made.run(Agent(name="a", tools=["transcribe"]), "go", attachments=[AUDIO, other])
+            finished = [r.event.call for r in await made.records(result.run_id) if isinstance(r.event, ModelCallFinished)]
+            assert len(set(finished)) == len(services.asked) == result.usage.model_calls == 2
+            assert (await made.replay(result.run_id)).identical
+
+    asyncio.run(main())
+
+
+def test_a_transcription_in_progress_ends_with_the_run_that_is_cancelled() -> None:
+    """The log has the call as given up, and its reservation is free."""
+
+    async def main() -> None:
+        asked, never = asyncio.Event(), asyncio.Event()
+
+        async def hold(exchange: Exchange) -> None:
+            asked.set()
+            await never.wait()
+
+        plans = [ToolCall(tool="transcribe", args={}), FinalAnswer(content="done")]
+        async with model_server(hold) as url, engine(url, *plans, bounds=Bounds(grace_s=0.01)) as made:
+            running = asyncio.create_task(made.run(Agent(name="a", tools=["transcribe"]), "go", run_id="r", attachments=[AUDIO]))
+            await asked.wait()
+            await made.cancel("r", by="ann")
+            result = await running
+            never.set()
+            assert (result.status, result.reason) == ("stopped", "cancelled")
+            failed = [r.event.kind for r in await made.records("r") if isinstance(r.event, ModelCallFailed)]
+            assert failed == ["cancelled"] and not result.state.reserved
+            assert (await made.replay("r")).identical
+
+    asyncio.run(main())
+
+
+def test_a_model_of_a_tool_without_a_price_is_refused_where_cost_is_bounded() -> None:
+    """Before the run begins, as with the model of the planner; the hashing embedder calls none."""
+
+    async def main() -> None:
+        async with Services().serve() as url, engine(url, FinalAnswer(content="done"), model_prices=None) as made:
+            for name, model in (("transcribe", "whisper-1"), ("find", "vectors")):
+                with pytest.raises(ConfigError, match=f"no price is known for its model '{model}'"):
+                    await made.run(Agent(name="a", tools=[name]), "go", budget=Budget(max_cost_usd=1.0))
+            assert await made.list_runs() == []
+        async with Engine(models=Models(embedder="hashing"), planner=ScriptedPlanner([FinalAnswer(content="done")])) as made:
+            assert (await made.run(Agent(name="a", tools=["find"]), "go", budget=Budget(max_cost_usd=1.0))).output == "done"
 
     asyncio.run(main())
 

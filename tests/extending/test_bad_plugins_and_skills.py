@@ -57,9 +57,9 @@ def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"strategy": "leaves"}, "'leaves' of package 'bad-plug' cannot be loaded: SystemExit: 3"),
         ({"strategy": "breaks"}, "cannot be loaded: ZeroDivisionError"),
         ({"strategy": "gone"}, "cannot be loaded: AttributeError"),
-        ({"strategy": "number"}, "'number' of package 'bad-plug' is a int; expected"),
-        ({"kernel": "number"}, "is a int and has no phases"),
-        ({"guards": ["number"]}, "is a int; expected"),
+        ({"strategy": "number"}, "'number' of package 'bad-plug' is an int; expected"),
+        ({"kernel": "number"}, "is an int and has no phases"),
+        ({"guards": ["number"]}, "is an int; expected"),
         ({"tools": ["number"]}, "5 is no tool"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, Result, ToolCall, ToolContext, tool
+from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.records import Envelope, Record
 from detent.core.state import RunState
@@ -192,8 +193,8 @@ async def work(n: int, context: ToolContext) -> int:
     return n
 
 
-def engine_of(script: list[Any], gated: Gated | None = None) -> Engine:
-    return Engine(planner=ScriptedPlanner(script), tools=[work, (gated or Gated()).tool])
+def engine_of(script: list[Any], gated: Gated | None = None, **options: Any) -> Engine:
+    return Engine(planner=ScriptedPlanner(script), tools=[work, (gated or Gated()).tool], **options)
 
 
 def test_a_stream_has_every_record_and_chunk_in_order_and_the_result_last() -> None:
@@ -232,8 +233,8 @@ def test_leaving_a_stream_early_does_not_touch_the_run() -> None:
             await stream.aclose()
             await gated.entered.wait()
             gated.open.set()
-            while engine.runtime.advancing:
-                await asyncio.wait(engine.runtime.advancing)
+            while engine.runtime.underway.tasks:
+                await asyncio.wait(engine.runtime.underway.tasks)
             state = await engine.load("r")
             assert (state.status, state.in_doubt, gated.ran) == ("completed", (), 1)
 
@@ -245,12 +246,12 @@ def test_a_closing_engine_suspends_a_run_whose_stream_was_left() -> None:
 
     async def main() -> None:
         gated = Gated()
-        async with engine_of([ToolCall(tool="gate")], gated) as engine:
+        async with engine_of([ToolCall(tool="gate")], gated, bounds=Bounds(drain_s=0)) as engine:
             stream = engine.stream(AGENT, "go", run_id="r")
             await anext(stream)
             await stream.aclose()
             await gated.entered.wait()
-        assert not engine.runtime.advancing
+        assert not engine.runtime.underway.tasks
         assert gated.ran == 0
         assert len(asyncio.all_tasks()) == 1
 
@@ -262,7 +263,7 @@ def test_cancelling_the_reader_cancels_the_run() -> None:
 
     async def main() -> None:
         gated = Gated()
-        async with engine_of([ToolCall(tool="gate")], gated) as engine:
+        async with engine_of([ToolCall(tool="gate")], gated, bounds=Bounds(drain_s=0)) as engine:
 
             async def read() -> None:
                 async for _ in engine.stream(AGENT, "go", run_id="r"):

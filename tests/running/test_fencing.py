@@ -70,7 +70,7 @@ def test_a_late_outcome_is_recorded_and_replayed_where_nobody_has_recorded_anyth
         assert (result.status, result.output) == ("completed", "paid")
         events = [record.event for record in read_log("r", await other.read("r"))]
         late = [event for event in events if isinstance(event, e.ToolReconciled)]
-        assert [event.source for event in late] == ["late_worker"]
+        assert [(event.source, event.attempt) for event in late] == [("late_worker", 1)]
         assert not any(isinstance(event, e.ToolFinished) for event in events)
         assert (await second.replay("r")).identical
         for engine in (first, second):

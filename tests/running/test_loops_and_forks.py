@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -18,7 +20,7 @@ import pytest
 from amounts import in_check
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.config.groups import Bounds
-from detent.core.errors import RunNotFound, Suspended
+from detent.core.errors import RunBusy, RunNotFound, Suspended
 from detent.ports import Signal
 from detent.stores import open_store
 from detent.testing import ScriptedPlanner
@@ -112,6 +114,59 @@ def test_a_run_whose_loop_was_closed_is_taken_on_by_the_same_engine(url: str, tm
 
     asyncio.run(asyncio.wait_for(again(), 30))
     del task
+
+
+def closed_under_a_claim(url: str, *, beside: bool) -> None:
+    """Close the loop in which a store has claimed "one", and wait until another store has it."""
+    store = open_store(url, **({} if url == "ram:" else {"lease_s": 600.0}))
+    other = getattr(store, "sibling", lambda: open_store(url))()
+    loop = asyncio.new_event_loop()
+
+    async def claim(run_id: str) -> None:
+        await store.open()
+        await store.claim(run_id)
+
+    loop.run_until_complete(claim("one"))
+
+    async def next_one() -> None:
+        await other.open()
+        while True:
+            try:
+                await other.claim("one")
+                break
+            except RunBusy:
+                await asyncio.sleep(0.02)  # polls, until the deadline
+        if beside:
+            with pytest.raises(RunBusy):
+                await other.claim("two")
+        await other.close()
+
+    def wait_for_it() -> None:
+        asyncio.run(asyncio.wait_for(next_one(), 20))
+
+    async def meanwhile() -> None:
+        await claim("two")
+        loop.close()
+        await asyncio.to_thread(wait_for_it)
+        await store.close()
+
+    if beside:
+        asyncio.run(asyncio.wait_for(meanwhile(), 30))
+    else:
+        loop.close()
+        wait_for_it()
+        asyncio.run(asyncio.wait_for(store.close(), 20))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("url", "beside"), [*itertools.product(STORES, (False, True)), ("postgresql", False)])
+def test_a_run_whose_loop_was_closed_is_free_for_others_although_its_engine_is_never_used_again(
+    url: str, beside: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Nobody closes the engine, and its lease would last for ten minutes. `beside`: another loop still works with the engine's store, and keeps what it has."""
+    url = request.getfixturevalue("postgres_url") if url == "postgresql" else url.format(tmp_path)
+    closed_under_a_claim(url, beside=beside)
+    gc.collect()  # what was left in the loop is complained of here, and not in the next test
 
 
 def test_an_engine_whose_loop_runs_in_another_thread_is_closed_there(tmp_path: Path) -> None:

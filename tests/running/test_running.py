@@ -315,7 +315,7 @@ def test_a_failing_observer_fails_nothing_and_is_reported_once(caplog: pytest.Lo
 
 def test_what_is_no_observer_is_refused() -> None:
     """When the engine is made, not when something happens."""
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match="which has no on_record"):
         Engine(observers=(object(),))  # type: ignore[arg-type]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
 
 import msgspec
 import pydantic
@@ -52,6 +52,24 @@ class Place(TypedDict):
     name: str
 
 
+T = TypeVar("T")
+
+
+class Box(msgspec.Struct, Generic[T]):
+    item: T
+
+
+class Land(msgspec.Struct):
+    """A struct of msgspec with a model of pydantic in it."""
+
+    city: City
+
+
+def named_city(of: int) -> type[msgspec.Struct]:
+    """Return another type that is called City."""
+    return msgspec.defstruct("City", [("mayor" * of, str)])
+
+
 class Says:
     """Answers these in order, and keeps what it was told."""
 
@@ -75,6 +93,19 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
     "list": (list[Village], [{"name": "Ulm"}], [Village("Ulm")]),
     "plain": (int, 5, 5),
     "words": (Literal["yes", "no"], "yes", "yes"),
+    "generic": (Box[int], {"item": 5}, Box(5)),
+    "generic of a struct": (Box[Village], {"item": {"name": "Ulm"}}, Box(Village("Ulm"))),
+    "model or struct": (City | Village, {"name": "Ulm"}, Village("Ulm")),
+    "struct or model": (Village | City, {"name": "Ulm", "people": 2}, Village("Ulm", 2)),
+    "both in a list": (list[City | Box[Village]], [{"item": {"name": "Ulm"}}], [Box(Village("Ulm"))]),
+    "both in a tuple": (
+        tuple[City, Village],
+        [{"name": "Ulm", "people": 2}, {"name": "Ulm"}],
+        (City(name="Ulm", people=2), Village("Ulm")),
+    ),
+    "model in a struct": (Land, {"city": {"name": "Ulm", "people": 2}}, Land(City(name="Ulm", people=2))),
+    "model, or a struct with one": (City | Land, {"city": {"name": "Ulm", "people": 2}}, Land(City(name="Ulm", people=2))),
+    "model or typed dict": (City | Place, {"name": "Ulm"}, {"name": "Ulm"}),
     "json in text": (City, '{"name": "Ulm", "people": 2}', City(name="Ulm", people=2)),
 }
 
@@ -182,6 +213,13 @@ def test_rules_give_typed_answers_too() -> None:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no schema": (lambda: Agent(name="a", output_type=open), "agent 'a': output_type: no JSON Schema can be made of"),
+    "a remote reference": (
+        lambda: Agent(name="a", output_schema={"properties": {"x": {"$ref": "http://127.0.0.1:1/s.json"}}}),
+        r"agent 'a': output_schema refers to 'http://127.0.0.1:1/s.json', which is not in it; schemas are never fetched",
+    ),
+    "a reference to nothing": (lambda: Agent(name="a", output_schema={"$ref": "#/$defs/gone"}), r"refers to '#/\$defs/gone'"),
+    "no JSON Schema": (lambda: Agent(name="a", output_schema={"type": "strin"}), "agent 'a': output_schema is no JSON Schema"),
+    "two of one name": (lambda: Agent(name="a", output_type=list[City | Land | named_city(1)]), "two of its types are called City"),
     "two": (lambda: Agent(name="a", output_type=City, output_schema={}), "leave output_schema out"),
 }
 
@@ -197,3 +235,28 @@ def test_a_type_that_cannot_be_an_answer_is_refused_when_the_agent_is_made(mista
 def test_the_reasons_of_a_result_are_the_reasons_there_are() -> None:
     """Type checkers go by the list of words."""
     assert set(get_args(Reason)) == {"", *REASONS}
+
+
+def test_a_reason_of_a_model_in_a_struct_is_told() -> None:
+    """Both libraries check what is theirs, and the planner is told in their words."""
+
+    async def main() -> None:
+        planner = Says({"city": {"name": "Ulm", "people": -1}}, {"city": {"name": "Ulm", "people": 2}})
+        async with Engine(store="ram:", planner=planner) as engine:
+            result = await engine.run(Agent(name="a", output_type=Land), "go")
+            assert result.output == Land(City(name="Ulm", people=2))
+            assert "nobody is less than nobody" in "\n".join(planner.told)
+
+    run_async(main)
+
+
+def test_a_schema_for_one_run_is_checked_before_it_begins() -> None:
+    """As that of an agent; nothing is recorded."""
+
+    async def main() -> None:
+        async with Engine(store="ram:", planner=Says("x")) as engine:
+            with pytest.raises(ConfigError, match=r"output_schema refers to 'other\.json'"):
+                await engine.run(Agent(name="a"), "go", output_schema={"$ref": "other.json"})
+            assert await engine.list_runs() == []
+
+    run_async(main)

@@ -12,6 +12,7 @@ import pytest
 from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
 from detent.clock import RandomIds, SystemClock
 from detent.config.engines import Config, LimitsConfig, StoreConfig, WorkerConfig
+from detent.config.groups import Bounds
 from detent.core.actions import Schedule
 from detent.core.errors import ConfigError, CorruptLog, NotAllowedNow, RunBusy, RunContextMismatch, RunNotFound, StoreFull, Suspended
 from detent.core.events import RunResumed
@@ -166,8 +167,8 @@ def test_a_worker_that_is_stopped_in_good_order_has_not_failed_however_often() -
             await gate.wait()
             return text
 
-        host = InProcessHost(max_attempts=2, poll_s=0.005)
-        store, made = RamStore(), {"planner": Clerk(), "tools": [put], "approver": "caller", "worker_host": host}
+        host, bounds = InProcessHost(max_attempts=2, poll_s=0.005), Bounds(drain_s=0)
+        store, made = RamStore(), {"planner": Clerk(), "tools": [put], "approver": "caller", "worker_host": host, "bounds": bounds}
         async with Engine(store=store, **made) as engine:
             run_id = await engine.submit(CLERK, "one")
             for restart in range(1, 5):
@@ -214,7 +215,7 @@ def test_who_lost_a_run_to_another_worker_and_is_stopped_records_nothing_of_it(h
                     other.record(RunResumed(worker="another"))
                     await other.commit()
                 log = await store.read(run_id)
-                engine.suspend("SIGTERM" if how == "taken up by another" else LOST)
+                engine.suspend("SIGTERM" if how == "taken up by another" else LOST, drain_s=0)
                 with pytest.raises(Suspended):
                     await working
                 assert await store.read(run_id) == log
@@ -277,7 +278,7 @@ def test_closing_or_suspending_an_engine_ends_its_workers(how: str) -> None:
     """`work` returns what was done, and the run in progress can be resumed."""
 
     async def main() -> None:
-        office = Office()
+        office = Office(bounds=Bounds(drain_s=0))
         office.gate = asyncio.Event()
         async with office.engine as engine:
             run_id = await engine.submit(CLERK, "one")
@@ -417,7 +418,7 @@ def test_what_is_no_observer_is_refused_before_a_worker_takes_anything_up() -> N
         async with Office().engine as engine:
             run_id = await engine.submit(CLERK, "one")
             wrong: Any = object()
-            with pytest.raises(TypeError, match="observer"):
+            with pytest.raises(ConfigError, match="an observer is"):
                 await engine.work(until_idle=True, observers=[wrong])
             assert len(await engine.records(run_id)) == 1
 

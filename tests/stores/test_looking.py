@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from detent.cli.main import run
 from detent.core.errors import ConfigError, StoreError
-from detent.ports import Looks, RunQuery, look_at
+from detent.ports import Looks, RunQuery, Signal, look_at
 from detent.stores import open_store
 from detent.stores.postgres.schema import SCHEMA_VERSION, migrate
 from detent.stores.sqlite.schema import APPLICATION_ID, MIGRATIONS, READABLE_FROM, TABLES
@@ -94,11 +95,11 @@ def test_no_command_but_one_that_begins_a_run_makes_a_store(
         assert "should not happen" not in said.err
         if "last" in command:
             assert code == 2, command
-            assert "there is no store yet" in said.err, command
+            assert "does not exist" in said.err, command
             assert "typo" in said.err, command
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.toml"]
     assert run(["list", "--store", url]) == 0
-    assert "there is no store yet, the first run makes it" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert run(["doctor", "--store", url]) == 2
     assert "there is no store, and nothing was made" in capsys.readouterr().err
     monkeypatch.setenv("DETENT_STORE", url)
@@ -191,7 +192,7 @@ def test_an_earlier_schema_is_read_as_it_is(version: int, postgres_url: str) -> 
 
 
 READER = """
-import asyncio, os, sys
+import asyncio, concurrent.futures.thread, os, sys
 from detent.core.errors import StoreError
 from detent.ports import RunQuery
 from detent.stores import open_store
@@ -212,6 +213,8 @@ async def main():
         await store.open()
         assert await store.read("run") == [line(1), line(2)], url
         assert [head.run_id for head in await store.list_runs(RunQuery())] == ["run"]
+        assert await store.wrong_with_claim("run") == "" and await store.signals(["run"]) == {}
+        assert not [fault for fault in (await store.examine()).faults if fault.damage]
         for attempt in (write(store, "run", range(3, 4)), store.claim("run")):
             try:
                 await attempt
@@ -232,8 +235,13 @@ def test_who_may_only_read_the_files_can_look() -> None:
         stores = [open_store(url) for url in urls]
         for store in stores:
             await store.open()
-            await write(store, "run", range(1, 3))
+            await write(store, "run", range(1, 2))
+            await store.post("run", Signal(id="s", kind="reply"))
+            await write(store, "run", range(2, 3), consumed=["s"])
+            await store.claim("run")
         await stores[0].close()
+        log = place / "runs" / "run.jsonl"
+        log.write_bytes(log.read_bytes() + b'{"half a record')
         before = sorted(place.rglob("*"))
         for path in [*before, place]:
             path.chmod(0o555 if path.is_dir() else 0o444)
@@ -247,6 +255,31 @@ def test_who_may_only_read_the_files_can_look() -> None:
             await store.close()
 
     with tempfile.TemporaryDirectory() as place:  # not `tmp_path`, into which only its owner can look
+        asyncio.run(main(Path(place)))
+
+
+def test_a_copy_whose_write_ahead_log_cannot_be_read_is_not_read_without_it() -> None:
+    """A copy that may only be read, with the log and without its index: SQLite would show the store as it was before the latest commits."""
+
+    async def main(place: Path) -> None:
+        store = open_store(f"sqlite:///{place}/runs.db")
+        await store.open()
+        await write(store, "run", range(1, 3))
+        copied = place / "copy"
+        copied.mkdir()
+        for ending in ("", "-wal"):
+            shutil.copy(f"{place}/runs.db{ending}", f"{copied}/runs.db{ending}")
+        await store.close()
+        for path in (*copied.iterdir(), copied, place):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        command = [sys.executable, "-c", READER, f"sqlite:///{copied}/runs.db"]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and "copy both files to a place where you can write" in done.stderr, done.stderr
+        (copied / "runs.db-wal").unlink()
+        place.chmod(0o755)
+        copied.chmod(0o755)
+
+    with tempfile.TemporaryDirectory() as place:
         asyncio.run(main(Path(place)))
 
 

@@ -12,8 +12,12 @@ import pytest
 from detent import Agent, FatalToolError, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.errors import Conflict
-from detent.core.state import RunState
+from detent.core.state import KernelState, RunState
+from detent.kernel.act import act as act_phase
+from detent.kernel.context import KernelContext
 from detent.kernel.journal import Journal
+from detent.kernel.kernel import make_kernel
+from detent.kernel.think import think
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock, SequentialIds
 from detent.testing.faults import Crash, CrashingStore
@@ -115,3 +119,39 @@ def test_an_outcome_that_comes_late_amid_the_calls_of_a_turn_replays() -> None:
             await replays(made)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_phase_that_waits_where_an_outcome_came_late_is_left_in_the_replay_as_it_was() -> None:
+    """What follows the late outcome says that the run was begun again: what the phase waits for is not there any more, and it would wait for ever."""
+    calls: list[bool] = []
+    replaying = False
+
+    async def rests(state: KernelState, context: KernelContext) -> KernelState:
+        calls.append(replaying)
+        if calls.count(True) == 1 and replaying:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        return state
+
+    async def plan(view: View) -> Any:
+        return FinalAnswer(content="done") if view.results else ToolCall(tool="put", args={"n": 1})
+
+    async def main() -> None:
+        nonlocal replaying
+        inner, agent = Later(), Agent(name="a", tools=["put"], on_unknown="tell")
+        options: dict[str, Any] = {"kernel": make_kernel((think, act_phase, rests))}
+        store = CrashingStore(inner, at=3, when="before", operations=("append",))
+        with contextlib.suppress(Crash):
+            await engine(Planning(plan), put, store=store, **options).run(agent, "go", run_id="r")
+        await inner.release("r")
+        inner.outcome = e.ToolFinished(call="main.1.0", result=msgspec.Raw(b"1"))
+        async with engine(Planning(plan), put, store=inner, **options) as made:
+            with pytest.raises(Conflict):
+                await made.resume("r")
+            assert (await made.resume("r")).status == "completed"
+            found = of(await events_of(inner, "r"), e.ToolReconciled, e.RunResumed)
+            assert [getattr(one, "source", "resumed") for one in found] == ["resumed", "agent", "late_worker", "resumed"]
+            replaying = True
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 30))

@@ -1,7 +1,7 @@
 """A service with approvals. Start it with `uvicorn app:app`.
 
     POST /runs                               {"goal": "Close the account of bob"} starts a run and returns its id
-    GET  /runs/{run_id}                      returns how the run stands
+    GET  /runs/{run_id}                      returns the status of the run
     GET  /runs/{run_id}/events               streams that (server-sent events) until the run has ended
     GET  /approvals                          lists the calls that wait for a person
     POST /runs/{run_id}/approvals/{call_id}  {"approved": true, "digest": "...", "by": "ann"} decides
@@ -42,7 +42,7 @@ RULES = [  # stand in for a model until the environment variable MODEL names one
 PLAN: dict[str, Any] = {"model": os.environ["MODEL"]} if os.environ.get("MODEL") else {"rules": RULES}
 AGENT = Agent(name="support", instructions="Close the account that the goal names, and say which.", tools=TOOLS, **PLAN)
 LOOK_S = 0.2
-"""How often a stream looks whether its run has moved."""
+"""How often a stream checks its run, in seconds."""
 
 
 class Goal(BaseModel):
@@ -90,14 +90,14 @@ async def start(body: Goal) -> dict[str, Any]:
 
 @app.get("/runs/{run_id}")
 async def show(run_id: str) -> dict[str, Any]:
-    """Return how a run stands."""
+    """Return the status of a run."""
     state = await app.state.engine.load(run_id)
     return {"run_id": run_id, "status": state.status, "reason": state.reason, "output": state.output, "records": state.seq}
 
 
 @app.get("/runs/{run_id}/events")
 async def follow(run_id: str) -> StreamingResponse:
-    """Stream how a run stands, whenever it has moved, until it has ended."""
+    """Stream the status of a run after each change, until the run has ended."""
     first = await show(run_id)
 
     async def events() -> AsyncIterator[str]:

@@ -32,7 +32,7 @@ class Service:
             return answer.status, json.loads(answer.read())
 
     def until(self, run_id: str, *wanted: str) -> Any:
-        """Follow a run until it has one of these statuses, and return how it stands."""
+        """Follow a run until it has one of these statuses, and return its status."""
         with closing(HTTPConnection("127.0.0.1", self._port, timeout=60)) as connection:
             connection.request("GET", f"/runs/{run_id}/events")
             for line in connection.getresponse():

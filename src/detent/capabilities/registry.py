@@ -15,7 +15,7 @@ import msgspec
 
 from detent.core.agent import Host
 from detent.core.codec import digest_of
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, Explained
 from detent.core.events import SideEffect
 from detent.ports import Denied, Resolution
 from detent.ports.options import check_fields, checked_options
@@ -26,7 +26,7 @@ _ID = re.compile(r"[A-Za-z0-9_.:/-]{1,200}")
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 
-class Capability(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Capability(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """What one capability is and needs. `version` is numeric ("2", "1.10"); a dependency is "id" or "id@version".
 
     `scopes` and `credentials` are what the host must have been given, `environments` what this process must be. `traits`, `cost`,

@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "list": Command("looking:list_runs", "List runs, newest first"),
         "show": Command("looking:show", "Show what a run did, and why it ended"),
         "tail": Command("looking:tail", "Follow a run that another process advances"),
+        "stats": Command("stats:stats", "Show success rates, durations and cost by agent and day"),
         "tools": Command("looking:tools", "List the available tools"),
         "explain": Command("governance:explain", "Explain why a call happened, or did not"),
         "verify": Command("looking:verify", "Check that a log is complete and unaltered"),

@@ -162,7 +162,7 @@ class _Demo:
                 call = next(iter(state.approvals))
                 if (invoice := _invoice(state, call)) in paid:
                     raise Failed(f"{invoice} was paid before anybody approved it")
-                self.title("2. An approval: a policy file says that more than 1,000 EUR waits for a person")
+                self.title("2. An approval: payments over 1,000 EUR wait for a person (policy.toml)")
                 self._output.show(f"  The ledger does not have {invoice} yet. No process runs.")
                 self.detent("approve", RUN, call, "--digest", state.approvals[call].digest, wanted=(0, WAITING))
                 approved.append(invoice)
@@ -202,7 +202,7 @@ class _Demo:
         return asyncio.run(records_of(self._home))
 
     def _kill(self, command: list[str], more: dict[str, str]) -> str:
-        """Start a process, kill it when it says that it is inside the payment, and return what it wrote. Raise `Failed`."""
+        """Start a process, kill it once it reports that it is inside the payment, and return what it wrote. Raise `Failed`."""
         read, write = os.pipe()
         noise = made_state_directory(self._home) / "killed.log"
         environment = {**_environment(self._home), "DEMO_KILL_AFTER": str(KILL_AFTER), "DEMO_TELL": str(write), **more}

@@ -69,7 +69,7 @@ def fork(
     no_resume: Annotated[bool, typer.Option("--no-resume", help="Only make the fork; do not take it on here.")] = False,
     setup: o.Setup,
 ) -> int:
-    """Begin a run that goes on from some record of another, with what is to be different, and take it on."""
+    """Copy a run up to a record, change something, and continue from there."""
     edits = parse_edits(change or (), result or (), answer or ())
     session = Session(setup, changes=True, bare=no_resume and not edits.keys() & set(OF_AGENT))  # another agent is checked with its tools
     policy: Any = effects.replace("-", "_")
@@ -235,7 +235,7 @@ def check_upgrade(
     ] = None,
     setup: o.Quiet,
 ) -> int:
-    """Execute every open run again with the code at hand, record nothing, and say which would not go on. Exits 1 if there is one."""
+    """Execute the log of every open run with the current code, record nothing, and list the runs that could not continue. Exits 1 if there is one."""
     first = Session(setup)
 
     async def named(engine: Engine) -> list[str]:

@@ -78,7 +78,7 @@ async def find_run(store: EventStore, asked: str, *, there: bool) -> str:
     It is a whole id, a unique beginning, the last word of an id that Detent made, `last` for the newest run, or `last-1` for the one before it.
     """
     if not there:
-        raise RunNotFound(asked, f"{store.url}: there is no store yet, and looking makes none (is the URL right? the first run makes it)")
+        raise RunNotFound(asked, f"{store.url}, which does not exist (is the URL right? the first run creates it)")
     if not asked or any("\ud800" <= c <= "\udfff" or c == "\0" for c in asked):  # bytes that are no text: no run is called so
         raise RunNotFound(asked, store.url)
     if back := LAST.fullmatch(asked):

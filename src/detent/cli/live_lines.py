@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from detent.cli.output import coloured
@@ -20,10 +21,12 @@ KEPT_CHARS = 20_000
 class LiveLines:
     """Use as `with LiveLines() as lines:` on a terminal; all text given to it is cleaned."""
 
-    def __init__(self) -> None:
+    def __init__(self, finishing: Callable[[], list[str]] = list) -> None:
+        """`finishing` returns lines about what is waited for once the command was stopped; they are shown in place of the calls."""
         from rich.console import Console
         from rich.live import Live
 
+        self._finishing = finishing
         self._styled = coloured(sys.stderr)
         self._console = Console(stderr=True, highlight=False, markup=False, no_color=not self._styled)
         self._live = Live(self, console=self._console, refresh_per_second=10, transient=True, redirect_stdout=False, redirect_stderr=True)
@@ -92,6 +95,7 @@ class LiveLines:
         room = max(3, self._console.height - len(calls) - 2)
         below = [f"{_mark()} {said}{f' · {report}' if report else ''} · {_seconds(since)}" for said, since, report in calls]
         left = max(0, math.ceil(self._until - time.monotonic()))
+        below = [f"{_mark()} {line}" for line in self._finishing()] or below
         below = below or [f"{_mark()} {self._doing} {left} s" if self._until else f"{_mark()} {self._doing} · {_seconds(self._since)}"]
         shown = lines[-room:]
         for line in below[-room:]:

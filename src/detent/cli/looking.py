@@ -76,9 +76,7 @@ def list_runs(
     session.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
     if not heads:
         where = session.engine.store.url
-        session.output.say(
-            f"no runs that fit in {where}" if session.there else f"no runs in {where}: there is no store yet, the first run makes it"
-        )
+        session.output.say(f"no runs that fit in {where}" if session.there else f"no runs yet: {where} does not exist")
         return 0
     rows = [(session.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads]
     head = ("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL")
@@ -200,7 +198,7 @@ def verify(
 
 
 def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
-    """Execute a run's log again with the code at hand; nothing is called. Says where it first differs."""
+    """Execute a run's log again with the current code and report the first difference. No tool and no model is called."""
     session = Session(setup)
 
     async def work(engine: Engine) -> Replay:
@@ -357,7 +355,7 @@ def approvals(
 
 
 def tools(agent: o.AgentFile = None, *, setup: Annotated[o.Setup, Without("store", "verbose")]) -> int:
-    """List the tools that there are: those of the workspace, those of the agent file, and those of MCP servers, which are started for that."""
+    """List the available tools: of the workspace, of the agent file, and of MCP servers, which are started for that."""
     session = Session(setup, agent=agent)
     specs = session.tool_specs()
     served, problems = session.server_tools()
@@ -396,7 +394,7 @@ def statuses_of(asked: list[str]) -> tuple[str, ...]:
         else:
             near = difflib.get_close_matches(name, ["waiting", *STATUSES], n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: waiting, {', '.join(STATUSES)}"
-            raise ConfigError(f"{name!r} is no status of a run; {hint}")
+            raise ConfigError(f"{name!r} is not a run status; {hint}")
     return tuple(found)
 
 
@@ -407,5 +405,7 @@ def since_of(text: str, *, option: str = "--since") -> datetime:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ConfigError(f"{option} {text!r} is no time; write 30m, 12h, 7d, or a date such as 2026-01-31 or 2026-01-31T08:00") from None
+        raise ConfigError(
+            f"{option} {text!r} is not a time; write 30m, 12h, 7d, or a date such as 2026-01-31 or 2026-01-31T08:00"
+        ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

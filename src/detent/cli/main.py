@@ -7,6 +7,7 @@ is shown with `--debug` only. Only the module of the named command is imported, 
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -129,6 +130,7 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
     debug = everywhere.debug
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(Shown(debug))
+        logging.lastResort.addFilter(_not_counted_down)
     if not debug and not sys.warnoptions:
         warnings.filterwarnings("ignore", module=_LIBRARIES)
     completing = "_DETENT_COMPLETE" in os.environ
@@ -167,11 +169,22 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
         return _failed(error, output, debug=debug, hint="this should not happen; --debug shows where it comes from")
 
 
+def _not_counted_down(record: logging.LogRecord) -> bool:
+    """Leave out what a command that was stopped shows by itself (`Session.finishing`)."""
+    return not hasattr(record, "drain_s")
+
+
 def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = "") -> int:
     """Say what went wrong, in one or two lines or as the one document, and return the exit code."""
     if debug:
         output.say("".join(traceback.format_exception(error)).rstrip("\n"))
-    said = str(error) if isinstance(error, DetentError) else f"{type(error).__name__}: {error}"
+    said = (
+        str(error)
+        if isinstance(error, DetentError)
+        else _of_system(error)
+        if isinstance(error, OSError)
+        else f"{type(error).__name__}: {error}"
+    )
     if isinstance(error, Suspended):
         command = next(iter(getattr(error, "__notes__", ())), "")
         said = (
@@ -190,6 +203,16 @@ def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = ""
     if hint:
         output.say(hint)
     return code_of_error(error)
+
+
+def _of_system(error: OSError) -> str:
+    """Return what the system refused, and for what."""
+    where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, (str, bytes)) else ""
+    hint = {errno.EACCES: _MAY, errno.EPERM: _MAY, errno.EROFS: _MAY, errno.ENOSPC: "; make room and try again"}.get(error.errno or 0, "")
+    return f"{where}{error.strerror or error}{hint}"
+
+
+_MAY = "; check its permissions, or work in a directory that you can write to"
 
 
 def _misused(error: Any, output: Output) -> int:

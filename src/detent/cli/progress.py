@@ -6,14 +6,13 @@ model's text and thinking, calls in progress) stands in the live lines, which ar
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from detent.cli.drawing import diff_of, present, style_of_line
 from detent.cli.live_lines import LiveLines
-from detent.cli.output import Output, as_text, clean, coloured, counted, fault, shortened
+from detent.cli.output import Output, as_text, clean, coloured, counted, fault, gist, shortened
 from detent.cli.retries import Retries
 from detent.core import events as e
 from detent.core.actions import ToolCall
@@ -35,8 +34,11 @@ CHANGED_LINES = 20
 class Progress:
     """Shows a run on stderr; `verbosity` as in `OutputConfig`, `redact` are patterns of what no diff shows. Use as `with Progress(...) as progress:`."""
 
-    def __init__(self, output: Output, *, verbosity: int, shown: bool, redact: Sequence[str] = ()) -> None:
-        self._output, self._verbosity, self._shown = output, verbosity, shown
+    def __init__(
+        self, output: Output, *, verbosity: int, shown: bool, redact: Sequence[str] = (), finishing: Callable[[], list[str]] = list
+    ) -> None:
+        """`finishing` is explained at `LiveLines`."""
+        self._output, self._verbosity, self._shown, self._finishing = output, verbosity, shown, finishing
         self._live: LiveLines | None = None
         self._known: set[str] = set()
         self._before: dict[str, str | None] = {}
@@ -45,7 +47,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
-            self._live = LiveLines()
+            self._live = LiveLines(self._finishing)
             self._live.__enter__()
         return self
 
@@ -55,6 +57,11 @@ class Progress:
         if self._live is not None:
             self._live.__exit__(*error)
             self._live = None
+
+    @property
+    def drawing(self) -> bool:
+        """Whether there are live lines."""
+        return self._live is not None
 
     # Observer ---------------------------------------------------------------------------------------------------------------------
 
@@ -81,7 +88,7 @@ class Progress:
             case e.Planned():
                 self._planned(event)
             case e.ToolStarted(tool=tool, call=call, attempt=attempt):
-                self._begun(call, tool, _gist(_args(state, call)), attempt)
+                self._begun(call, tool, gist(_args(state, call)), attempt)
                 self._keep(call, tool, state)
             case e.PlanRejected(problem=problem):
                 self._silence()
@@ -117,7 +124,7 @@ class Progress:
             case "text" | "thinking":
                 self._live.say(chunk.kind, (chunk.run_id, chunk.scope), str(chunk.content))
             case "tool":
-                self._begun(chunk.call_id, chunk.content["tool"], _gist(chunk.content["args"]), chunk.content["attempt"])
+                self._begun(chunk.call_id, chunk.content["tool"], gist(chunk.content["args"]), chunk.content["attempt"])
             case "progress":
                 self._live.report(chunk.call_id, shortened(as_text(chunk.content), 60))
 
@@ -207,7 +214,7 @@ class Progress:
             f" {item.latency_ms:.0f} ms" if item.executed and item.latency_ms else ""
         )
         if self._verbosity == 0:
-            said += f"  {shortened(_gist(call.args), 70)}" if item.ok else f"  {shortened(_problem(item), WIDTH)}"
+            said += f"  {shortened(gist(call.args), 70)}" if item.ok else f"  {shortened(_problem(item), WIDTH)}"
         self._line(said, style)
         if self._live is not None and item.ok:
             self._changes(diff_of(call.tool, call.args, self._before.pop(call_id, None)))
@@ -242,16 +249,6 @@ def _steps(state: RunState) -> str:
 def _args(state: RunState, call_id: str) -> Any:
     call = state.call(call_id)
     return call.args if call is not None else None
-
-
-def _gist(args: Any) -> str:
-    """Return what tells most about a call: its first text, then its numbers and truth values by name."""
-    if not isinstance(args, dict):
-        return ""
-    given = cast("dict[str, Any]", args)
-    texts = [value for value in given.values() if isinstance(value, str)]
-    figures = [f"{name}={json.dumps(value)}" for name, value in given.items() if isinstance(value, (int, float))]
-    return clean(" ".join([*(shortened(text, 50) for text in texts[:1]), *figures]))
 
 
 def _problem(item: Item) -> str:

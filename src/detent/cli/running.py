@@ -18,7 +18,7 @@ from detent.cli.output import clean, code_of_status
 from detent.cli.progress import Progress
 from detent.cli.questions import Later, reply_to
 from detent.cli.session import Session, operator
-from detent.cli.standing import document, report
+from detent.cli.standing import document, headline, report
 from detent.cli.trusting import attended
 from detent.cli.values import json_object, json_or_text
 from detent.config.environment import parse_budget
@@ -30,7 +30,7 @@ from detent.running.results import Approval, Result, approvals_of
 Work = Callable[[Engine, Progress], Awaitable[Result]]
 Answer = Callable[[Engine], Awaitable[Result]]
 ASKED = ("waiting_for_approval", "waiting_for_user")
-"""How a run stands that waits for the person at the terminal."""
+"""The statuses of a run that waits for the person at the terminal."""
 
 
 def run(goal: o.Goal = None, *, order: Order, verbose: o.Verbose = 0) -> int:
@@ -109,11 +109,15 @@ def cancel(
     by: o.By = None,
     setup: o.Quiet,
 ) -> int:
-    """End a run: at once where it waits or is suspended, else through the process that advances it."""
+    """End a run: at once where it waits or is suspended, else through the process that advances it. One that has ended stays as it is."""
     session = Session(setup, changes=True, bare=True)
 
     async def work(engine: Engine) -> Result:
         run_id = await session.find(run)  # ending a run needs none of its tools
+        before = await session.result(run_id)
+        if before.state.terminal and before.reason != "cancelled":
+            ended = f"nothing to cancel: run {session.short(run_id)} has already ended, {headline(before.state)}"
+            raise NotAllowedNow(run_id, ended, reason_code="run_finished")
         return await engine.cancel(run_id, by=by or operator(), why=why)
 
     result = session.drive(work)
@@ -237,7 +241,9 @@ def advance(session: Session, work: Work) -> int:
 def watched(session: Session, work: Work) -> Result:
     """Do `work` with live progress."""
     shown = session.config.output.progress is not False
-    with Progress(session.output, verbosity=session.verbosity, shown=shown, redact=_hidden(session)) as progress:
+    finishing = session.stops.finishing
+    with Progress(session.output, verbosity=session.verbosity, shown=shown, redact=_hidden(session), finishing=finishing) as progress:
+        session.stops.drawn = progress.drawing
         return session.drive(lambda engine: work(engine, progress))
 
 
@@ -276,7 +282,7 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
     if told is not None and told.outcome == "accepted":
         session.output.say(f"accepted: {said} run {session.short(session.run_id)}")
         return 0
-    session.output.say(f"{said} run {session.short(session.run_id)}: posted, not decided yet; it is decided when the run goes on")
+    session.output.say(f"{said} run {session.short(session.run_id)}: posted, not decided yet; it is decided when the run continues")
     session.output.say(f"  next: {session.command('resume', session.run_id)}")
     return 0
 

@@ -25,12 +25,13 @@ from detent.cli.ids import find_run, short_names
 from detent.cli.logged import AGENT_FILE, Word, agent_path, own_agents
 from detent.cli.options import Setup
 from detent.cli.output import Output
+from detent.cli.stopping import Stops
 from detent.cli.surroundings import unused_stores
 from detent.cli.trusting import ask, attended
 from detent.config.agents import Agent
 from detent.config.assembly import made_workspace
 from detent.config.demands import config_demands, govern
-from detent.config.engines import DEFAULTS, Config, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
+from detent.config.engines import DEFAULTS, Config, LimitsConfig, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
 from detent.config.environment import config_from_environment
 from detent.config.imports import add_import_roots, load_skills, load_tool
 from detent.config.loading import IMPORTS, find_config, is_operators, load_agent, load_config, operators_config, recorded
@@ -83,6 +84,7 @@ class Session:
         patient: bool = False,
         asks: bool = True,
         lent: Mapping[str, Any] | None = None,
+        drain_s: float | None = None,
     ) -> None:
         self.output = Output(json_wanted=setup.json_wanted)
         self.suffix = _suffix(setup.store, setup.config)
@@ -101,40 +103,35 @@ class Session:
             workspace=WorkspaceConfig(root=str(setup.workspace) if setup.workspace is not None else None),
             agent=agent or None,
             output=OutputConfig(verbosity=setup.verbose or None),
+            limits=LimitsConfig(drain_s=drain_s),
         )
         self.said = given.over(environment)
         wanted = self.said.over(self.filed).over(DEFAULTS)
         self.config = wanted if patient else wanted.over(Config(store=StoreConfig(**impatient(wanted.store.url or ""))))
         self.run_id = ""
         self._names: dict[str, str] = {}
-        self.stopped = ""
         self.changes, self.creates, self.begins, self.there = changes, False, False, True
         self.bare = bare
         for line in unused_stores(Path.cwd()) if self.config.store.url is None else ():
             self.output.say(line, "yellow")
         self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), **(lent or {}))
+        self.stops = Stops(self.output, self.engine)
 
     # Engine -----------------------------------------------------------------------------------------------------------------------
 
     def drive(self, work: Callable[[Engine], Awaitable[T]], *, missing: T | EllipsisType = ...) -> T:
         """Do `work` with the open engine, and close it. Ctrl-C and SIGTERM suspend: raise `Suspended`.
 
-        Where there is no store, and none is to be made, return `missing`; without it the work is done all the same, and finds no run.
+        The first lets calls with an effect finish, the second cuts them off. Where there is no store, and none is to be made, return `missing`;
+        without it the work is done all the same, and finds no run.
         """
         return asyncio.run(self._drive(work, missing))
 
     async def _drive(self, work: Callable[[Engine], Awaitable[T]], missing: T | EllipsisType) -> T:
-        task = asyncio.current_task()
-        results: list[T] = []
-
-        def stop(name: str) -> None:
-            self.stopped = self.stopped or name
-            self.engine.suspend(name)
-            if task is not None:
-                task.cancel()
-
+        task, results = asyncio.current_task(), list[T]()
+        assert task is not None  # noqa: S101 - `asyncio.run` has made one
         try:
-            with on_signals(stop):
+            with on_signals(lambda name: self.stops.hear(name, task)):
                 with self._said_when_slow():
                     self.there = self.creates or self.begins or await look_at(self.engine.store, upgrade=self.changes)
                 if not self.there and not isinstance(missing, EllipsisType):
@@ -146,10 +143,10 @@ class Session:
             error.add_note(self.command("resume", error.run_id))
             raise
         except asyncio.CancelledError:
-            if not self.stopped:
+            if not self.stops.by:
                 raise
             if not results:
-                raise Suspended("", self.stopped) from None
+                raise Suspended("", self.stops.by) from None
         return results[0]
 
     @contextlib.asynccontextmanager

@@ -66,9 +66,11 @@ def report(result: Result, session: Session) -> None:
     commands = next_commands(result.state, session)
     if commands and session.engine.store.url == "ram:":
         output.say("  the store is in memory, so the run ends with this command; give --store URL to keep it")
-        return
+        commands = []
     for command in commands:
         output.say(f"  next: {command}")
+    if why := why_waiting(result.state):
+        output.say(why, style_of(result.status))
 
 
 def headline(state: RunState) -> str:
@@ -79,6 +81,21 @@ def headline(state: RunState) -> str:
         bound = f" {state.dimension}" if state.dimension and state.reason == "budget_exhausted" else ""
         return f"{state.status}: {state.reason}{bound}" + (f": {shortened(state.error, None)}" if state.error else "")
     return "suspended, to be resumed" if state.status == "running" else state.status.replace("_", " ")
+
+
+def why_waiting(state: RunState) -> str:
+    """Return one line that says what a waiting run waits for, "" for any other run."""
+    if not state.status.startswith("waiting"):
+        return ""
+    calls = [f"{clean(asked.tool)} (call {asked.call_id}): {clean(asked.reason)}" for asked in approvals_of(state)]
+    reasons = [f"approval of {'; '.join(calls)}"] if calls else []
+    reasons += [f"an answer: {shortened(ask.question, 200)}" for ask in state.asks.values()]
+    reasons += [f"someone to check whether call {call} happened" for call in state.in_doubt]
+    reasons += [f"someone to accept {clean(name)} as {level}" for name, level in state.lowered.items()]
+    reasons += [f"{due:%Y-%m-%d %H:%M:%S} UTC" for due in state.timers.values()]
+    reasons += [f"child run {child.child}" for child in state.children.values() if child.status == "open"]
+    reasons += [f"an operator, because its workers gave up: {shortened(state.dead_letter, 200)}"] if state.dead_letter else []
+    return f"the run waits for {' and '.join(reasons)}" if reasons else headline(state)
 
 
 def waits_for(state: RunState) -> list[str]:

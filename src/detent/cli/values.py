@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from typing import Any, cast
 
 import msgspec
 
 from detent.config.agents import Agent
+from detent.core.durations import seconds
 from detent.core.errors import ConfigError
 
 
@@ -27,6 +29,11 @@ def parse_variables(pairs: list[str], agent: Agent) -> dict[str, Any]:
             raise ConfigError(f"--var {key}: agent {agent.name!r} declares no such variable; did you mean {near[0]!r}?")
         found[key] = text if isinstance(agent.variables.get(key), str) else _value(text)
     return found
+
+
+def duration(text: str, option: str) -> float:
+    """Return the seconds in a text such as `90` or `1m30s`. Raise `ConfigError`."""
+    return float(text) if re.fullmatch(r"\d{1,9}(\.\d+)?", text) else seconds(text, option)
 
 
 def _value(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,11 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
+from detent.cli.logged import AGENT_FILE
 from detent.cli.output import Output, clean
-from detent.cli.session import Session
+from detent.cli.session import DECIDING, Session
 from detent.cli.trusting import ask, attended
 from detent.config import adopting
 from detent.config.demands import Demand
+from detent.config.loading import CONFIG_FILE, find_config, operators_config
 from detent.config.state_directory import OPERATORS_FILE, state_directory, store_url
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError
@@ -29,7 +32,7 @@ def where(
     adopt: Annotated[bool, typer.Option("--adopt", help="Move the store that lies in ./.detent, or OLD, to the state directory.")] = False,
     setup: o.Looking,
 ) -> int:
-    """Print where the runs of this directory are kept: its state directory, the store that commands use, the operator's file.
+    """Print which store, state directory and configuration files are used here, and why each was chosen.
 
     No tool of an agent can write to the state directory. A store in ./.detent may have come with the directory and is not used; --adopt moves it
     to the state directory, where this directory is trusted (`detent trust`). A directory that was moved starts without runs; `--adopt OLD` moves
@@ -52,6 +55,13 @@ def where(
     store, operators = session.engine.store.url, place / OPERATORS_FILE
     exists = all(Path(path).exists() for path in places_of(session.engine.store))
     unused, output = adopting.unused(here), session.output
+    lines = [
+        ("state", str(place), f"made from the path of this directory, in {_home()}"),
+        ("store", store, _and_there(_why_store(setup, session, operators), exists)),
+        ("operator", str(operators), _and_there("overrides the configuration, for it is out of reach of tools", operators.is_file())),
+        ("config", *_configured(setup)),
+        ("agent", *_agent(session, operators)),
+    ]
     output.document(
         {
             "directory": str(here),
@@ -62,12 +72,55 @@ def where(
             "operators_file_exists": operators.exists(),
             "not_used": None if unused is None else str(unused),
             "moved": [{"state_directory": str(state), "directory": whose.path} for state, whose in adopting.moved(here)],
+            "used": {name: {"what": what, "why": why} for name, what, why in lines},
         }
     )
-    output.show(f"state     {clean(str(place))}")
-    output.show(f"store     {clean(store)}{'' if exists else '  (not there yet)'}")
-    output.show(f"operator  {clean(str(operators))}{'' if operators.exists() else '  (not there)'}")
+    for name, what, why in lines:
+        output.show(f"{name:<9} {clean(what)}")
+        output.show(f"{'':<9} {clean(why)}", "dim")
     return 0
+
+
+def _and_there(why: str, exists: bool) -> str:
+    return why if exists else f"{why}; does not exist yet"
+
+
+def _home() -> str:
+    return "$XDG_STATE_HOME" if Path(os.environ.get("XDG_STATE_HOME", "")).is_absolute() else "~/.local/state"
+
+
+def _why_store(setup: o.Setup, session: Session, operators: Path) -> str:
+    """Return which setting names the store: the first of option, environment, operator's file and configuration that does."""
+    if setup.store:
+        return "named by --store"
+    if os.environ.get("DETENT_STORE"):
+        return "named by DETENT_STORE"
+    if operators_config(without=DECIDING).store.url:
+        return f"named by {operators}"
+    if session.filed.store.url:
+        return f"named by {_configured(setup)[0]}"
+    return "the default, in the state directory: no option, variable or file names another"
+
+
+def _configured(setup: o.Setup) -> tuple[str, str]:
+    """Return the configuration file in use, and why it is."""
+    if setup.config is not None:
+        return str(setup.config), "named by --config"
+    if named := os.environ.get("DETENT_CONFIG"):
+        return named, "named by DETENT_CONFIG"
+    found = find_config()
+    return (str(found.resolve()), "found in this directory") if found else ("none", f"this directory has no {CONFIG_FILE}")
+
+
+def _agent(session: Session, operators: Path) -> tuple[str, str]:
+    """Return the agent file of a command that names none, and why it is."""
+    if os.environ.get("DETENT_AGENT"):
+        return os.environ["DETENT_AGENT"], "named by DETENT_AGENT"
+    if session.config.agent:
+        return session.config.agent, f"named by `agent` in the configuration or in {operators.name} of the state directory"
+    if Path(AGENT_FILE).is_file():
+        return str(Path(AGENT_FILE).resolve()), "found in this directory"
+    return "none", f"this directory has no {AGENT_FILE}; name one with --agent"
 
 
 def _adopt(output: Output, here: Path, old: Path | None, *, vouched: bool) -> int:

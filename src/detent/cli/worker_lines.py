@@ -31,8 +31,9 @@ class WorkerLines:
 
     def __enter__(self) -> WorkerLines:
         if self._shown and sys.stderr.isatty():
-            self._live = LiveLines()
+            self._live = LiveLines(self._session.stops.finishing)
             self._live.__enter__()
+            self._session.stops.drawn = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

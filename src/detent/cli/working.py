@@ -16,6 +16,7 @@ from detent.cli.orders import ForWhom, Order
 from detent.cli.output import SUSPENDED, USAGE, WAITING, code_of_status, shortened
 from detent.cli.session import Session
 from detent.cli.standing import document
+from detent.cli.values import duration
 from detent.cli.worker_lines import WorkerLines
 from detent.config.groups import Models
 from detent.config.loading import RECORDED
@@ -60,6 +61,14 @@ def worker(
         bool, typer.Option("--waiting-only", help="Only waiting runs: those whose time has come, or whose answer is there.")
     ] = False,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
+    drain: Annotated[
+        str | None,
+        typer.Option(
+            "--drain",
+            metavar="DURATION",
+            help="How long calls with an effect may take to finish once it is stopped, such as 90 or 1m30s. Default: 25, or what detent.toml says.",
+        ),
+    ] = None,
     setup: o.Setup,
 ) -> int:
     """Advance runs that were submitted, whose worker died or was stopped, and waiting ones that can move; until Ctrl-C or SIGTERM.
@@ -67,10 +76,13 @@ def worker(
     What a run needs (tools, MCP servers, skills) comes from the configuration here and the agent files that it names, not from the log.
 
     Any number of workers may work on one store. A run that fails is tried again after a pause, and in the end given up: `detent list
-    --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on. Stopped, a worker suspends its runs and exits with 0;
-    with --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
+    --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on.
+
+    A worker that is stopped takes nothing more up, lets calls with an effect finish (--drain), suspends its runs and exits with 0. A second signal
+    cuts those calls off. With --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
     """
-    session = Session(setup, changes=True, patient=True)
+    drain_s = None if drain is None else duration(drain, "--drain")
+    session = Session(setup, changes=True, patient=True, drain_s=drain_s)
     if session.engine.store.url == "ram:":
         raise ConfigError("a store in memory begins empty with this command, and nobody else sees it; give --store URL")
     for file in own_agents(session.config):
@@ -82,7 +94,7 @@ def worker(
     shown = session.config.output.progress is not False
 
     def again(lent: dict[str, Any]) -> Session:
-        return Session(setup, changes=True, patient=True, asks=False, lent=lent)
+        return Session(setup, changes=True, patient=True, asks=False, lent=lent, drain_s=drain_s)
 
     with WorkerLines(session, shown=shown) as lines:
 
@@ -94,7 +106,7 @@ def worker(
         worked = session.drive(work, missing=Worked())
     session.output.document(worked)
     _summarise(worked, session, lines.in_progress.difference(worked.failed, worked.left, worked.dead_letters))
-    if session.stopped:
+    if session.stops.by:
         return SUSPENDED if until_idle else 0
     return _code(worked)
 
@@ -128,6 +140,7 @@ class Crew:
         models = Models(limits=parts.traffic.limits, retries=parts.traffic.retries, titles=parts.titles) if parts.traffic else Models()
         session = self._again({"models": models, "scheduler": parts.scheduler})
         await self._open.enter_async_context(session.engine)
+        self._first.stops.engines.append(session.engine)
         self._sessions[key] = session
         return session
 
@@ -145,10 +158,10 @@ def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> 
     """Say what was done, and what is left to do."""
     say = session.output.say
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in sorted(worked.came_to.items())]
-    if session.stopped and suspended:
+    if session.stops.by and suspended:
         counts.append(f"{len(suspended)} suspended, which the next worker takes on")
     done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
-    say(f"the worker {f'was stopped ({session.stopped})' if session.stopped else 'has nothing left to do'}: {done}")
+    say(f"the worker {f'was stopped ({session.stops.by})' if session.stops.by else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():
         say(f"  given up: run {session.short(run_id)}: {shortened(why, None)}", "red")
         say(f"  next: {session.command('reopen', run_id)}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from detent.core.agent import AgentSpec
+from detent.core.errors import ConfigError
 from detent.core.state import RunState
 from detent.ports import Observer, Policy, Tool, ToolSpec
 
@@ -70,6 +71,8 @@ def inlined(attachment: Any) -> Any:
 
 def one_of(observers: Sequence[Observer]) -> tuple[Observer, ...]:
     """Return the observer that tells them all, alone; nothing where there are none."""
+    if not isinstance(observers, (list, tuple)):
+        raise ConfigError(f"observers must be a list, not {observers!r}; write observers=[...]")
     return (fan_out(observers),) if observers else ()
 
 

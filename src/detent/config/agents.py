@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, Generic, cast
 
 import msgspec
 
-from detent.config.output_types import OutputT, OutputType
+from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.config.profile import sized
 from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
+from detent.core.brief import brief
 from detent.core.budget import Budget
 from detent.core.durations import PATTERN, seconds
 from detent.core.errors import ConfigError
-from detent.ports.options import check_fields, check_is
+from detent.ports.options import check_fields, check_is, shown
 from detent.ports.verifying import Verifier
 from detent.tools.mcp.settings import McpServer
 
@@ -47,7 +48,10 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
     mcp: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
     output_type: type[OutputT] | None = None
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
+        _check_named(self)
         check_fields(self)
         if not self.name.strip():
             raise ConfigError("an agent needs a name; give Agent(name=...)")
@@ -59,13 +63,16 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
             )
         check_is(Budget, budget=self.budget)
         for item in self.tools:
-            if not isinstance(item, str) and not callable(item) and not hasattr(item, "spec"):
-                raise ConfigError(f"agent {self.name!r}: tools has {item!r}; give names, or functions made with @tool")
+            if not isinstance(item, str) and (isinstance(item, type) or not hasattr(item, "spec")):
+                what = f"the function {item.__name__!r}" if hasattr(item, "__code__") else shown(item)
+                raise ConfigError(f"agent {self.name!r}: tools has {what}; expected names of tools, or functions decorated with @tool")
         _check_raw_text(self)
         check_ending(self, entries_of(self.verify, f"agent {self.name!r}")[0])
         if self.output_type is not None and self.output_schema is not None:
             raise ConfigError(f"agent {self.name!r}: output_type has a schema of its own; leave output_schema out")
         self.answers_as()
+        if self.output_schema is not None:
+            refuse_unusable(self.output_schema, f"agent {self.name!r}: output_schema")
         if self.max_corrections < 0:
             raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
         if self.rules:
@@ -122,6 +129,26 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         return AgentSpec(**said)
 
 
+def _check_named(agent: Agent[Any]) -> None:
+    """Raise `ConfigError` for an object where an agent has a name or data: the log keeps what an agent is, and no code."""
+    guards = agent.guards if isinstance(agent.guards, (list, tuple)) else ()
+    named = [
+        ("strategy", "strategies", agent.strategy),
+        ("kernel", "kernels", agent.kernel),
+        *(("guards", "guards", one) for one in guards),
+    ]
+    for option, table, value in named:
+        if not isinstance(cast("Any", value), str):
+            raise ConfigError(
+                f"agent {agent.name!r}: {option} has {shown(value)}; expected a name: give Engine({table}={{NAME: ...}}), and the name here"
+            )
+    policy: Any = agent.policy
+    if not isinstance(policy, (Sequence, Mapping)):
+        raise ConfigError(
+            f"agent {agent.name!r}: policy is {shown(policy)}; expected rules, or a document: give a policy as Engine(policy=...)"
+        )
+
+
 def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with durations that were given as text as the numbers that the log has."""
     written = {name: value for name, value in options.items() if name.endswith("_s") and isinstance(value, str)}
@@ -150,6 +177,11 @@ def _check_raw_text(agent: Agent) -> None:
         raise ConfigError(f'agent {agent.name!r}: planner is {agent.planner!r}; leave it out, or write "on-device"')
     if agent.planner and not agent.model:
         raise ConfigError(f'agent {agent.name!r}: planner = "on-device" needs a model, such as model = "ollama:qwen3:4b"')
+    if agent.planner and agent.output_mode in ("native", "tool"):
+        raise ConfigError(
+            f'agent {agent.name!r}: output_mode is {agent.output_mode!r}, but with planner = "on-device" the model is asked for text alone, with the '
+            'schema in words; use output_mode = "prompted", or leave it out'
+        )
     text = not agent.planner and agent.model_settings.get("tool_calls") == "text"
     if not (agent.planner or text) and "on_device" in agent.model_settings:
         raise ConfigError(

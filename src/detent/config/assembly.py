@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from detent.config.engines import DEFAULTS, Config, WorkspaceConfig, is_code
-from detent.config.groups import Bounds, Models
+from detent.config.groups import DRAIN_S, Bounds, Models
 from detent.config.imports import absolute_import, add_import_roots, load_object, load_part, load_tool
 from detent.config.loading import load_config, operators_config
 from detent.config.names import check_parts, entry_points, plugged
@@ -53,6 +53,7 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
         "bounds": Bounds(
             budget=config.budget,
             max_concurrent_runs=limits.max_concurrent_runs,
+            drain_s=limits.drain_s if limits.drain_s is not None else DRAIN_S,
             goal_words_in_ids=config.goal_words_in_ids is not False,
             retention=config.retention,
         ),

@@ -174,6 +174,8 @@ def _of_config(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dem
     workspace: Any = table.get("workspace")
     opened = {"root": workspace} if isinstance(workspace, str) else _table(workspace)
     yield from _opened(file, "workspace.", opened, home)
+    for part in ("embedder", "transcriber"):
+        yield from _server_of_model(file, f"models.{part}", _table(table.get("models")).get(part))
     http = _table(table.get("http"))
     for key in ("allow", "allow_private"):
         for place in _texts(http.get(key)):
@@ -192,12 +194,16 @@ def _of_agent(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dema
     yield from _checks(file, table.get("verify"))
     yield from _servers(file, table.get("mcp"))
     yield from _opened(file, "", {"root": table.get("workspace"), "sandbox": table.get("sandbox")}, home)
-    settings = _table(table.get("model_settings"))
-    url, key = settings.get("base_url"), settings.get("api_key_env")
+    yield from _server_of_model(file, "model_settings", table.get("model_settings"))
+
+
+def _server_of_model(file: Path, key: str, said: Any) -> Iterator[Demand]:
+    settings = _table(said)
+    url, variable = settings.get("base_url"), settings.get("api_key_env")
     if isinstance(url, str) and url:
-        names = (key,) if isinstance(key, str) and key else ()
+        names = (variable,) if isinstance(variable, str) and variable else ()
         if names or _host(url) not in _LOOPBACK:
-            yield Demand(file=file, key="model_settings.base_url", does="send", what=f"to {_without_password(url)}", variables=names)
+            yield Demand(file=file, key=f"{key}.base_url", does="send", what=f"to {_without_password(url)}", variables=names)
 
 
 def _own_policy(file: Path, said: Any) -> Iterator[Demand]:

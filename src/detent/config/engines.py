@@ -99,6 +99,8 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many calls of tools run at once, over all runs; no limit without it."""
     max_concurrent_calls_of: dict[str, int] | None = None
     """The same of single tools: `[limits.max_concurrent_calls_of]`, tool = number."""
+    drain_s: Seconds[float | None] = usually(None)
+    """How long calls with an effect may take to finish once Detent is stopped (Ctrl-C, SIGTERM), in seconds; default 25. 0 cuts them off at once."""
 
     __post_init__ = check_fields
 

@@ -24,6 +24,7 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "DETENT_CEILING": ("limits", "ceiling"),
     "DETENT_MAX_CONCURRENT_RUNS": ("limits", "max_concurrent_runs"),
     "DETENT_MAX_CONCURRENT_CALLS": ("limits", "max_concurrent_calls"),
+    "DETENT_DRAIN_S": ("limits", "drain_s"),
     "DETENT_TITLES": ("models", "titles"),
     "DETENT_VERBOSITY": ("output", "verbosity"),
     "DETENT_PROGRESS": ("output", "progress"),

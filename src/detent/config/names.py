@@ -15,7 +15,8 @@ from detent.core.errors import ConfigError, UnknownName
 from detent.kernel.act import act
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.think import think
-from detent.ports import Capabilities, Clock, EventStore, Ids, Observer, Planner, Policy, Scheduler, SecretSource, WorkerHost
+from detent.ports import Capabilities, Clock, EventStore, Ids, MetaTool, Observer, Planner, Policy, Scheduler, SecretSource, WorkerHost
+from detent.ports.options import FUNCTIONS, check_function, shown, takes
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -123,6 +124,12 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
                 f"{name} is {value!r}, which has no {needs}; detent.extend.{seam.__name__} says what one must have. Give one that has, or "
                 "leave it out"
             )
+        for method in methods if name in ("planner", "policy") else ():
+            wanted = _signature(seam, method, short=False)
+            if taken := takes(getattr(value, method), len(inspect.signature(getattr(seam, method)).parameters) - 1):
+                raise ConfigError(
+                    f"{name} is {value!r}, whose {method} takes {taken}; expected {wanted}, see detent.extend.{seam.__name__}"
+                )
     if not (approver is None or approver == "caller" or callable(approver)):
         raise ConfigError(f'approver is {approver!r}; give a function of an Approval, or "caller" for a program that calls `approve`')
     if type(ceiling) is not int or ceiling < 1:
@@ -138,40 +145,27 @@ def _signature(seam: Any, name: str, *, short: bool) -> str:
     return f"{name}()" if short else f"{name}{said}"
 
 
-FUNCTIONS: dict[str, tuple[int, str]] = {
-    "guard": (3, "a function (call, state, run) that returns a Block or None"),
-    "phase": (2, "an async function (state, context) that returns the state"),
-    "strategy": (1, "an async function of a StrategyRun"),
-    "verifier": (2, "a function (answer, view) that returns what is wrong, or None"),
-}
-"""The kinds that are functions: how many arguments each is called with, and what it is in words."""
-
-
 def check_kind(kind: str, what: str, value: Any) -> None:
     """Raise `ConfigError` for a value that cannot be of its kind, and say what was expected: a function of so many arguments, a kernel, a store."""
     if kind == "store" and not callable(value):
         raise ConfigError(f"{what} is a {type(value).__name__}; expected a function or class that makes a store")
     if kind == "kernel" and (isinstance(value, type) or not hasattr(value, "phases")):
-        raise ConfigError(f"{what} is {_shown(value)} and has no phases; expected a kernel, made with make_kernel(phases=...)")
-    if kind not in FUNCTIONS:
-        return
-    count, wanted = FUNCTIONS[kind]
-    if isinstance(value, type):
-        raise ConfigError(f"{what} is {_shown(value)}; expected {wanted}: give an object of it, {value.__name__}(...)")
-    if not callable(value):
-        raise ConfigError(f"{what} is {_shown(value)}; expected {wanted}")
-    try:
-        taken = inspect.signature(value)
-    except (TypeError, ValueError):  # a built-in function does not say
-        return
-    try:
-        taken.bind(*(None,) * count)
-    except TypeError:
-        raise ConfigError(f"{what} takes {taken}; expected {wanted}") from None
+        raise ConfigError(f"{what} is {shown(value)} and has no phases; expected a kernel, made with make_kernel(phases=...)")
+    if kind == "kernel":
+        check_kernel(what, value)
+    if kind in FUNCTIONS:
+        check_function(kind, what, value)
 
 
-def _shown(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+def check_kernel(what: str, kernel: Kernel) -> None:
+    """Raise `ConfigError` for a kernel with a phase, guard or meta-tool that cannot be one."""
+    for phase in kernel.phases:
+        check_function("phase", f"{what}: a phase", phase)
+    for guard in kernel.guards:
+        check_function("guard", f"{what}: a guard", guard)
+    for tool in cast("tuple[Any, ...]", kernel.meta_tools):
+        if not isinstance(tool, MetaTool):
+            raise ConfigError(f"{what}: a meta-tool is {shown(tool)}; expected a MetaTool(spec=..., handler=...)")
 
 
 def load_named(kind: str, path: str, where: str) -> Any:

@@ -1,19 +1,20 @@
 """Typed answers: the Python type of a run's output, its JSON Schema, and the output as an instance of it.
 
 The log holds JSON, and no type: whoever resumes a run elsewhere needs none, and is given JSON. pydantic reads models, dataclasses, unions and
-plain types; msgspec reads types with a `Struct` or a typed dict in them.
+plain types; msgspec reads types with a `Struct` or a typed dict in them. Where a type has both, each reads its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, get_args, is_typeddict
+from collections.abc import Callable, Sequence
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Union, cast, get_args, get_origin, is_typeddict
 
 import msgspec
 
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError
-from detent.expressions.json_schema import misfit
+from detent.expressions.json_schema import UnusableSchema, check_schema, dangling, misfit
 from detent.ports import UNREADABLE, read_json
 
 if TYPE_CHECKING:
@@ -33,10 +34,11 @@ class OutputType(Generic[OutputT]):
         """Raise `ConfigError` for what no JSON can be made into; `where` is whose it is."""
         self.name = getattr(kind, "__name__", None) or str(kind)
         try:
-            self.schema, self._read = _by_msgspec(kind) if _has_struct(kind) else _by_pydantic(kind)
+            self.schema, self._read = _by_msgspec(kind) if _has(kind, _of_msgspec) and not _has(kind, _of_pydantic) else _by_pydantic(kind)
         except Exception as error:  # foreign code: building a schema calls methods of the type
             said = str(error).partition("\n")[0]
             raise ConfigError(f"{where}: output_type: no JSON Schema can be made of {self.name}: {said}") from error
+        refuse_unusable(self.schema, f"{where}: output_type: the schema of {self.name}")
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -68,22 +70,111 @@ class OutputType(Generic[OutputT]):
         return ""
 
 
-def _has_struct(kind: Any) -> bool:
-    """Whether there is a `Struct` in a type, or a typed dict, which pydantic does not take from `typing` before Python 3.12."""
-    if is_typeddict(kind):
-        return True
-    return (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or any(_has_struct(part) for part in get_args(kind))
+_PLACE = "detent-schema"
+"""Stands in a schema of pydantic's for one of msgspec's: pydantic follows references, and knows none of those."""
+
+
+def refuse_unusable(schema: dict[str, Any], what: str) -> None:
+    """Raise `ConfigError` for a JSON Schema that no answer can be checked with: it breaks the rules, or refers to what is not in it."""
+    try:
+        check_schema(schema)
+    except UnusableSchema as error:
+        raise ConfigError(f"{what} {error}") from error
+    if (reference := dangling(schema)) is not None:
+        raise ConfigError(
+            f"{what} refers to {reference!r}, which is not in it; schemas are never fetched, so put its definition under $defs"
+        )
+
+
+def _has(kind: Any, of: Callable[[Any], bool]) -> bool:
+    """Whether a type, or a part of it, is one of those."""
+    return of(get_origin(kind) or kind) or any(_has(part, of) for part in get_args(kind))
+
+
+def _of_msgspec(kind: Any) -> bool:
+    """Whether msgspec reads it: a `Struct`, or a typed dict, which pydantic does not take from `typing` before Python 3.12."""
+    return is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+
+
+def _of_pydantic(kind: Any) -> bool:
+    """Whether pydantic alone reads it."""
+    return isinstance(kind, type) and hasattr(kind, "__pydantic_validator__")
 
 
 def _by_msgspec(kind: Any) -> tuple[dict[str, Any], Callable[[bytes], Any]]:
-    return msgspec.json.schema(kind), msgspec.json.Decoder(kind).decode
+    def schema_of(part: type) -> dict[str, Any]:
+        if not _of_pydantic(part):
+            raise TypeError(f"{part.__name__} is not a type that JSON can be made into")
+        return _by_pydantic(part)[0]
+
+    def made(part: type, value: Any) -> Any:
+        return _by_pydantic(part)[1](msgspec.json.encode(value))
+
+    return _hoisted(msgspec.json.schema(kind, schema_hook=schema_of)), msgspec.json.Decoder(kind, dec_hook=made).decode
 
 
 def _by_pydantic(kind: Any) -> tuple[dict[str, Any], Callable[[bytes], Any]]:
     from pydantic import TypeAdapter
 
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
-    return adapter.json_schema(), adapter.validate_json
+    schemas: list[dict[str, Any]] = []
+    adapter: TypeAdapter[Any] = TypeAdapter(_adapted(kind, schemas))
+    return _hoisted(adapter.json_schema(), schemas), adapter.validate_json
+
+
+def _adapted(kind: Any, schemas: list[dict[str, Any]]) -> Any:
+    """Return a type in which pydantic leaves to msgspec what that reads, and put the schemas of that into `schemas`."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if _of_msgspec(origin or kind):
+        schema, read = _by_msgspec(kind)
+        schemas.append(schema)
+        return Annotated[Any, _ReadByMsgspec(read, len(schemas) - 1)]
+    if not _has(kind, _of_msgspec):
+        return kind
+    adapted = tuple(_adapted(part, schemas) for part in parts)
+    rebuilt: Any = Union if origin in (Union, UnionType) else origin
+    return rebuilt[adapted]
+
+
+class _ReadByMsgspec:
+    """What tells pydantic how a part is read."""
+
+    def __init__(self, read: Callable[[bytes], Any], number: int) -> None:
+        self._read, self._number = read, number
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(lambda value: self._read(msgspec.json.encode(value)))
+
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        return {_PLACE: self._number}
+
+
+def _hoisted(schema: dict[str, Any], schemas: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Return a schema with `schemas` in their places, and the definitions of its parts at its top, where their references look.
+
+    Raise `TypeError` for two of one name.
+    """
+    definitions: dict[str, Any] = {}
+
+    def without(part: Any) -> Any:
+        if isinstance(part, list):
+            return [without(one) for one in cast("list[Any]", part)]
+        if not isinstance(part, dict):
+            return part
+        said = cast("dict[str, Any]", part)
+        if _PLACE in said:
+            return without(schemas[said[_PLACE]])
+        nested: Any = said.get("$defs")
+        for name, definition in cast("dict[str, Any]", nested).items() if isinstance(nested, dict) else ():
+            if definitions.setdefault(name, definition) != definition:
+                raise TypeError(f"two of its types are called {name}; rename one")
+        return {name: without(one) for name, one in said.items() if name != "$defs" or not isinstance(nested, dict)}
+
+    top = without(schema)
+    for name in list(definitions):
+        definitions[name] = without(definitions[name])
+    return {**top, "$defs": definitions} if definitions else top
 
 
 def _plainly(error: ValueError) -> str:

@@ -19,6 +19,7 @@ from detent.core.codec import digest_of
 from detent.core.durations import Seconds, seconds, usually
 from detent.core.errors import ConfigError
 from detent.ports import Cancellation, Toolbox, ToolContext
+from detent.ports.options import check_function
 from detent.ports.verifying import AnswerView, Stated, Verifier
 
 EXEC = "exec"
@@ -116,6 +117,7 @@ def tools_in(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _named(function: Callable[..., Any], place: str) -> str:
+    check_function("verifier", place, function)
     name = getattr(function, "__name__", type(function).__name__)
     if not name.isidentifier():
         raise ConfigError(f"{place}: the log calls a function by its name, and this one is {name}; write a `def`")

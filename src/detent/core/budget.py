@@ -110,7 +110,7 @@ DEFAULT = Budget(
 """What holds without configuration (DESIGN law 4, section 6)."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Usage(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What was spent, by one model call or by a whole run. `cost_usd` is None where no price is known."""
 
     iterations: int = 0

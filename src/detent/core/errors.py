@@ -12,7 +12,7 @@ DetentError
 │   ├── RunErased          its content was erased, or that of a run that it was forked from
 │   ├── NotAllowedNow      the command does not fit the run's status (approve twice, reopen a completed run, ...)
 │   ├── ToolsMissing       tools that the run needs are not registered
-│   ├── Suspended          stopped advancing, nothing was finished, resumable
+│   ├── Suspended          stopped advancing, the run has not ended, resumable
 │   ├── Divergence         re-execution does not match the log
 │   ├── IllegalEvent       a record cannot follow the log so far
 │   ├── PassFailed         a pass of a strategy gave nothing
@@ -39,6 +39,7 @@ DetentError
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -64,8 +65,10 @@ def _misused(struct: Any, args: tuple[Any, ...], fields: dict[str, Any]) -> str:
     """Return what is wrong with the arguments for a struct; "" if they are not the problem."""
     name, known = struct.__name__, struct.__struct_fields__
     needed = [field.name for field in msgspec.structs.fields(struct) if field.required]
-    if args:
+    positional = [p.name for p in inspect.signature(struct).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    if args and not positional:
         return f"{name} takes no positional arguments; write {name}({(needed or known)[0]}=...)"
+    needed = [field for field in needed if field not in positional[: len(args)]]
     missing = [repr(field) for field in needed if field not in fields]
     unknown = unknown_arguments(name, fields, known)
     return unknown or (f"{name} needs {', '.join(missing)}" if missing else "")

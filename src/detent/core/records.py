@@ -64,6 +64,7 @@ class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run's entry in a store's listing, taken from its first and last record. `title` is a model's title for it, or "".
 
     `digest` is the last record's digest, for `append`. A store need not return it here (see `EventStore.sealed`).
+    `cost_usd` is exact once the run has ended or waits; before, a store may leave it behind. 0 means nothing with a price, or not known.
     """
 
     run_id: str
@@ -77,6 +78,7 @@ class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     iterations: int = 0
     records: int = 0
+    cost_usd: float = 0.0
     created_at: datetime
     updated_at: datetime
     digest: str = ""

@@ -16,6 +16,9 @@ from detent.expressions.spellings import without_keys
 from detent.ports import Embeddings, ModelAnswer, Models
 from detent.ports.http_failures import kind_of_status, seconds_asked
 
+MOST_BYTES = 256 * 1024 * 1024
+"""No answer with vectors is larger."""
+
 
 class OpenAICompatibleEmbedder:
     """Vectors of `model` at `base_url` (which ends as the server says, mostly in `/v1`), at most `batch` texts a call.
@@ -101,19 +104,23 @@ class OpenAICompatibleEmbedder:
         options: dict[str, Any] = {"verify": False} if self._plain else {}
         try:
             async with httpx2.AsyncClient(timeout=self._timeout_s, trust_env=not self._local, **options) as client:
-                answer = await client.post(
-                    self._where, content=msgspec.json.encode(body), headers={"Content-Type": "application/json", **self._headers}
-                )
+                headers, sent, whole = {"Content-Type": "application/json", **self._headers}, msgspec.json.encode(body), bytearray()
+                async with client.stream("POST", self._where, content=sent, headers=headers) as answer:
+                    async for chunk in answer.aiter_bytes():
+                        whole += chunk
+                        if len(whole) > MOST_BYTES:
+                            raise self._failed(f"the answer of {self._shown} does not end", "server")
         except httpx2.TimeoutException as error:
             raise self._failed(f"no answer from {self._shown} within {self._timeout_s:g} s", "timeout") from error
-        except (httpx2.HTTPError, OSError) as error:
+        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             raise self._failed(f"the connection to {self._shown} failed ({type(error).__name__}: {error})", "connection") from error
         if answer.status_code >= 400:
-            kind = kind_of_status(answer.status_code, answer.text[:20_000])
-            said = f"HTTP {answer.status_code} from {self._shown}: {answer.text[:2000]}"
+            text = whole[:20_000].decode("utf-8", "replace")
+            kind = kind_of_status(answer.status_code, text)
+            said = f"HTTP {answer.status_code} from {self._shown}: {text[:2000]}"
             raise self._failed(said, kind, seconds_asked(answer.headers.get("retry-after"), datetime.now(UTC)))
         try:
-            return msgspec.json.decode(answer.content, type=dict[str, Any])
+            return msgspec.json.decode(whole, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
             raise self._failed(f"{self._shown} answered with what is no JSON object", "server") from error
 

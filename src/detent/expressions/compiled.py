@@ -79,7 +79,26 @@ class Expression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compile_expression(source: str, *, where: str, names: Names) -> Expression:
-    """Compile `source`; raise `ConfigError` for wrong syntax and for names and functions that do not exist."""
+    """Compile `source`; raise `ConfigError` for wrong syntax and for names and functions that do not exist.
+
+    A rule file is read several times until its run begins, so what was compiled is remembered.
+    """
+    key = (source, names.variables, tuple(names.members.items()), names.open)
+    known = _COMPILED.get(key)
+    if known is None:
+        known = _compile(source, where=where, names=names)
+        if len(_COMPILED) >= MOST_KEPT:
+            _COMPILED.clear()
+        _COMPILED[key] = known
+    return known if known.where == where else msgspec.structs.replace(known, where=where)
+
+
+MOST_KEPT = 2_000
+"""So many compiled expressions are remembered."""
+_COMPILED: dict[tuple[Any, ...], Expression] = {}
+
+
+def _compile(source: str, *, where: str, names: Names) -> Expression:
     place = f"{where}: expression {_quoted(source)}"
     try:
         program = cel().compile(source)

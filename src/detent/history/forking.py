@@ -106,10 +106,7 @@ async def fork(
     made = await _made(runtime, run_id, at=at, edits=edits, effects=effects, child_id=child_id, host=host)
     observers = one_of(observers)
     task = runtime.take_on(made.bare.run_id, partial(_begin, runtime, made=made, resume=resume), observers, slot=resume)
-    try:
-        state = await task
-    finally:
-        runtime.advancing.discard(task)
+    state = await runtime.reached(task)
     return await runtime.answered(state, observers, turns=None) if resume else runtime.result(state)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from detent.core.budget import Usage
 from detent.core.events import ASIDE, EffectRecorded, Forked, RunStarted, TurnStarted
 from detent.core.records import Envelope, Record, RunHead
 
@@ -18,13 +21,15 @@ class Said:
     def __init__(self) -> None:
         self.reason = ""
         self._words: dict[str, str] = {}
-        self._turns = 0
+        self._turns, self._cost = 0, 0.0
 
     def hear(self, record: Record) -> None:
         """Take in the next record, the first one first."""
         if record.envelope.seq == 1:
             self.first = record.envelope
         self.last = record.envelope
+        if isinstance(used := getattr(record.event, "usage", None), Usage):
+            self._cost += used.charged().cost_usd or 0.0
         match record.event:
             case None:
                 self._words = {"goal": "", "title": "", "reason": "erased"}
@@ -59,6 +64,9 @@ class Said:
             if getattr(head, name) != value:
                 return f"the listing entry says {name} {getattr(head, name)!s}, and the log says {value!s}"
         erased = self._words.get("reason") == "erased"  # what erased records were is not known
+        known = head.cost_usd and last.status and not erased  # an earlier Detent wrote none, and a store may write it with the status only
+        if known and not math.isclose(head.cost_usd, self._cost, rel_tol=1e-9):
+            return f"the listing entry says cost_usd {head.cost_usd:g}, and the log says {self._cost:g}"
         if not (0 <= head.iterations <= head.records if erased else head.iterations == self._turns):
             return f"the listing entry says iterations {head.iterations}, and the log says {'as many at most as records' if erased else self._turns}"
         return ""

@@ -14,7 +14,6 @@ from detent.core.agent import Host
 from detent.core.budget import Budget
 from detent.core.errors import DetentError, RunErased, UnknownName
 from detent.core.records import Record, RunHead
-from detent.core.state import RunState
 from detent.history import backtest as backtesting
 from detent.history import comparing, replaying, upgrading
 from detent.history.backtest import Backtest
@@ -25,14 +24,15 @@ from detent.ports import Policy, RunQuery, View
 from detent.ports.options import check_is
 from detent.running import advancing, artifacts
 from detent.running.lineage import history
-from detent.running.results import Replay, files_of
+from detent.running.results import LoadedRun, Replay, files_of, loaded
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
 
 
-async def load(runtime: Runtime, run_id: str, *, host: Host | None = None) -> RunState:
-    """Return the state of a run; raise `RunNotFound`, `RunErased`, `CorruptLog`."""
-    return await runtime.standing(run_id, host)
+async def load(runtime: Runtime, run_id: str, *, host: Host | None = None) -> LoadedRun:
+    """Return the state of a run, with everything that a `Result` has: see `Outcome`. Raise `RunNotFound`, `RunErased`, `CorruptLog`."""
+    state = await runtime.standing(run_id, host)
+    return loaded(state, runtime.verifiers.made(state.output, state.agent))
 
 
 async def records(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[Record]:

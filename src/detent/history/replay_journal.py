@@ -82,8 +82,8 @@ class ReplayJournal(Interruptions):
 
 
 def is_late(event: e.AnyEvent | None) -> bool:
-    """Whether a worker that had lost the run recorded this: it stands wherever that one came by, and who has the run begins again behind it."""
-    return isinstance(event, e.ToolReconciled) and event.source == "late_worker"
+    """Whether a worker that had lost the run, or stopped, recorded this: it is wherever that one came by, and the next one begins behind it."""
+    return isinstance(event, e.ToolReconciled) and (event.source == "late_worker" or (event.source == "retry" and bool(event.via)))
 
 
 def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:

@@ -137,7 +137,7 @@ class ReplayWorld:
             raise bound
         raise self._journal.diverged(f"the effect {label!r} of phase {phase}")
 
-    async def pause(self, seconds: float) -> None:
+    async def pause(self, seconds: float, call: CallState | None = None) -> None:
         """A re-execution does not wait."""
         await self._journal.until()
 
@@ -243,7 +243,7 @@ class ReplayWorld:
         data = await self._blob(item.artifact.key) if item.artifact is not None and self._blob is not None else None
         return item.content if data is None else msgspec.json.decode(data)
 
-    async def intend(self, context: Any) -> None:
+    async def intend(self, context: Any, call: CallState) -> None:
         """It began, or ended at once, as its outcome says. Cancellations that did not count were refused here."""
         await self._journal.commit()
         while isinstance(self._journal.next, e.AnswerRefused) and self._journal.next.kind == "cancel":

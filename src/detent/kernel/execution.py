@@ -167,12 +167,11 @@ def _started(
         digest = digests.get(call.call_id) or digest_of([call.tool, call.args])
         quiet = call.attempt == 0 and quietly and begins_quietly(spec)
         try:
+            context.run.world.proceed()
             if call.attempt == 0:
                 context.refuse_past_bound("tool_calls", "cost_usd", begun=unrecorded)
                 if run.budget.max_calls_of:
                     context.refuse_past_calls_of(call.tool, begun=ready)
-            else:
-                context.run.world.proceed()
         except BoundReached as error:
             return error
         unrecorded += quiet
@@ -227,14 +226,14 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
     effect = not spec.read_only or spec.cost_usd is not None
     left = spec.retries
     while True:
-        refused = await world.intend(context) if effect else None
+        refused = await world.intend(context, known) if effect else None
         outcome = refused or await world.attempt(tool, known, context)
         outcome = await world.keep(call.call_id, outcome)
         harmless = (spec.read_only or spec.idempotent) and outcome.kind == "failed" and outcome.error_code in RETRY_CODES
         if outcome.final or left == 0 or world.cancelled or not (harmless or outcome.kind == "not_executed"):
             break
         left -= 1
-        await world.pause(min(5.0, 0.1 * 2 ** (spec.retries - left)))
+        await world.pause(min(5.0, 0.1 * 2 ** (spec.retries - left)), known)
         if world.cancelled:
             break
         world.proceed()

@@ -225,6 +225,7 @@ def head_of(state: RunState) -> RunHead:
         reason=state.reason,
         iterations=state.usage.iterations,
         records=state.seq,
+        cost_usd=state.usage.cost_usd or 0.0,
         created_at=state.started_at or state.updated_at,  # type: ignore[arg-type]
         updated_at=state.updated_at,  # type: ignore[arg-type]
         digest=state.digest,

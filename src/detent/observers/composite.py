@@ -9,6 +9,7 @@ from detent.core.errors import ConfigError
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Chunk, Observer
+from detent.ports.options import takes
 from detent.ports.telling import Fan, Listener
 
 
@@ -34,11 +35,19 @@ class CompositeObserver(Fan):
             self.call(listener, (chunk,))
 
 
+_TOLD = {"on_record(record, state)": 2, "on_chunk(chunk)": 1}
+
+
 def _checked(observer: Any) -> Observer:
-    missing = [name for name in ("on_record", "on_chunk") if not callable(getattr(observer, name, None))]
-    if missing or isinstance(observer, type):
-        what = f"the class {observer.__name__}" if isinstance(observer, type) else f"{observer!r}, which has no {' and no '.join(missing)}"
+    if isinstance(observer, type):
+        raise ConfigError(f"an observer is the class {observer.__name__}; give an object of it: {observer.__name__}(...)")
+    missing = [said for said, count in _TOLD.items() if not _takes(getattr(observer, said.partition("(")[0], None), count)]
+    if missing:
         raise ConfigError(
-            f"an observer is {what}; expected an object with on_record(record, state) and on_chunk(chunk), see detent.extend.Observer"
+            f"an observer is {observer!r}, which has no {' and no '.join(missing)}; detent.extend.Observer says what one must have"
         )
     return observer
+
+
+def _takes(method: Any, count: int) -> bool:
+    return callable(method) and not takes(method, count)

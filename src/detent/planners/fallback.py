@@ -12,7 +12,7 @@ import msgspec
 
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
-from detent.core.errors import ConfigError, ModelCallFailure, ModelFailureKind
+from detent.core.errors import ConfigError, Explained, ModelCallFailure, ModelFailureKind
 from detent.ports import Plan, Planner, View, asks_only_its_own, models_asked
 from detent.ports.options import check_fields, checked_options
 
@@ -22,7 +22,7 @@ FALLS_BACK: tuple[ModelFailureKind, ...] = (
 """The classes of failure after which the next planner is asked; a refusal is an answer, and so is not among them."""
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """A planner and when it is used: `while_left` are the least amounts that must be left of bounds (unset: whatever is left).
 
     `on` are the classes of its failures after which the next candidate is asked (None: `FALLS_BACK`).

@@ -14,7 +14,7 @@ import msgspec
 
 from detent.core.codec import digest_of
 from detent.core.durations import Seconds, usually
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, Explained
 from detent.core.events import Decision
 from detent.core.state import RunState
 from detent.expressions.compiled import Expression, ExpressionFailed, compile_expression, execute, make_context
@@ -26,7 +26,7 @@ from detent.ports import Call, ToolSpec, Verdict
 from detent.ports.options import check_fields, checked_options
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Rule(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """One rule. `tool` are patterns of tool names; an empty `when` always holds; `source` says where the rule stands (`file:line`).
 
     `approvers`, `expires_s` and `on_reject` belong to `require_approval`: how many different people, how long the request stands, and

@@ -8,10 +8,11 @@ from typing import Literal, Protocol
 import msgspec
 
 from detent.core.budget import NOTHING, Usage
+from detent.core.errors import Explained
 from detent.ports.models import Models
 
 
-class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+class Embeddings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Vectors for texts, in the order of the texts, all of one length. Only vectors of the same `model` can be compared."""
 
     vectors: tuple[tuple[float, ...], ...]

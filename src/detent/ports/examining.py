@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from detent.core.errors import Explained
 from detent.ports.options import check_fields
 
 Mend = Literal["", "gc", "delete", "relist", "reindex", "rebuild"]
@@ -16,7 +17,7 @@ Mend = Literal["", "gc", "delete", "relist", "reindex", "rebuild"]
 listing entry again from the log; by rebuilding the indexes, or the whole file."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class Fault(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """One finding in a store: damage or, with `damage` false, harmless remains.
 
     `run_id` is the run it belongs to, or "". `advice` tells a person what to do. `changed_at` is when remains were last changed, in seconds
@@ -39,7 +40,7 @@ def artifacts_without_log(run_id: str, *, lost: bool) -> Fault:
     return Fault(what=what, run_id=run_id, damage=False, mend="" if lost else "delete", advice=advice if lost else "")
 
 
-class Examined(msgspec.Struct, frozen=True, kw_only=True):
+class Examined(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What a store found in itself. `runs` has every run of which it holds anything, listed or not. `looked_at` says what was checked.
 
     `lists_apart`: the store makes its lists from data apart from the listing entries, such as an index.

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from detent.core.codec import digest_of
+from detent.core.errors import Explained
 from detent.core.events import ApprovalRequested, Decision
 from detent.core.state import CallState, KernelState, RunState
 from detent.ports.copies import Copier, copied, ours
@@ -32,7 +33,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     asks: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Verdict(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What a policy decided, by which rule, and why (row K26).
 
     For a request for approval: `approvers` different people must approve, it is open for `expires_s` seconds, and `on_reject` is the effect
@@ -90,7 +91,7 @@ def offered(policy: Policy, tool: ToolSpec, state: RunState) -> bool:
         return True
 
 
-class Block(msgspec.Struct, frozen=True):
+class Block(msgspec.Struct, metaclass=Explained, frozen=True):
     """A guard's refusal."""
 
     reason: str

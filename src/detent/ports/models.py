@@ -8,9 +8,10 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from detent.core.budget import NOTHING, Usage
+from detent.core.errors import Explained
 
 
-class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ModelAnswer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """The result of one model call. `value` belongs to the adapter; `model` is the name that the provider reports.
 
     `finish` is why the model stopped: `stop`, `length`, `tool_call`, `content_filter` or `error`. The gateway fills in an unknown

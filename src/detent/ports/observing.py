@@ -49,13 +49,13 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-class Skip(msgspec.Struct, frozen=True):
+class Skip(msgspec.Struct, metaclass=Explained, frozen=True):
     """Return it from a hook before a phase to skip the phase. The calls that `act` would have run, or the answer, are refused for this reason."""
 
     reason: str
 
 
-class Abort(msgspec.Struct, frozen=True):
+class Abort(msgspec.Struct, metaclass=Explained, frozen=True):
     """Return it from a hook before or after a phase to stop the run (`policy_stopped`)."""
 
     reason: str

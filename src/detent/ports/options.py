@@ -57,6 +57,55 @@ def check_is(kind: Any, **given: Any) -> None:
             raise ConfigError(f"{name} is {value!r}; give a {getattr(kind, '__name__', kind)}, or leave it out")
 
 
+FUNCTIONS: dict[str, tuple[int, str]] = {
+    "hook": (1, "a function (state) that returns None, a Skip or an Abort"),
+    "guard": (3, "a function (call, state, run) that returns a Block or None"),
+    "phase": (2, "an async function (state, context) that returns the state"),
+    "strategy": (1, "an async function of a StrategyRun"),
+    "verifier": (2, "a function (answer, view) that returns what is wrong, or None"),
+}
+"""The kinds that are functions: how many arguments each is called with, and what it is in words."""
+
+
+def check_function(kind: str, what: str, value: Any) -> None:
+    """Raise `ConfigError` for what cannot be called with the arguments of its kind, and say what was expected."""
+    count, wanted = FUNCTIONS[kind]
+    if isinstance(value, type) or not callable(value):
+        hint = f": give an object of it, {value.__name__}(...)" if isinstance(value, type) else ""
+        raise ConfigError(f"{what} is {shown(value)}; expected {wanted}{hint}")
+    if taken := takes(value, count):
+        raise ConfigError(f"{what} takes {taken}; expected {wanted}")
+
+
+def check_functions(kind: str, **tables: Any) -> None:
+    """Raise `ConfigError` for a value that is not a table of names and functions of this kind; None is left out."""
+    for name, table in tables.items():
+        if table is not None and not isinstance(table, Mapping):
+            raise ConfigError(f"{name} is {shown(table)}; expected a table of names, {{NAME: {kind}}}")
+        for key, function in cast("Mapping[str, Any]", table or {}).items():
+            if kind in FUNCTIONS:
+                check_function(kind, f"{name}[{key!r}]", function)
+
+
+def takes(function: Any, count: int) -> str:
+    """Return what a function takes where it cannot be called with so many arguments; "" where it can, or does not say."""
+    try:
+        taken = inspect.signature(function)
+    except (TypeError, ValueError):  # a built-in function does not say
+        return ""
+    try:
+        taken.bind(*(None,) * count)
+    except TypeError:
+        return str(taken).replace("'", "")
+    return ""
+
+
+def shown(value: Any) -> str:
+    """Return what a value is, for a message."""
+    name = type(value).__name__
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def check_table(kind: Any, **given: Any) -> None:
     """Raise `ConfigError` for a value that is neither a mapping of names to values of this type nor None."""
     for name, value in given.items():

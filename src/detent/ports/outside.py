@@ -132,7 +132,7 @@ class World(Protocol):
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
 
-    async def intend(self, context: Any) -> ToolOutcome | None:
+    async def intend(self, context: Any, call: CallState) -> ToolOutcome | None:
         """Make the intent of a call durable before the call begins. If a cancellation came first, the call does not begin, and its outcome is returned."""
         ...
 
@@ -167,7 +167,9 @@ class World(Protocol):
 
     async def breathe(self) -> None: ...
 
-    async def pause(self, seconds: float) -> None: ...
+    async def pause(self, seconds: float, call: CallState | None = None) -> None:
+        """Sleep between two attempts, of `call` or of something else."""
+        ...
 
     async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
         """Record what the run's tenant has used, if that is bounded. The next decisions depend on this record.

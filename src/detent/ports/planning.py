@@ -67,7 +67,7 @@ class Plan(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
+class ContextProfile(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Thresholds by model size. `window_tokens` is the model's context. The character counts limit what one result may show inline."""
 
     tier: str = "mid"
@@ -80,7 +80,7 @@ class ContextProfile(msgspec.Struct, frozen=True, kw_only=True):
     __post_init__ = check_fields
 
 
-class ResultCompression(msgspec.Struct, frozen=True, kw_only=True):
+class ResultCompression(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """How a large result is shown: at most `budget_chars`, and the first `preview_items` of a list. The log keeps the full value."""
 
     budget_chars: int = 1200

@@ -13,12 +13,12 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from detent.core.codec import digest_of
-from detent.core.errors import CancelWaits, ClaimLost, CorruptLog, NotAllowedNow, RunErased, StoreError
+from detent.core.errors import CancelWaits, ClaimLost, CorruptLog, Explained, NotAllowedNow, RunErased, StoreError
 from detent.core.records import RunHead
 from detent.ports.options import check_fields
 
 
-class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Signal(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """A message from outside to a run, kept in its inbox until the record that takes it up is committed. Posting an id twice is one signal.
 
     `by` is who says it. `via` is what the process that posts it says about itself; `Engine.signal` fills it in. `unreadable` is the kind of
@@ -134,7 +134,7 @@ def no_room(run_id: str) -> NotAllowedNow:
     return NotAllowedNow(run_id, why, reason_code="inbox_full")
 
 
-class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Spent(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """What a tenant has used on a `day` (such as 2026-03-01, UTC), or since then; `tokens` are those of input and output."""
 
     tenant: str
@@ -158,7 +158,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class Balance(msgspec.Struct, frozen=True, kw_only=True):
+class Balance(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What a tenant's account says: what was used since a day, what other runs have reserved, and whether a reservation was made."""
 
     granted: bool
@@ -166,7 +166,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     others: Spent
 
 
-class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+class Reservation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What is to be kept free for a run in its tenant's account, each amount under a name that is the run's own.
 
     `limits` bound dimensions of `Spent`, such as `{"tokens": 10_000}`, from the day `since` (UTC) on. It lapses after `lasts_s` seconds.
@@ -198,7 +198,7 @@ _ROUNDING = 1e-9
 """Sums of money differ by as much with the order in which they are added up."""
 
 
-class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
+class RunQuery(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Which runs to list, newest first. `after` is the run id that ended the previous page.
 
     `starts_with`: only runs whose id begins with one of these texts; a database answers it from its index of ids. `ends_with`: only runs

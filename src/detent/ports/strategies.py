@@ -17,7 +17,7 @@ from detent.ports.planning import ContextProfile
 from detent.ports.tools import ToolSpec
 
 
-class OwnModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OwnModel(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """Which model a strategy asks for part of its work, as an option of the strategy; the agent's own where `model` is "".
 
     The fields are those of `Branch`. Where a model is reached is not said here: `settings` name no `base_url` and no `api_key_env`.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
 from detent.core.actions import Abstain, AskUser, FinalAnswer
 from detent.core.agent import AgentSpec, Host
-from detent.core.errors import Explained, ToolFailed
+from detent.core.errors import ConfigError, Explained, ToolFailed
 from detent.core.events import ArtifactRef, SideEffect
 from detent.core.state import KernelState
 from detent.ports.models import Models
@@ -179,14 +179,14 @@ class SecretSource(Protocol):
         ...
 
 
-class Denied(msgspec.Struct, frozen=True, kw_only=True):
+class Denied(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """A capability that a host may not use; `reason` is such as `missing_required_credential:github` (row K87)."""
 
     id: str
     reason: str
 
 
-class Resolution(msgspec.Struct, frozen=True, kw_only=True):
+class Resolution(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What wanted capabilities and their dependencies came to: "id@version" -> digest of the descriptor; what is missing; what is denied."""
 
     resolved: dict[str, str]
@@ -274,6 +274,12 @@ class MetaTool(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     handler: Callable[[dict[str, Any], KernelState, Any], Awaitable[Answer]]
     validate: Callable[[dict[str, Any]], dict[str, Any]] = as_given
 
+    def __post_init__(self) -> None:
+        if not isinstance(cast("Any", self.spec), ToolSpec) or not callable(self.handler):
+            raise ConfigError(
+                f"MetaTool: spec is {self.spec!r}, handler {self.handler!r}; expected a ToolSpec and a function (args, state, context)"
+            )
+
     @property
     def name(self) -> str:
         """The name that agents list."""
@@ -292,7 +298,7 @@ class MetaTool(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
         return None
 
 
-class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
+class ToolOutcome(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """How one attempt ended.
 
     `kind`: `ok` (with `result`: JSON bytes), `failed` (known failure), `not_executed` (it did not happen), `fatal` (the run must end),

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import msgspec
 
-from detent.core.errors import ConfigError, NewerVersion, ToolsMissing
+from detent.core.errors import ConfigError, Explained, NewerVersion, ToolsMissing
 
 NOT_HERE: tuple[type[Exception], ...] = (ConfigError, ToolsMissing, NewerVersion)
 """What `Backlog.advance` raises if this worker lacks what a run needs. Another worker may have it, so the run is left alone, not given up."""
 
 
-class Due(msgspec.Struct, frozen=True, kw_only=True):
+class Due(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """A run that may be advanced now. `since` is the time of its last record, `records` the number of its records."""
 
     run_id: str
@@ -29,7 +29,7 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     records: int = 0
 
 
-class Tries(msgspec.Struct, frozen=True, kw_only=True):
+class Tries(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Counts attempts of all workers that made no progress. Also has the time of the last one (None: never) and its worker."""
 
     count: int = 0
@@ -72,7 +72,10 @@ class Backlog(Protocol):
         ...
 
     def suspend(self, why: str) -> None:
-        """Stop all running `advance` calls and refuse new ones: they raise `Suspended`, and the runs can be resumed."""
+        """Stop all running `advance` calls and refuse new ones: they raise `Suspended`, and the runs can be resumed.
+
+        Calls with an effect may finish first. A second call of this method changes nothing; cancelling `advance` then cuts them off.
+        """
         ...
 
     async def news(self, timeout_s: float) -> None:
@@ -98,6 +101,7 @@ class WorkerHost(Protocol):
     async def work(self, backlog: Backlog, *, until_idle: bool = False) -> None:
         """Work until cancelled or, with `until_idle`, until no run is due and none is in progress.
 
-        Once cancelled, it takes no new runs, suspends those in progress, and returns when all have stopped.
+        Once cancelled, it takes no new runs, suspends those in progress, and returns when all have stopped. Calls with an effect may finish
+        first. Cancelled again, it cancels every `advance`, which cuts them off.
         """
         ...

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -49,6 +49,8 @@ PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
     """Return the agent as data; raise `ConfigError` for an empty goal, `UnknownName` for a tool that is not there."""
+    if not isinstance(cast("Any", goal), str):
+        raise ConfigError(f"the goal is {goal!r}; give a text that says what is to be achieved")
     if not goal.strip():
         raise ConfigError("the goal is empty; say what is to be achieved")
     spec = agent.spec()

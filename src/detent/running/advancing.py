@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from detent.config.groups import GRACE_S
+from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
 from detent.config.planners import NoPlanner
 from detent.config.profile import compression_for, make_profile
@@ -60,7 +60,7 @@ from detent.ports.raised import KEEP, tell
 from detent.running import admission, rules
 from detent.running.alike import Alike
 from detent.running.attempts import tries_of
-from detent.running.control import Control
+from detent.running.control import CALLER_GONE, Control
 from detent.running.declarations import declared_of, held, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.endings import objection
@@ -109,6 +109,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: Capabilities | None = None
     worker: str = ""
     grace_s: float = GRACE_S
+    drain_s: float = DRAIN_S
     traffic: Traffic | None = None
     titles: bool = False
     tenants: Tenants | None = None
@@ -189,7 +190,7 @@ class Advancing:
         self._journal: Journal | None = None
         self._claim: int | None = None
         self._decides = False
-        self.control = Control(run_id, grace_s=parts.grace_s)
+        self.control = Control(run_id, grace_s=parts.grace_s, drain_s=parts.drain_s)
         self._sinks, self._chunk = sinks, chunk
 
     async def __aenter__(self) -> Advancing:
@@ -221,12 +222,12 @@ class Advancing:
         finally:
             if self._sinks or self.parts.hooks is not noop_hooks:
                 PATIENCE.set(awaited)  # what was set holds the control, which holds the task, whose context holds it
-            self.control.forget_time()  # what says how much is left holds the control
+            self.control.detach()  # what says how much time is left holds the control
             self.parts.watcher.remove(self.run_id)
-            if isinstance(error, Conflict) or self.control.stop == LOST:
+            if isinstance(error, Conflict) or self.control.stop.startswith(LOST):
                 self._journal = None  # who has the run now gives back what it had reserved
             await asyncio.shield(self._give_back())
-        if isinstance(error, asyncio.CancelledError) and self.control.stop:
+        if isinstance(error, asyncio.CancelledError) and self.control.stop and not self.control.stop.startswith(CALLER_GONE):
             raise Suspended(self.run_id, self.control.stop) from None
         if isinstance(error, (StoreBusy, StoreFull)):
             raise Suspended(self.run_id, str(error)) from error
@@ -249,7 +250,7 @@ class Advancing:
         """
         with suppress(DetentError):  # it counts as one then
             tries, _ = await tries_of(self.parts.store, self.run_id)
-            if tries.count and tries.worker == self.parts.worker and self.control.stop != LOST:
+            if tries.count and tries.worker == self.parts.worker and not self.control.stop.startswith(LOST):
                 state = await load_run(self.parts.store, self.run_id)
                 journal = self.journal(state)
                 journal.record(RunResumed(worker=self.parts.worker, running_ms=state.running_ms, stopped=self.control.stop))
@@ -260,9 +261,8 @@ class Advancing:
         parts, sinks = self.parts, [apart(sink) for sink in self._sinks] if told else []
         if told and parts.hooks is not noop_hooks:
             sinks.append(LifecycleHooks(parts.hooks).on_record)
-        return SnapshotJournal(
-            parts.store, state, clock=parts.clock, ids=parts.ids, sinks=sinks, claim=self._claim, charges_all=bool(parts.tenants)
-        )
+        make = partial(SnapshotJournal, parts.store, state, self.control.effects, clock=parts.clock, ids=parts.ids)
+        return make(sinks=sinks, claim=self._claim, charges_all=bool(parts.tenants))
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
         """Advance the run until it finishes, waits, or `turns` are done; return its state."""

@@ -63,22 +63,21 @@ def _answering(tool: MetaTool) -> MetaTool:
     return msgspec.structs.replace(tool, handler=handler)
 
 
-class Handed:
-    """What foreign code of one pass is handed: its facade, and the states that it asked for, with what each is a copy of."""
+class Given:
+    """The states that foreign code was given, with what each is a copy of; `now` returns the state of its pass."""
 
-    def __init__(self, context: KernelContext) -> None:
-        self._context, self.hold = context, Hold()
+    def __init__(self, now: Callable[[], KernelState], run_id: str) -> None:
+        self._now, self._run_id = now, run_id
         self._given: list[tuple[Any, Any]] = []
-        self.context = self._facade(context)
 
     def begin(self) -> KernelState:
         """Return the copy of the state that a phase begins with; what was handed before is forgotten."""
         self._given.clear()
-        return self._copy(self._context.state)
+        return self.copy(self._now())
 
     def came_to(self, returned: Any, who: str) -> KernelState:
         """Return the state that a phase leaves behind; raise `UnrecordedChange` where it changed what is not its own, or what it lost."""
-        now, run_id = self._context.state, self._context.run.state.run_id
+        now, run_id = self._now(), self._run_id
         if not isinstance(returned, KernelState):
             why = f"{who} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it"
             raise UnrecordedChange(run_id, why)
@@ -97,12 +96,12 @@ class Handed:
             fields = [field for field in given.__struct_fields__ if getattr(given, field) is not getattr(returned, field, _NOWHERE)]
             if (field := _differing(fields, given, origin)) is not None:
                 raise UnrecordedChange(
-                    self._context.run.state.run_id,
+                    self._run_id,
                     f"{who} wrote into {field!r} of a {type(given).__name__} that it was given, where it would be lost: return the state that "
                     "you change, or transition(context.state, meta=...)",
                 )
 
-    def _copy(self, origin: T) -> T:
+    def copy(self, origin: T) -> T:
         """Return the copy of a state that was handed out already, else a new one."""
         for given, known in self._given:
             if known is origin:
@@ -110,10 +109,19 @@ class Handed:
         self._given.append((copied(origin), origin))
         return self._given[-1][0]
 
+
+class Handed(Given):
+    """What foreign code of one pass is handed: its facade, and the states that it asked for."""
+
+    def __init__(self, context: KernelContext) -> None:
+        super().__init__(lambda: context.state, context.run.state.run_id)
+        self._context, self.hold = context, Hold()
+        self.context = self._facade(context)
+
     def _facade(self, context: KernelContext) -> PhaseContext:
         """Return the facade. Its functions are plain ones: a bound method would have what it is bound to as an attribute."""
         run, world, hold, stranger = context.run, context.run.world, self.hold, self._refuse_stranger
-        copy_of, planned = self._copy, list[tuple[Planned, Planned]]()
+        copy_of, planned = self.copy, list[tuple[Planned, Planned]]()
 
         async def plan() -> Planned | None:
             with hold:

@@ -19,7 +19,7 @@ from detent.core.actions import Action, AnyAction, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget, exhausted
 from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, UnknownModel
-from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded
+from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded, ToolReconciled
 from detent.core.state import CLOSED, CallState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.journal import Journal
@@ -45,6 +45,7 @@ from detent.running.calling import Calls
 from detent.running.control import Control
 from detent.running.inbox import begins, take
 from detent.running.patience import attended
+from detent.running.people import poster
 from detent.running.rules import early
 
 log = logging.getLogger("detent")
@@ -127,7 +128,7 @@ class LiveWorld(Calls):
         return None if bound is None else BoundReached(bound)
 
     def proceed(self) -> None:
-        """Stop here when the run is being suspended or was found to be damaged, also where a tool has swallowed the cancellation."""
+        """Stop here when the run stops or was found to be damaged, also where a tool has swallowed the cancellation."""
         if self.control.stop:
             raise asyncio.CancelledError
         if self.damage is not None:
@@ -139,6 +140,9 @@ class LiveWorld(Calls):
 
     async def attend(self, work: Awaitable[Any], hold: Hold) -> Any:
         """Await a phase, a strategy or a meta-tool; see `ports.outside.World.attend`."""
+        if self.control.stop and (close := getattr(work, "close", None)) is not None:
+            close()  # it is not begun any more
+        self.proceed()
         try:
             return await attended(self.control, work, hold)
         except Interrupted:
@@ -152,6 +156,7 @@ class LiveWorld(Calls):
         and so does not come by here.
         """
         refuse_inside_effect(f"the effect {label!r}")
+        self.proceed()
         token = MAKING.set(label)
         try:
             value = await attended(self.control, _made(make), who=make)
@@ -176,14 +181,25 @@ class LiveWorld(Calls):
         """Give the event loop its turn."""
         await asyncio.sleep(0)
 
-    async def pause(self, seconds: float) -> None:
-        """Sleep between two attempts, as the clock does where it has a `sleep` of its own; a cancellation ends the sleep."""
-        with self.control.during(0):
-            try:
+    async def pause(self, seconds: float, call: CallState | None = None) -> None:
+        """Sleep between two attempts, as the clock does where it has a `sleep` of its own; a cancellation ends the sleep.
+
+        Where the run stops, record that the call may run again: its last attempt did not happen, so nothing is in doubt.
+        """
+        try:
+            if call is not None:
+                self.control.effects.not_executed()
+            self.proceed()
+            with self.control.during(0):
                 await self._sleep(seconds)
-            except asyncio.CancelledError:
-                if not self.control.interrupted():
-                    raise
+        except asyncio.CancelledError:
+            if self.control.interrupted():
+                return
+            if call is not None and self.control.stop and not (call.read_only or call.idempotent):
+                again = ToolReconciled(call=call.call_id, outcome="again", source="retry", via=poster(), attempt=call.attempt)
+                self._journal.record(again, scope=call.call_id.rsplit(".", 2)[0])
+                await self._journal.commit(durable=True)
+            raise
 
     @property
     def quiet(self) -> bool:
@@ -234,6 +250,7 @@ class LiveWorld(Calls):
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
         """Ask the planner, for at most the time that is left."""
+        self.proceed()
         started = self._clock.monotonic()
         with self.control.during(0):
             try:
@@ -293,9 +310,16 @@ class LiveWorld(Calls):
         """Run calls at the same time; a cancellation of the run reaches each of them, which puts it on record."""
         refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
 
-    async def intend(self, context: KernelContext) -> ToolOutcome | None:
+    async def intend(self, context: KernelContext, call: CallState) -> ToolOutcome | None:
         """See `World.intend`; a cancellation that is posted before the intent is recorded keeps the call from beginning."""
-        return None if await begins(context.run, self.control, self._store) else _NOT_BEGUN
+        if call.read_only:
+            return None if await begins(context.run, self.control, self._store) else _NOT_BEGUN
+        effect = self.control.effects.intends(call)
+        effect.begun = await begins(context.run, self.control, self._store)
+        if effect.begun:
+            return None
+        self.control.effects.not_executed()
+        return _NOT_BEGUN
 
 
 def _unsayable(answer: Any) -> str:

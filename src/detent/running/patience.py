@@ -108,8 +108,11 @@ class _Held:
         return self._reason or Interrupted()
 
     def hurry(self) -> None:
-        """The run is cancelled, or its time is up: ask for an end when the first time is over."""
-        if self._timer is None:
+        """The run is cancelled or stops, or its time is up: ask for an end when the first time is over.
+
+        Hooks and observers of a run that stops may go on as long as its calls do: they hear what is recorded of these.
+        """
+        if self._timer is None and not (self._control.stop and self._first_s):
             self._timer = asyncio.get_running_loop().call_later(self._first_s, self._stop)
 
     def goes_on(self) -> None:

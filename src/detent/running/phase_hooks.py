@@ -22,6 +22,7 @@ from detent.kernel.journal import Sink
 from detent.kernel.kernel import OWNED, Kernel, Phase
 from detent.ports import Abort, KernelHooks, PhaseHook, Skip
 from detent.ports.copies import Copier, copied
+from detent.ports.options import check_functions
 from detent.ports.raised import raised_by
 from detent.ports.telling import answer_of
 
@@ -51,7 +52,9 @@ def hooked(kernel: Kernel, hooks: KernelHooks) -> Kernel:
 
 
 def check_hooks(hooks: KernelHooks, kernels: Mapping[str, Kernel]) -> None:
-    """Raise `UnknownName` for a hook of a phase that no kernel has."""
+    """Raise `ConfigError` for a hook that cannot be one, or of a phase that no kernel has."""
+    for when in ("before", "after"):
+        check_functions("hook", **{f"hooks.{when}": getattr(hooks, when)})
     names = sorted({phase_name(phase) for kernel in kernels.values() for phase in getattr(kernel, "phases", ())})
     for name in (*hooks.before, *hooks.after):
         if name not in names and not (name == ANSWER and name in hooks.before and name not in hooks.after):

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from datetime import datetime
 from html import escape
 from textwrap import shorten
-from typing import Any, Generic, Literal, cast
+from typing import Any, Generic, Literal, Protocol, cast
 
 import msgspec
 
 from detent.config.output_types import OutputT
+from detent.core.brief import brief
 from detent.core.budget import Usage
 from detent.core.events import ArtifactRef
 from detent.core.state import Item, RunState, RunStatus
@@ -45,7 +46,101 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Result(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
+class Outcome(Protocol):
+    """How a run stands: what `run` and `load` both return, for a function that takes either."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def status(self) -> RunStatus: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def output(self) -> Any: ...
+    @property
+    def partial(self) -> str: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def iterations(self) -> int: ...
+    @property
+    def state(self) -> RunState: ...
+    @property
+    def steps(self) -> tuple[Item, ...]: ...
+    @property
+    def tool_calls(self) -> tuple[Item, ...]: ...
+    @property
+    def tools_used(self) -> frozenset[str]: ...
+    @property
+    def artifacts(self) -> tuple[ArtifactRef, ...]: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def traceback(self) -> str: ...
+    @property
+    def receipt(self) -> Receipt: ...
+    @property
+    def total_tokens(self) -> int: ...
+
+
+def _state(outcome: Any) -> RunState:
+    return outcome.state
+
+
+class Readings:
+    """What a result and a run that was loaded say beside their fields, each read from the state."""
+
+    __slots__ = ()
+
+    @property
+    def steps(self) -> tuple[Item, ...]:
+        """The transcript of all passes, in the order in which they began (row S0-16)."""
+        return tuple(item for p in _state(self).passes.values() for item in p.steps)
+
+    @property
+    def artifacts(self) -> tuple[ArtifactRef, ...]:
+        """The files that models made in any turn, beside an answer or a call, each once; `engine.artifact(run_id, key)` returns the bytes."""
+        return files_of(_state(self))
+
+    @property
+    def tools_used(self) -> frozenset[str]:
+        """The tools of which a call succeeded."""
+        return frozenset(name for p in _state(self).passes.values() for name in p.tools_used)
+
+    @property
+    def title(self) -> str:
+        """What the run is called in lists, "" without a title (`Engine(models=Models(titles=True))`)."""
+        return title_of(_state(self))
+
+    @property
+    def traceback(self) -> str:
+        """What your own code raised, as Python shows it: behind `error` where the run failed for it, else the last one where it
+        did not fail; "" for none.
+
+        Redacted and bounded. `detent show RUN` shows all that are kept with the run.
+        """
+        kept, behind = tracebacks(_state(self)), traceback_behind(_state(self), _state(self).error)
+        return kept[behind - 1].text if kept and (behind or not _state(self).error) else ""
+
+    @property
+    def receipt(self) -> Receipt:
+        """What the run rested on, what it produced, who intervened, what ended it."""
+        return receipt_of(_state(self))
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens of all model calls."""
+        return _state(self).usage.total_tokens
+
+    @property
+    def tool_calls(self) -> tuple[Item, ...]:
+        """The observed calls of all passes."""
+        return tuple(item for p in _state(self).passes.values() for item in p.results if not item.meta)
+
+
+class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
     """How a run stands. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
 
     `tool_calls` holds every executed or refused call that got an observation, in index order, those of meta-tools not. `answered` is set where
@@ -86,56 +181,49 @@ class Result(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
         spent = "" if cost is None else f" · ${cost:.4f}"
         yield "used", f"iterations {used.iterations} · tool calls {used.tool_calls} · tokens {used.total_tokens}{spent}"
 
-    @property
-    def steps(self) -> tuple[Item, ...]:
-        """The transcript of all passes, in the order in which they began (row S0-16)."""
-        return tuple(item for p in self.state.passes.values() for item in p.steps)
-
-    @property
-    def artifacts(self) -> tuple[ArtifactRef, ...]:
-        """The files that models made in any turn, beside an answer or a call, each once; `engine.artifact(run_id, key)` returns the bytes."""
-        return files_of(self.state)
-
-    @property
-    def tools_used(self) -> frozenset[str]:
-        """The tools of which a call succeeded."""
-        return frozenset(name for p in self.state.passes.values() for name in p.tools_used)
-
-    @property
-    def title(self) -> str:
-        """What the run is called in lists, "" without a title (`Engine(models=Models(titles=True))`)."""
-        return title_of(self.state)
-
-    @property
-    def traceback(self) -> str:
-        """What your own code raised, as Python shows it: behind `error` where the run failed for it, else the last one where it
-        did not fail; "" for none.
-
-        Redacted and bounded. `detent show RUN` shows all that are kept with the run.
-        """
-        kept, behind = tracebacks(self.state), traceback_behind(self.state, self.state.error)
-        return kept[behind - 1].text if kept and (behind or not self.state.error) else ""
-
-    @property
-    def receipt(self) -> Receipt:
-        """What the run rested on, what it produced, who intervened, what ended it."""
-        return receipt_of(self.state)
-
-    @property
-    def total_tokens(self) -> int:
-        """Input and output tokens of all model calls."""
-        return self.usage.total_tokens
-
-    @property
-    def tool_calls(self) -> tuple[Item, ...]:
-        """The observed calls of all passes."""
-        return tuple(item for p in self.state.passes.values() for item in p.results if not item.meta)
-
 
 def files_of(state: RunState) -> tuple[ArtifactRef, ...]:
     """Return the files that models made in a run, each once, in the order of its passes."""
     plans = (item.plan for p in state.passes.values() for item in p.steps)
     return tuple(dict.fromkeys(file for plan in plans if plan is not None for file in plan.files))
+
+
+class LoadedRun(Readings, RunState, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The state of a run that was loaded, with everything that a `Result` has.
+
+    Where the type of its answers is known, `output` is an instance, and `recorded` the state with the JSON that the log has.
+    """
+
+    recorded: RunState | None = None
+
+    __repr__ = brief
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same state, loaded or not."""
+        theirs: Any = other.state if isinstance(other, LoadedRun) else other
+        names = RunState.__struct_fields__
+        return isinstance(theirs, RunState) and all(getattr(self.state, name) == getattr(theirs, name) for name in names)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = RunState.__hash__
+
+    @property
+    def state(self) -> RunState:
+        """The state as the log has it."""
+        return self if self.recorded is None else self.recorded
+
+    @property
+    def iterations(self) -> int:
+        """The turns that reached the kernel."""
+        return self.usage.iterations
+
+
+def loaded(state: RunState, output: Any) -> LoadedRun:
+    """Return a state as `load` does, with its output or the instance that is made of it."""
+    fields = {name: getattr(state, name) for name in RunState.__struct_fields__}
+    return LoadedRun(**fields) if output is state.output else LoadedRun(**{**fields, "output": output}, recorded=state)
 
 
 def result_of(state: RunState) -> Result:

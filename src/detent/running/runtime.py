@@ -32,11 +32,12 @@ from detent.metering.tenants import Tenants
 from detent.ports import Guard, Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
 from detent.ports.processes import renew_in_children
 from detent.running import admission
-from detent.running.advancing import Advancing, Parts, due, meta_tool_of_some_kernel
+from detent.running.advancing import ADVANCED, Advancing, Parts, due, meta_tool_of_some_kernel
 from detent.running.people import poster
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels
 from detent.running.snapshots import load_run
+from detent.running.stopping import Underway
 
 if TYPE_CHECKING:
     from detent.config.adapters import Registry, Servers
@@ -51,42 +52,6 @@ UNLIMITED = contextlib.nullcontext()
 
 _LOOK_S = 0.05
 """How often it is looked whether another event loop still runs."""
-
-
-class Shift:
-    """One call of `work`: a worker, until it is idle, or somebody stops it."""
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
-        self.stopped = False
-
-    async def work(self, working: Coroutine[Any, Any, None]) -> None:
-        """Work; a cancellation goes through when everything has stopped."""
-        self._task = asyncio.create_task(working)
-        try:
-            await self._task
-        except asyncio.CancelledError:
-            if not self.stopped:
-                raise
-
-    async def stop(self) -> None:
-        """Let it end, and wait for that; `work` returns then."""
-        self.end()
-        if self._task is not None:
-            await ended(self._task)
-
-    def end(self) -> None:
-        """Let it end soon."""
-        self.stopped = True
-        if self._task is not None:
-            with contextlib.suppress(RuntimeError):  # its loop was closed
-                self._task.cancel()
-
-
-async def ended(task: asyncio.Task[Any]) -> None:
-    """Wait until a task has ended; not for one of a loop that stands still."""
-    if task.get_loop() is asyncio.get_running_loop():
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def worker_name() -> str:
@@ -122,12 +87,14 @@ class Runtime:
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
         self.verifiers, self.protocols, self.guards = verifiers, protocols, guards
+        self.agents: dict[str, Any] = {}
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
         self.goal_words_in_ids, self.retention, self.keep = bounds.goal_words_in_ids, bounds.retention, keep
         self.parts = Parts(
             tools=tools,
             tenants=tenants,
             grace_s=bounds.grace_s,
+            drain_s=bounds.drain_s,
             affordable=self.refuse_unpriced,
             planner_of_pass=self.planner_of_pass,
             **shared,
@@ -136,15 +103,13 @@ class Runtime:
         self._observers = one_of(observers)
         self._most = bounds.max_concurrent_runs
         self._limit = asyncio.Semaphore(self._most) if self._most else None
-        self.shifts: set[Shift] = set()
-        self.advancing: set[asyncio.Task[Any]] = set()
-        self._queued: set[Advancing] = set()
+        self.underway = Underway(self.parts.watcher)
         self._loop: asyncio.AbstractEventLoop | None = None
         renew_in_children(self)
 
     def forked(self) -> None:
         """Be closed, and advance nothing: in a forked child what goes on is its parent's."""
-        self.shifts, self.advancing, self._queued = set(), set(), set()
+        self.underway.forked()
         self._opened, self._loop = False, None
         self._limit = asyncio.Semaphore(self._most) if self._most else None
         self.parts = msgspec.structs.replace(self.parts, worker=worker_name())
@@ -165,9 +130,10 @@ class Runtime:
             self._opened = True
 
     async def close(self) -> None:
-        """Stop watching and close the store; workers are stopped and runs in progress suspended first.
+        """Stop workers, suspend runs in progress, then close the store. Calls with an effect may finish first (`Bounds.drain_s`).
 
-        It is done in the event loop that the engine was used in last, while that runs. What belongs to one that does not run is given up.
+        Where the caller is cancelled meanwhile, these are cut off, and the rest is closed all the same. All of it happens in the event loop
+        that the engine was used in last, while that runs. What belongs to one that does not run is given up.
         """
         here, last = asyncio.get_running_loop(), self._loop
         if last is not None and last is not here and last.is_running():
@@ -177,9 +143,12 @@ class Runtime:
             if there.done():
                 await there
                 return
-        await asyncio.gather(*(shift.stop() for shift in self.shifts))
-        self.suspend("the engine is closing")
-        await asyncio.gather(*(task for task in self.advancing if task.get_loop() is here), return_exceptions=True)
+        try:
+            await self.underway.end("the engine is closing")
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
         await self._give_up(self.parts.watcher.left(stopped=True))
         await self.parts.watcher.close()
         self.tools.rest()
@@ -192,26 +161,19 @@ class Runtime:
 
     async def _give_up(self, runs: Sequence[str]) -> None:
         """Give back the claims of runs that nobody goes on with."""
-        self.advancing = {task for task in self.advancing if not task.get_loop().is_closed()}
+        self.underway.forget_closed_loops()
         if self._opened:
             for run_id in runs:
                 await give_back(self.store, run_id)
 
-    def suspend(self, why: str) -> int:
-        """Stop advancing every run here, now: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`.
+    def suspend(self, why: str, *, drain_s: float | None = None) -> int:
+        """Stop advancing every run here: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`. Workers end: `work` returns.
 
-        Workers end: `work` returns. Returns how many runs and workers that were.
+        Calls with an effect that are in progress may finish first, for at most `drain_s` seconds (None: `Bounds.drain_s`); reads and model calls
+        are cut off at once, and nothing more begins. Called again it cuts off those calls too; they are in doubt.
+        Returns how many runs and workers it stops.
         """
-        for shift in self.shifts:
-            shift.end()
-        for advancing in self._queued:
-            advancing.control.stop = f"{why}; it waited for its turn"
-        return len(self.shifts) + len(self._queued) + self.parts.watcher.suspend(why)
-
-    def hold(self, task: asyncio.Task[Any]) -> None:
-        """Keep a task until it is done; closing the engine waits for it."""
-        self.advancing.add(task)
-        task.add_done_callback(self.advancing.discard)
+        return self.underway.suspend(why, drain_s)
 
     # Taking a run on ------------------------------------------------------------------------------------------------------------
 
@@ -235,11 +197,11 @@ class Runtime:
 
         observers = one_of(observers)
         task = self.take_on(run_id, begin, observers, turns=turns, slot=slot and advance, planner_for=planner_for, inline=inline)
-        try:
-            state = await task
-        finally:
-            self.advancing.discard(task)
-        return await self.answered(state, observers, turns=turns)
+        return await self.answered(await self.reached(task), observers, turns=turns)
+
+    def reached(self, task: asyncio.Task[RunState]) -> Coroutine[Any, Any, RunState]:
+        """Return the state that a run comes to; `task` is of `take_on`."""
+        return self.underway.reached(task, ADVANCED.get())
 
     def take_on(
         self,
@@ -259,23 +221,23 @@ class Runtime:
         chunk = told.on_chunk if told else None
         advancing = Advancing(self.parts, run_id, planner_for or self.planners.of, sinks=sinks, chunk=chunk, inline=inline)
         task = asyncio.create_task(self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED), name=run_id)
-        self.advancing.add(task)
+        self.underway.tasks[task] = advancing.control
         return task
 
     async def _under_claim(
         self, advancing: Advancing, begin: Begin, turns: int | None, limit: contextlib.AbstractAsyncContextManager[None]
     ) -> RunState:
-        self._queued.add(advancing)  # a suspension reaches it while it waits for its turn
+        self.underway.queued.add(advancing.control)  # a suspension reaches it while it waits for its turn
         try:
             async with limit:
-                self._queued.discard(advancing)
+                self.underway.queued.discard(advancing.control)
                 async with advancing:
                     begun = await begin(advancing)
                     del begin  # it holds what the run was made of
                     state = begun if isinstance(begun, RunState) else await advancing.go(begun, turns=turns)
                 return state if turns is not None else await _looked_again(advancing, state)
         finally:
-            self._queued.discard(advancing)
+            self.underway.queued.discard(advancing.control)
 
     def result(self, state: RunState) -> Result[Any]:
         """Return how a run stands; its output is an instance where the type of its answers is known here."""

@@ -52,6 +52,7 @@ class ScheduledWorld(LiveWorld):
         except asyncio.CancelledError:
             if not self.control.interrupted():
                 raise
+        self.proceed()
         for job in group.left.values():
             self._not_run[job.call_id] = group.why or CANCELLED
             try:
@@ -112,7 +113,7 @@ class Group:
 
     async def _begin(self, job: Job) -> None:
         """Run a job to its end, once, unless it is too late for it."""
-        if self.why or self._control.cancelled:
+        if self.why or self._control.cancelled or self._control.stop:
             return
         if self.left.pop(job.call_id, None) is None:
             raise DetentError(f"call {job.call_id} has begun already; a scheduler starts every job once")
@@ -126,8 +127,8 @@ class Group:
                 self._look()
 
     def _look(self) -> None:
-        """Give up what waits once the run is cancelled, or its time is up, and nothing of the group runs any more."""
-        if self.why or self._control.cancelled:
+        """Give up what waits once the run is cancelled or stops, or its time is up, and nothing of the group runs any more."""
+        if self.why or self._control.cancelled or self._control.stop:
             self._give_up(CANCELLED)
 
     def _give_up(self, why: str) -> None:

@@ -33,6 +33,7 @@ from detent.metering.tenants import spent_between
 from detent.ports import Clock, EventStore, Ids, Spent
 from detent.running.artifacts import read_whole, refuse_damaged
 from detent.running.branching import branch
+from detent.running.effects import Effects
 from detent.running.lineage import Segment, forked_of, segments
 from detent.running.states import dump_state, load_state
 
@@ -224,12 +225,13 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
 class SnapshotJournal(Journal):
     """A journal that keeps a snapshot every so many records; one that cannot be kept is not missed."""
 
-    __slots__ = ("_charges_all", "_due")
+    __slots__ = ("_charges_all", "_due", "_effects")
 
     def __init__(
         self,
         store: EventStore,
         state: RunState,
+        effects: Effects,
         *,
         clock: Clock,
         ids: Ids,
@@ -238,6 +240,7 @@ class SnapshotJournal(Journal):
         charges_all: bool = False,
     ) -> None:
         super().__init__(store, state, clock=clock, ids=ids, sinks=sinks, claim=claim)
+        self._effects = effects
         self._due, self._charges_all = state.seq + EVERY, charges_all
 
     def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
@@ -253,7 +256,14 @@ class SnapshotJournal(Journal):
     def commit(self, *, durable: bool = False, intent: bool = False) -> CoroutineType[Any, Any, None]:
         """See `Journal.commit`."""
         committed = super().commit(durable=durable, intent=intent)
+        if self._effects.by_task:
+            committed = self._recorded(committed)
         return committed if self.state.seq < self._due else self._kept(committed)
+
+    async def _recorded(self, committed: Awaitable[None]) -> None:
+        """Note that an outcome is recorded; raise `CancelledError` where the run stops."""
+        await committed
+        self._effects.committed()
 
     async def _kept(self, committed: Awaitable[None]) -> None:
         await committed

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from detent.config.adapters import inlined, one_of
 from detent.config.agents import Agent
 from detent.config.names import Imported
-from detent.config.output_types import OutputT, OutputType
+from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, UnknownName
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 async def run(
     runtime: Runtime,
-    agent: Agent[OutputT],
+    agent: Agent[OutputT] | str,
     goal: str,
     *,
     host: Host | None = None,
@@ -61,7 +61,7 @@ async def run(
     observers: Sequence[Observer] = (),
     turns: int | None = None,
 ) -> Result[OutputT]:
-    """Work on `goal` until the run finishes or waits, and return how it stands.
+    """Work on `goal` until the run finishes or waits, and return how it stands. `agent` may be the name of one of `Engine(agents=[...])`.
 
     With the id of a run that exists, with the same agent, goal and host, it is taken on instead of started. An id belongs to the tenant of
     its host, and its run is kept, and named in the result, as `ID@TENANT`; the tenant may use either. `turns`: at most so many
@@ -73,7 +73,9 @@ async def run(
     check_is(dict, variables=variables)
     if turns is not None and (type(turns) is not int or turns < 0):
         raise ConfigError(f"turns is {turns!r}; give a whole number, 0 to start the run only, or leave it out")
-    agent = await _with_servers(runtime, agent)
+    if output_schema is not None:
+        refuse_unusable(output_schema, "output_schema")
+    agent = await _with_servers(runtime, known_agent(runtime, agent))
     spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
     started = RunStarted(
         goal=goal,
@@ -125,11 +127,7 @@ async def run(
     observers = one_of(observers)
     task = runtime.take_on(run_id, partial(_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
     del agent, spec, started, tools  # a run in progress needs its state, not what it was made of
-    try:
-        state = await task
-    finally:
-        runtime.advancing.discard(task)
-    return await runtime.answered(state, observers, turns=turns)
+    return await runtime.answered(await runtime.reached(task), observers, turns=turns)
 
 
 async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:
@@ -192,6 +190,38 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     return spec
 
 
+def know(runtime: Runtime, agents: Iterable[Agent]) -> None:
+    """Make agents known by their names, with what runs of theirs need that were started elsewhere. Raise `ConfigError`."""
+    for agent in agents:
+        known_agent(runtime, agent)
+        if agent.name in runtime.agents:
+            raise ConfigError(f"agents has two called {agent.name!r}; give one of them another name")
+        runtime.agents[agent.name] = agent
+        runtime.servers.add(agent.mcp)
+        runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
+        add_imported(runtime, agent)
+        runtime.verifiers.add(agent.verifiers())
+        runtime.verifiers.add_type(agent.answers_as())
+
+
+def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]:
+    """Return the agent, found by its name where that is given; raise `UnknownName`, which names the nearest, or `ConfigError`."""
+    found: Any = agent
+    if isinstance(agent, str):
+        if not runtime.agents:
+            raise ConfigError(f"agent is the name {agent!r}, and this engine knows no agents; give Engine(agents=[...]), or an Agent(...)")
+        if agent not in runtime.agents:
+            raise UnknownName("agent", agent, runtime.agents)
+        found = runtime.agents[agent]
+    if not isinstance(found, Agent):
+        raise ConfigError(f"agent is {_shown(found)}; give an Agent(...), or the name of one in Engine(agents=[...])")
+    return cast("Agent[OutputT]", found)
+
+
+def _shown(thing: Any) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else repr(thing)
+
+
 def add_imported(runtime: Runtime, agent: Agent) -> None:
     """Make known here what the file of an agent names by import path."""
     kernels, strategies = runtime.parts.kernels, runtime.parts.strategies
@@ -218,7 +248,7 @@ async def _with_servers(runtime: Runtime, agent: Agent) -> Agent:
 
 async def step(
     runtime: Runtime,
-    agent: Agent | None = None,
+    agent: Agent | str | None = None,
     goal: str | None = None,
     *,
     run_id: str | None = None,

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, ref
 
 from detent.core.errors import DetentError, RunBusy
 from detent.ports import EventStore, wait_for_news
-from detent.running.control import Control
+from detent.running.control import Control, Finishing
 
 POLL_S = 0.25
 RENEW_S = 5.0
@@ -87,12 +87,24 @@ class Watcher:
         """Return the control of a run that is advanced here."""
         return self._controls.get(run_id)
 
-    def suspend(self, why: str) -> int:
-        """Stop advancing every run; return how many there were."""
-        controls = list(self._controls.values())
+    def drain(self, why: str) -> None:
+        """Stop every run that does not stop already; calls with an effect may finish."""
+        for control in list(self._controls.values()):
+            control.drain(why)
+
+    def suspend(self, why: str, drain_s: float | None = None) -> int:
+        """Stop every run as `drain` does; one that stops already is cut. Return how many runs are advanced here."""
+        controls = [control for control in self._controls.values() if control.attached]
         for control in controls:
-            control.suspend(why)
+            if control.stop:
+                control.suspend(why)
+            else:
+                control.drain(why, drain_s)
         return len(controls)
+
+    def finishing(self) -> list[Finishing]:
+        """Return the calls that stopping runs wait for."""
+        return [one for control in self._controls.values() for one in control.finishing()]
 
     async def close(self) -> None:
         """End the polling."""

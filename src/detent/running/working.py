@@ -41,10 +41,12 @@ from detent.ports.working import NOT_HERE
 from detent.running import starting
 from detent.running.advancing import Advancing, Parts
 from detent.running.attempts import tries_of
+from detent.running.control import CUT_OFF
 from detent.running.results import Result
 from detent.running.rules import cancels, says_the_time
-from detent.running.runtime import Runtime, Shift
+from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
+from detent.running.stopping import Shift
 from detent.secrecy.redact import hidden
 
 log = logging.getLogger("detent")
@@ -222,6 +224,8 @@ class StoreBacklog:
         except (Suspended, StoreBusy, StoreFull) as error:
             if not self.stopped:  # else the worker stops, and that is no news of the run
                 self._failed[run_id] = f"{type(error).__name__}: {error}"
+            elif CUT_OFF in str(error):
+                log.warning("%s; whether that happened is not known", error)
             raise
         finally:
             del self._busy[run_id]
@@ -251,12 +255,12 @@ class StoreBacklog:
         self._dead_letters[run_id] = said
 
     def suspend(self, why: str) -> None:
-        """Stop what is being advanced, and advance nothing more."""
+        """Stop what is being advanced, and advance nothing more; calls with an effect may finish (`Bounds.drain_s`)."""
         self.stopped = self.stopped or why
         for run_id, (task, hand) in self._busy.items():
             control = hand.parts.watcher.control(run_id) if hand is not None else None
             if control is not None:
-                control.suspend(why)
+                control.drain(why)
             elif task is not None:  # it has not come so far as to have the run
                 task.cancel()
 
@@ -268,7 +272,7 @@ async def _always(hand: Hand, run_id: str) -> Hand:
     return hand
 
 
-async def submit(runtime: Runtime, agent: Agent, goal: str, **options: Any) -> str:
+async def submit(runtime: Runtime, agent: Agent | str, goal: str, **options: Any) -> str:
     """Start a run durably, leave it to a worker (`work`, `detent worker`) and return its id; `options` as for `run`, but observers, turns.
 
     Its model is asked by the worker alone, which needs the key. With the id of a run that exists, nothing is started. Raises as `run`.
@@ -294,14 +298,14 @@ async def work(
     Due are runs that were submitted, whose worker died or was stopped, and waiting ones that can move. A failing run is tried again after
     a pause, and in the end given up (`waiting_for_operator`; `reopen` lets it go on). With `waiting_only` only waiting runs that can move
     are due: the time of one has come, its approval has expired, or an answer is there. With a host, runs of that tenant only. `hand_for`
-    says by id which engine takes a run on, where it is not this one. Cancelled, it suspends what is in progress; it returns what it did
-    when it is idle, or after `suspend`.
+    says by id which engine takes a run on, where it is not this one. Cancelled, it suspends what is in progress, after the calls with an effect
+    (`Bounds.drain_s`); cancelled again, it cuts these off. It returns what it did when it is idle, or after `suspend`.
     """
     await runtime.open()
     tenant = host.tenant if host else None
     backlog = StoreBacklog(hand(runtime, observers), hand_for=hand_for, tenant=tenant, waiting_only=waiting_only)
     shift = Shift()
-    runtime.shifts.add(shift)
+    runtime.underway.shifts.add(shift)
     keeping = asyncio.create_task(_keep(runtime, host, once=until_idle))
     try:
         await shift.work(runtime.worker_host.work(backlog, until_idle=until_idle))
@@ -311,7 +315,7 @@ async def work(
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        runtime.shifts.discard(shift)
+        runtime.underway.shifts.discard(shift)
 
 
 KEEP_S = 3600.0

@@ -5,6 +5,9 @@ may block it for longer than that. A thread can, and it stands still where the p
 to find out. So that a loop that never turns again keeps nothing for ever, the thread asks each loop for an answer: without one for half of
 `stuck_s` it says loudly where the loop stands, and after `stuck_s` it renews nothing that the loop has claimed. Time in which the thread itself
 did not run counts for nobody.
+
+A loop that was closed advances nothing any more. What was claimed in it is given back in another loop of the same holder; where there is none, the
+holder `rests`, and others take its claims at once.
 """
 
 from __future__ import annotations
@@ -48,6 +51,12 @@ class Taken:
     def __init__(self, number: int) -> None:
         self.number, self.loop = number, weakref.ref(asyncio.get_running_loop())
 
+    @property
+    def stranded(self) -> bool:
+        """Whether that loop was closed: it does not come back."""
+        loop = self.loop()
+        return loop is None or loop.is_closed()
+
 
 class Leased:
     """A holder of claims whose lease the thread renews with `sign`; `runs` are those that it has taken.
@@ -62,13 +71,15 @@ class Leased:
         self.lease_s, self.stuck_s, self.monotonic, self.beats = lease_s, stuck_s, monotonic, beats
         self.every_s = lease_s / 6  # a renewal may be late twice and more
         self.runs: dict[str, Taken] = {}
+        self.give_back: Callable[[str], None] | None = None
+        """Gives the claim of a stranded run up; called in an event loop. The store sets it."""
         self.signed = float("-inf")
         self.warned = 0
 
     def has_taken(self, run_id: str, number: int) -> None:
-        """Remember a claim that was granted, and renew it from now on; one that is held already stays what it is."""
+        """Remember a claim that was granted, and renew it from now on; one that is held in an open loop already stays what it is."""
         held = self.runs.get(run_id)
-        if held is None or held.number != number:
+        if held is None or held.number != number or held.stranded:
             self.runs[run_id] = Taken(number)
         if self.beats:
             HEARTBEAT.keep(self)
@@ -83,12 +94,15 @@ class Leased:
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Nothing is claimed any more; called in the thread, which may end after it."""
+        """Nothing is claimed any more, or in loops alone that were closed: see that others can have it. Called in the thread, which may end after it."""
+
+    def strands(self) -> list[str]:
+        """Return the runs that were claimed in loops that were closed."""
+        return [run_id for run_id, taken in list(self.runs.items()) if taken.stranded]
 
     def loops(self) -> Set[asyncio.AbstractEventLoop]:
-        """Return the event loops that have claims here; those that were closed do not come back."""
-        loops = {loop for taken in list(self.runs.values()) if (loop := taken.loop()) is not None}
-        return {loop for loop in loops if not loop.is_closed()}
+        """Return the event loops that have claims here, without those that were closed."""
+        return {loop for taken in list(self.runs.values()) if (loop := taken.loop()) is not None and not loop.is_closed()}
 
 
 class _Turns:
@@ -161,6 +175,7 @@ class Heartbeat:
             looked: set[asyncio.AbstractEventLoop] = set()
             for holder in holders:
                 loops = holder.loops()
+                _give_back(holder, loops)
                 for loop in loops - looked:
                     self._turns.setdefault(loop, _Turns()).look(loop, passed_s)
                 looked |= loops
@@ -184,6 +199,14 @@ class Heartbeat:
             if not left:
                 self._thread = None
             return left
+
+
+def _give_back(holder: Leased, loops: Set[asyncio.AbstractEventLoop]) -> None:
+    """Have an open loop of the holder give up what was claimed in loops that were closed."""
+    if (give_back := holder.give_back) is not None:
+        for run_id in holder.strands() if loops else ():
+            with suppress(RuntimeError):  # that one was closed now, too
+                next(iter(loops)).call_soon_threadsafe(give_back, run_id)
 
 
 def _stuck(holder: Leased, turns: _Turns) -> bool:

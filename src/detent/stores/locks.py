@@ -39,19 +39,22 @@ def host_identity() -> str:
     return f"{socket.gethostname()}/{boot}"
 
 
-def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True) -> int:
+def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True, shared: bool = False) -> int:
     """Open `path` and lock it for this descriptor alone; return the descriptor, to be closed with `unlock`. No forked child keeps it.
+
+    `shared`: to read a file that is there, also where nothing can be written; nobody has it locked for writing meanwhile.
 
     The file that is locked is the one that has the name afterwards, even when another process replaced or removed it meanwhile. Raise
     `BlockingIOError` when it is still locked after `wait_s` seconds, `FileNotFoundError` when it is missing and `create` is false.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    flags = os.O_CLOEXEC | (os.O_RDONLY if shared else os.O_RDWR | (os.O_CREAT if create else 0))
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     deadline = time.monotonic() + wait_s
     pause = 0.0005
     while True:
         fd = os.open(path, flags, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
             if still_named(fd, path):
                 _locked.add(fd)
                 return fd
@@ -155,6 +158,18 @@ class Holder(Leased):
                 self._take()
                 self._write()
 
+    def has_taken(self, run_id: str, number: int) -> None:
+        """See `Leased.has_taken`."""
+        super().has_taken(run_id, number)
+        if self._fd is None:  # it has come to rest while this was claimed
+            self.take()
+
+    def rest(self) -> None:
+        """Be dead for others where all loops that have claims here were closed. The claims stay noted: the next sign of life gives them back."""
+        with self._signing:
+            if self.runs and not self.loops():
+                self._let_go()
+
     def renewed(self) -> None:
         """Renew the lease where the thread does not."""
         if not self.beats or self.due:
@@ -183,11 +198,14 @@ class Holder(Leased):
         """Give the lock file up and remove it."""
         HEARTBEAT.leave(self)
         with self._signing:
-            if self._fd is not None:
-                self.path.unlink(missing_ok=True)
-                unlock(self._fd)
-                self._fd = None
+            self._let_go()
             self.runs.clear()
+
+    def _let_go(self) -> None:
+        if self._fd is not None:
+            self.path.unlink(missing_ok=True)
+            unlock(self._fd)
+            self._fd = None
 
     def lives(self, name: str, host: str) -> bool:
         """Whether another holder still lives: its lease has not run out, and on this host its lock is held.

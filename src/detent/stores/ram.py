@@ -27,7 +27,7 @@ def _done(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-_FREE: tuple[int, Callable[[], Any]] = 0, lambda: None
+_FREE: tuple[int, Callable[[], Any], Callable[[], Any]] = 0, lambda: None, lambda: None
 """The claim of a run that nobody has."""
 
 
@@ -46,12 +46,12 @@ class _Run:
 
 
 class _Shelf:
-    """What sibling stores share; a claim is its number, and a weak reference to the store that holds it."""
+    """What sibling stores share; a claim is its number, and weak references to the store that holds it and to the event loop it was taken in."""
 
     def __init__(self) -> None:
         self.runs: dict[str, _Run] = {}
         self.blobs: dict[str, dict[str, bytes]] = {}
-        self.claims: dict[str, tuple[int, weakref.ref[RamStore]]] = {}
+        self.claims: dict[str, tuple[int, weakref.ref[RamStore], weakref.ref[asyncio.AbstractEventLoop]]] = {}
         self.numbers = itertools.count(1)
         self.spent: dict[tuple[str, str], Spent] = {}
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
@@ -120,7 +120,7 @@ class RamStore:
     async def close(self) -> None:
         """Release all claims; the runs stay, for siblings and for `open`."""
         self._runs = None
-        for run_id in [run_id for run_id, (_, holder) in self._shelf.claims.items() if holder() is self]:
+        for run_id in [run_id for run_id, (_, holder, _) in self._shelf.claims.items() if holder() is self]:
             del self._shelf.claims[run_id]
 
     async def append(
@@ -210,14 +210,13 @@ class RamStore:
     async def claim(self, run_id: str) -> int:
         """Take the run for this store instance and return the claim's number; raise `RunBusy` while a sibling has it."""
         self._open_runs()
-        number, current = self._shelf.claims.get(run_id, _FREE)
-        holder = current()
-        if holder is self:
-            return number
-        if holder is not None:
-            raise RunBusy(run_id, f"another store object of this process ({id(holder):#x})")
-        number = next(self._shelf.numbers)
-        self._shelf.claims[run_id] = number, weakref.ref(self)
+        number, current, loop_of = self._shelf.claims.get(run_id, _FREE)
+        holder, loop = current(), loop_of()
+        if holder is not self:
+            if holder is not None and loop is not None and not loop.is_closed():
+                raise RunBusy(run_id, f"another store object of this process ({id(holder):#x})")
+            number = next(self._shelf.numbers)
+        self._shelf.claims[run_id] = number, weakref.ref(self), weakref.ref(asyncio.get_running_loop())
         return number
 
     async def release(self, run_id: str) -> None:

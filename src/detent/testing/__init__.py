@@ -29,9 +29,10 @@ from detent.testing.disturbing import FAULTS
 from detent.testing.fake_models import FakeModel, calls, fails, says
 from detent.testing.fake_tools import FakeTool, breaks
 from detent.testing.faults import Crash, CrashingStore
+from detent.testing.phases import FakeContext, fake_context, run_phase
 from detent.testing.recorded import RecordedPlanner
 from detent.testing.reports import Finding, Report, Trial
-from detent.testing.scripted import ScriptedPlanner
+from detent.testing.scripted import Entry, ScriptedPlanner
 from detent.testing.simulating import simulate
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ __all__ = [
     "CrashingStore",
     "EmbedderContract",
     "EmbedderMaker",
+    "Entry",
     "FakeClock",
+    "FakeContext",
     "FakeModel",
     "FakeTool",
     "Finding",
@@ -119,6 +122,8 @@ __all__ = [
     "calls",
     "declared",
     "fails",
+    "fake_context",
+    "run_phase",
     "says",
     "simulate",
 ]

@@ -208,7 +208,7 @@ def test_half_a_character_in_arguments_costs_no_run(provider: str) -> None:
         assert (result.status, seen, len(requests)) == ("stopped", [], 2), result.error
         given = [says("final_result", args), says("final_result", {"n": 1})]
         typed = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-        result, _ = run(provider, given, output_schema=typed)
+        result, _ = run(provider, given, output_schema=typed, output_mode="tool")
         assert result.output == {"n": 1}, result.error
 
 

@@ -1343,3 +1343,25 @@ def test_a_claim_that_no_process_can_have_written_is_named(postgres_url: str) ->
         await store.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_a_claim_in_tables_of_an_earlier_version_is_looked_at_as_it_is(postgres_url: str, version: int) -> None:
+    """Nothing is upgraded by who looks, and a claim without a number is in order; a name that is none is not."""
+
+    async def main() -> None:
+        name = f"here:1:{'a' * 12}"
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as db:
+            await migrate(db, "detent", "here", to=version)
+            await db.execute(
+                "INSERT INTO detent.holders (name, lock_key, host, pid, started, renewed) VALUES (%s, 1, 'here/b', 1, '', 0)", (name,)
+            )
+            await db.execute("INSERT INTO detent.claims (run_id, holder) VALUES ('r', %s), ('bad', 'nobody')", (name,))
+        store = PostgresStore(postgres_url)
+        assert await store.look()
+        assert await store.wrong_with_claim("r") == ""
+        assert "which is no name of a process" in await store.wrong_with_claim("bad")
+        await store.close()
+        assert ask(postgres_url, "SELECT max(version) FROM detent.migrations") == [(version,)]
+
+    asyncio.run(main())

@@ -389,6 +389,16 @@ class LooksForCancellationsFirst(BrokenStore):
         await super().append(run_id, expected_seq, records, **options)
 
 
+class LooksForCancellationsBesideRecords(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, intent: bool = False, **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, intent=intent and bool(records), **options)
+
+
+class SealsRecordsOnly(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, durable: bool = False, **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, durable=durable and bool(records), **options)
+
+
 class TakesSignalsForNobody(BrokenStore):
     async def post(self, run_id: str, signal: Signal) -> None:
         if await self.head(run_id) is not None:
@@ -549,6 +559,8 @@ REJECTED = {
     TakesSignalsForNobody: "test_posting_to_an_unknown_run_is_an_error",
     KeepsAnyOldSnapshot: "test_the_latest_snapshot_is_kept",
     ErasesRecordsOnly: "test_erasing_keeps_the_number_of_records_and_nothing_of_their_content",
+    LooksForCancellationsBesideRecords: "test_an_append_of_no_records_makes_an_intent_durable_that_is_there",
+    SealsRecordsOnly: "test_an_append_of_no_records_makes_an_intent_durable_that_is_there",
     TakesSignalsForErasedRuns: "test_posting_to_a_run_that_was_erased_is_an_error",
     LooksBeforeItPosts: "test_nothing_waits_for_a_run_that_was_erased_or_deleted_while_signals_were_posted",
     ErasesUnderAnyClaim: "test_erasing_names_the_claim_under_which_it_is_done",

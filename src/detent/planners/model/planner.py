@@ -20,6 +20,7 @@ from detent.core.errors import ConfigError
 from detent.planners.model.attachments import not_taken
 from detent.planners.model.exchange import Exchange
 from detent.planners.model.messages import Renderer, Rendering
+from detent.planners.model.output_modes import mode_for, refuse_mode, refuse_mode_of_text
 from detent.planners.model.prompt import Head, make_head
 from detent.planners.model.taken import refuse_unknown, taken
 from detent.planners.model.turn import Turn
@@ -50,7 +51,7 @@ class ModelPlanner:
         self._settings = dict(settings or {})
         read_settings(self._settings)
         self._exchanges: WeakKeyDictionary[Any, dict[Any, Exchange]] = WeakKeyDictionary()
-        self._heads: OrderedDict[tuple[str, str], tuple[tuple[Any, Any, Any], Head]] = OrderedDict()
+        self._heads: OrderedDict[tuple[str, str], tuple[tuple[Any, ...], Head]] = OrderedDict()
         self._renderings: OrderedDict[tuple[str, str, str, str], Rendering] = OrderedDict()
         self._limits: dict[tuple[str, str], int] = {}
         self._named: set[tuple[str, str]] = set()
@@ -80,8 +81,12 @@ class ModelPlanner:
         for named in (agent.model, agent.small_model or agent.model) if self._given is None else (self._given,):
             model = make_model(_ref(named, settings)) if isinstance(named, str) else named
             models.append(model)
+            shown = named if isinstance(named, str) else f"{getattr(model, 'system', '')}:{getattr(model, 'model_name', model)}"
             if isinstance(named, str) and writes_text(model, settings):
                 check_text(settings)
+                refuse_mode_of_text(agent.output_mode, shown)
+            elif hasattr(model, "profile"):
+                refuse_mode(agent.output_mode, model, shown, offers=bool(agent.tools or agent.actions))
         refuse_unknown(settings.extra, [model for model in models if hasattr(model, "profile")])
 
     def not_taken(self, agent: AgentSpec, attachment: dict[str, Any]) -> str:
@@ -114,7 +119,7 @@ class ModelPlanner:
         if exchange.text is not None and not draws(exchange.model, view):
             return await self._writer(exchange, exchange.text, view.profile.window_tokens).plan(view)
         key = (view.run_id, view.scope)
-        head = self._head(view)
+        head = self._head(view, exchange)
         turn = Turn(
             exchange,
             view,
@@ -156,13 +161,15 @@ class ModelPlanner:
             _keep(self._renderings, key, done)
         return done
 
-    def _head(self, view: View) -> Head:
+    def _head(self, view: View, exchange: Exchange) -> Head:
         """Return the stable part of the prompt, the same object as long as it is made of the same things."""
-        key, made_of = (view.run_id, view.scope), (view.agent, view.tools, view.output_schema)
+        wanted, offers = view.agent.output_mode, bool(view.tools or view.agent.actions)
+        mode = "tool" if view.output_schema is None else mode_for(wanted, exchange.model, view.output_schema, offers=offers)
+        key, made_of = (view.run_id, view.scope), (view.agent, view.tools, view.output_schema, mode)
         kept = self._heads.get(key) if view.run_id else None
         if kept is not None and _same(kept[0], made_of):
             return kept[1]
-        head = make_head(view, detail=schema_detail_of(view))
+        head = make_head(view, detail=schema_detail_of(view), mode=mode)
         if view.run_id:
             _keep(self._heads, key, (made_of, head))
         return head
@@ -239,8 +246,8 @@ def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
         kept.popitem(last=False)
 
 
-def _same(before: tuple[Any, Any, Any], now: tuple[Any, Any, Any]) -> bool:
+def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     """Whether the stable part of the prompt is made of the same things; tools are compared by identity first, their schemas are long."""
-    if before[0] != now[0] or before[2] != now[2] or len(before[1]) != len(now[1]):
+    if before[0] != now[0] or before[2:] != now[2:] or len(before[1]) != len(now[1]):
         return False
     return all(mine is theirs or mine == theirs for mine, theirs in zip(before[1], now[1], strict=True))

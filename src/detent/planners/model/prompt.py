@@ -16,6 +16,7 @@ from detent.core import actions as a
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.planners.model import control_tools
+from detent.planners.model.output_modes import Mode
 from detent.planners.model.provider_parts import EPOCH, sayable
 from detent.planners.model.typed_answers import problem_with
 from detent.planners.text.offers import Offer
@@ -118,36 +119,62 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(answer, content=f"{text[:begins]}{self.own_name(text[begins:ends])}{text[ends:]}")
 
 
-def make_head(view: View, *, detail: str) -> Head:
-    """Return the stable part for an agent, its tools and the schema of its answer, if it has one."""
+def make_head(view: View, *, detail: str, mode: Mode = "tool") -> Head:
+    """Return the stable part for an agent, its tools and the schema of its answer, if it has one, which is given in this mode."""
     from pydantic_ai.messages import InstructionPart
     from pydantic_ai.models import ModelRequestParameters
+    from pydantic_ai.output import OutputObjectDefinition
 
     names = tuple(spec.name for spec in view.tools)
     controls = control_tools.offered(view.agent.actions, names)
     instructions = head(view.agent, tools=bool(names or controls))
-    answer_tool, wrapped, outputs = "", False, []
+    answer_tool, wrapped, outputs, form = "", False, [], None
     wire = _wire_names(names, controls)
     if view.output_schema is not None:
         answer_tool, wrapped, outputs = _output(view.output_schema, {*names, *controls, *wire.values()})
-        instructions += f"\n\nGive the final answer by calling {answer_tool}."
+        if mode == "tool":
+            instructions += f"\n\nGive the final answer by calling {answer_tool}."
+        else:
+            (given,), answer_tool, outputs = outputs, "", []
+            form = OutputObjectDefinition(json_schema=given.parameters_json_schema, name=given.name, description=given.description)
+            instructions += "\n\nGive the final answer as JSON of the form that is asked for, and nothing else."
     params: ModelRequestParameters = ModelRequestParameters(
         function_tools=[_tool(spec, wire.get(spec.name, spec.name), detail) for spec in view.tools] + [_control(name) for name in controls],
         output_tools=outputs,
-        output_mode="tool" if outputs else "text",
+        output_mode="tool" if outputs else "text" if form is None else mode,
+        output_object=form,
         allow_text_output=not outputs,
         instruction_parts=[InstructionPart(content=instructions, dynamic=False)],
     )
     declared = [*params.function_tools, *params.output_tools]
-    chars = len(instructions) + sum(len(str(t.parameters_json_schema)) + len(t.description or "") + len(t.name) for t in declared)
+    chars = (
+        len(instructions)
+        + (0 if form is None else len(str(form.json_schema)))
+        + sum(len(str(t.parameters_json_schema)) + len(t.description or "") + len(t.name) for t in declared)
+    )
     offer = Offer(
         tools={name: spec for spec in view.tools for name in (spec.name, wire.get(spec.name, spec.name))},
         output_schema=view.output_schema,
         answer_problem=partial(problem_with, schema=view.output_schema or {}),
         native=True,
         answer_tool=answer_tool,
+        answer_of=partial(_unwrapped, schema=view.output_schema or {}) if wrapped and not answer_tool else _whole,
     )
     return Head(params=params, controls=controls, names=wire, offer=offer, wrapped=wrapped, chars=chars)
+
+
+def _whole(value: Any) -> Any:
+    """Return the answer that a JSON value is: itself."""
+    return value
+
+
+def _unwrapped(value: Any, *, schema: dict[str, Any]) -> Any:
+    """Return the answer in a value whose form had to be an object; a model may also leave the object out."""
+    match value:
+        case {"answer": answer, **rest} if not rest and problem_with(value, schema):
+            return answer
+        case _:
+            return value
 
 
 def _wire_names(tools: Sequence[str], controls: Sequence[str]) -> dict[str, str]:

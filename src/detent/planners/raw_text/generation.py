@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, cast
 import msgspec
 
 from detent.core.budget import NOTHING, Usage
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, Explained
 from detent.planners.text.surrogates import whole_text
 from detent.ports import MadeFile
 
@@ -29,7 +29,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     content: str
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What a generator is asked for: an answer to `messages`, of at most `max_tokens`, that ends before any text of `stop`.
 
     `tokens` is about how many the messages have. `schema` is the JSON Schema that constrained decoding should hold the answer to (None:
@@ -49,7 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join(f"{names[m.role]}{m.content}" for m in self.messages) + "\n\nAssistant: "
 
 
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
+class Generation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What was generated: all of it, or a piece of a stream, whose pieces add up.
 
     `finish`: `stop`, or `length` where the limit cut the text off ("" where the generator cannot tell). `usage` is NOTHING where the

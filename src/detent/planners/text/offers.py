@@ -33,7 +33,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     `problem_of(args, tool)` returns why arguments do not fit the tool's schema, "" when they do; `answer_problem` the same for an answer.
     `stop`: where a model that goes on talking makes up what others say; an answer ends there.
-    `native`: the model's provider marks its calls, and so its text is its answer; a typed one is given by calling `answer_tool`.
+    `native`: the model's provider marks its calls, and so its text is its answer; a typed one is given by calling `answer_tool`, or as text where
+    that is "". `answer_of` returns the answer in the JSON of such a text.
     """
 
     tools: Mapping[str, ToolSpec]
@@ -45,6 +46,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     native: bool = False
     answer_tool: str = ""
+    answer_of: Callable[[Any], Any] = lambda answer: answer
 
 
 class Unreadable(Exception):

@@ -101,8 +101,10 @@ def _native(text: str, said: str, offer: Offer, *, told: bool, results: Sequence
     A call that it makes is an answer of the form `name({...})`, which the kernel looks for.
     """
     if offer.output_schema is not None:
-        is_json, value = whole_json(text)
-        problem = offer.answer_problem(value) if is_json else f"the answer must be given by calling {offer.answer_tool}"
+        is_json, given = whole_json(text if offer.answer_tool else said)
+        value = offer.answer_of(given)
+        how = f"given by calling {offer.answer_tool}" if offer.answer_tool else "JSON of the form that was asked for, and nothing else"
+        problem = offer.answer_problem(value) if is_json else f"the answer must be {how}"
         return Reading(problem=problem) if problem else Reading(actions=(FinalAnswer(content=value),))
     lead, call = call_in(said, offer.tools) or ("", None)
     why = _QUOTED if _quoted(said if call is None else call[0], results) else _LOST if "\ufffd" in said else ""

@@ -47,6 +47,7 @@ class StoreDirectory:
         self.url = f"file:{path}"
         self._busy_timeout_s = busy_timeout_s
         self._claims = Claims(Holder(self.path / ".claims", host=host, lease_s=lease_s, stuck_s=stuck_s, now=now, monotonic=monotonic))
+        self._claims.holder.give_back = self._let_go
         self._logs = Logs(self.path)
         self._reserved = Reserved(self.path / ".reserved", now=now)
         self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed, self._logs.consumed_on_disk)
@@ -147,6 +148,12 @@ class StoreDirectory:
             raise StoreBusy(
                 f"a file in {str(self.path)!r} stayed locked by another process for {self._busy_timeout_s:g} s; nothing was recorded, try again"
             ) from None
+
+    def _let_go(self, run_id: str) -> None:
+        taken = self._claims.holder.runs.get(run_id)
+        if self._open and taken is not None and taken.stranded:
+            del self._claims.holder.runs[run_id]
+            self._owed.begin(run_id)
 
     async def _give_up(self, run_id: str) -> None:
         def action(wait_s: float) -> None:

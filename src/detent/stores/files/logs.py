@@ -178,11 +178,11 @@ class Logs:
             raise CorruptLog(run_id, 0, f"its log is empty or gone, and had {seal[0]} durable records")
 
     @contextmanager
-    def still(self, run_id: str, wait_s: float) -> Generator[None]:
-        """Keep every process from appending; what was going on is on disk, or has not happened."""
+    def still(self, run_id: str, wait_s: float, *, shared: bool = False) -> Generator[None]:
+        """Keep every process from appending; what was going on is on disk, or has not happened. `shared`: only to read."""
         fd = None
         with suppress(FileNotFoundError):
-            fd = lock_file(self.path(run_id), wait_s=wait_s, create=False)
+            fd = lock_file(self.path(run_id), wait_s=wait_s, create=False, shared=shared)
         try:
             yield
         finally:
@@ -225,16 +225,15 @@ class Logs:
         """Return all committed lines; report a torn end. Raise `CorruptLog`, `NewerVersion`."""
         try:
             data = self.path(run_id).read_bytes()
+            lines, end = parse(data, run_id)
+            if end < len(data):
+                with self.still(run_id, wait_s, shared=True):
+                    data = self.path(run_id).read_bytes()
+                lines, end = parse(data, run_id)
         except FileNotFoundError:
             return []
-        lines, end = parse(data, run_id)
         if end < len(data):
-            with self.locked(run_id, wait_s, create=False) as entry:
-                if entry is not None:
-                    data = os.pread(entry.fd, entry.size, 0)
-                    lines, end = parse(data, run_id)
-                    if end < len(data):
-                        self._report(run_id, len(data) - end)
+            self._report(run_id, len(data) - end)
         return lines
 
     def head(self, run_id: str) -> RunHead | None:

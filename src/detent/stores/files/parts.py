@@ -168,16 +168,19 @@ class Inboxes:
         refuse_behind_cancel(run_id, self.waiting(run_id, tidy=False), consumed)
 
     def _tidy(self, run_id: str) -> None:
-        """Remove an inbox of which all is consumed by appends that are on disk; where somebody is at work on it, the next look does."""
+        """Remove an inbox of which all is consumed by appends that are on disk.
+
+        Where somebody is at work on it, the next look does; where nothing can be written, nobody.
+        """
         try:
             fd = lock_file(self.path(run_id), create=False)
-        except (BlockingIOError, FileNotFoundError):
+        except OSError:
             return
         try:
             consumed = self._on_disk(run_id)
             if all(signal.id in consumed for signal in _signals(fd)[0]):
                 self.path(run_id).unlink(missing_ok=True)
-        except BlockingIOError:
+        except OSError:
             return
         finally:
             unlock(fd)
@@ -289,7 +292,7 @@ class Claims:
     def wrong(self, run_id: str, wait_s: float) -> str:
         """Return what is wrong with the claim file of a run, "" where nothing is; one that is empty was begun by a process that died."""
         try:
-            fd = lock_file(self.path(run_id), wait_s=wait_s, create=False)
+            fd = lock_file(self.path(run_id), wait_s=wait_s, shared=True)
         except FileNotFoundError:
             return ""
         try:

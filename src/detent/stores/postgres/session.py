@@ -116,19 +116,36 @@ class Holder(Leased):
 
     async def _sign(self) -> None:
         deadline = asyncio.get_running_loop().time() + self.every_s
-        if self._db is None or self._db.closed:
-            self._db = await self._connections.connect(deadline)
-        renewal = self.renewal()
+        db, renewal = await self._connected(deadline), self.renewal()
         try:
-            with given_until(self._db, deadline):
-                await self._db.execute(RENEW, renewal)
+            with given_until(db, deadline):
+                await db.execute(RENEW, renewal)
         except BaseException:
-            await self._db.close()
+            await db.close()
             raise
         self.renewed(renewal)
 
+    async def _connected(self, deadline: float) -> Connection:
+        if self._db is None or self._db.closed:
+            self._db = await self._connections.connect(deadline)
+        return self._db
+
     def rest(self) -> None:
-        """Close the thread's connection."""
+        """Give back what was claimed in loops that were closed, and close the thread's connection."""
+        try:
+            if stranded := self.strands():
+                self._runner = self._runner or asyncio.Runner()
+                self._runner.run(self._give_up(stranded))
+        finally:
+            self._close()
+
+    async def _give_up(self, run_ids: list[str]) -> None:
+        db = await self._connected(asyncio.get_running_loop().time() + self.every_s)
+        await db.execute("DELETE FROM claims WHERE holder=%s AND run_id=ANY(%s)", (self.name, run_ids))
+        for run_id in run_ids:
+            self.runs.pop(run_id, None)
+
+    def _close(self) -> None:
         if self._runner is not None:
             with self._runner as runner:
                 if self._db is not None:

@@ -54,6 +54,7 @@ class SqliteConnection:
         self._busy_timeout_s, self._wal_limit_bytes = busy_timeout_s, wal_limit_bytes
         claims = Path(f"{self.path}-claims")
         self._holder = Holder(claims, host=host, lease_s=lease_s, stuck_s=stuck_s, now=now, monotonic=monotonic)
+        self._holder.give_back = self._let_go
         self._bell = Bell(self._holder.directory)
         self._opening = Opening()
         self._db: Db | None = None
@@ -106,7 +107,7 @@ class SqliteConnection:
             return
         here = asyncio.get_running_loop()
         last = [operation.future for operation in self._batch[-1:] if operation.future.get_loop() is here]
-        if self._holder.active:
+        if self._holder.active or self._holder.runs:
             last.append(self._submit(Release("", self._holder.name), self._db))
         self._flush()
         self._db = None
@@ -116,6 +117,12 @@ class SqliteConnection:
         await self._writer.stop()
         store_files.unregister(self._real)
         self._holder.drop()
+
+    def _let_go(self, run_id: str) -> None:
+        taken = self._holder.runs.get(run_id)
+        if self._db is not None and taken is not None and taken.stranded:
+            del self._holder.runs[run_id]
+            self._owed.begin(run_id)
 
     def _connection(self) -> Db:
         if self._db is None:

@@ -230,13 +230,21 @@ def how_to_look(path: Path) -> str:
     """Return how a file is opened to be looked at; raise `FileNotFoundError` where there is none, `StoreError`.
 
     While it is in use, for reading: its write-ahead log is read, too, and is left to those who write it. At rest as always, "", or, where it
-    cannot be written, as it stands: SQLite would make a write-ahead log beside it, which would be the reader's.
+    cannot be written, as it stands: SQLite would make a write-ahead log beside it, which would be the reader's. One that a copy brought along is
+    never passed over: it has the latest commits.
     """
     try:
         path.stat()
         if all(Path(f"{path}-{kind}").exists() for kind in ("wal", "shm")):
             return "mode=ro"
-        return "" if os.access(path, os.W_OK) else "immutable=1"
+        if os.access(path, os.W_OK):
+            return ""
+        if (left := Path(f"{path}-wal")).exists() and left.stat().st_size:
+            raise StoreError(
+                f"{str(path)!r} has a write-ahead log ({left.name}) with commits that are not in it yet, and SQLite cannot read them where nothing"
+                " can be written: copy both files to a place where you can write, and look there"
+            )
+        return "immutable=1"
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise FileNotFoundError(path) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from detent.core.errors import CancelWaits, Conflict, NotAllowedNow, RunErased, RunNotFound
+from detent.core.errors import CancelWaits, ClaimLost, Conflict, NotAllowedNow, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, EventStore, RunQuery, Signal
 from detent.testing.conformance.promises import documented
@@ -192,6 +192,28 @@ class InboxContract:
             await write(first, "run", range(3, 4), consumed=["d"])
             await write(first, "run", range(4, 5), durable=True, intent=True, consumed=['c\\"ñ\n'])
             await write(first, "run", range(5, 6), durable=True, intent=True)
+
+        run_on_several(place, body)
+
+    def test_an_append_of_no_records_makes_an_intent_durable_that_is_there(self, place: Place) -> None:
+        """An ordinary append had taken it along: what is there is durable then. A cancellation, the sequence and the claim refuse it as they do records."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            head, number = head_of("run", 3, digest="three"), await first.claim("run")
+            await write(first, "run", range(1, 3), claim=number, durable=True)
+            await write(first, "run", range(3, 4), claim=number)
+            await first.append("run", 3, [], head=head, durable=True, intent=True, claim=number)
+            assert (await second.sealed("run"), len(await second.read("run"))) == ((3, "three"), 3)
+            await second.post("run", Signal(id="c", kind="cancel", by="ann"))
+            again = head_of("run", 3, digest="again")
+            refused = await outcome(first.append("run", 3, [], head=again, durable=True, intent=True, claim=number))
+            assert isinstance(refused, CancelWaits), f"a call begins behind a cancellation: {refused!r}"
+            for expected, claim, kind in ((2, number, Conflict), (3, number + 1, ClaimLost)):
+                refused = await outcome(first.append("run", expected, [], head=again, durable=True, claim=claim))
+                assert isinstance(refused, kind), f"an append of nothing was not refused: {refused!r}"
+            assert await second.sealed("run") == (3, "three")
+            await first.append("run", 3, [], head=head, durable=True, intent=True, claim=number, consumed=["c"])
+            assert (await second.sealed("run"), await second.signals(["run"])) == ((3, "three"), {})
 
         run_on_several(place, body)
 

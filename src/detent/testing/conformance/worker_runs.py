@@ -8,6 +8,7 @@ import asyncio
 from typing import Any
 
 from detent.config.agents import Agent
+from detent.config.groups import Bounds
 from detent.core.actions import AskUser, FinalAnswer, Schedule, ToolCall
 from detent.core.agent import Host
 from detent.engine import Engine
@@ -41,6 +42,7 @@ class Desk:
             ids=SequentialIds(self._ids * 100_000),
             approver="caller",
             worker_host=host or self.maker.host(),
+            bounds=Bounds(drain_s=0),  # its tool waits until the gate opens, and a stopped worker would wait with it
         )
 
     def _put(self) -> Tool[..., Any]:

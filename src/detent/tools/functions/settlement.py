@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from detent.core.errors import Explained
 
-class Happened(msgspec.Struct, frozen=True):
+
+class Happened(msgspec.Struct, metaclass=Explained, frozen=True):
     """The earlier attempt did its work; `result` is what it would have returned."""
 
     result: Any = None

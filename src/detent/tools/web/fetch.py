@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, urljoin
 import msgspec
 
 from detent.core.durations import Seconds, in_seconds, usually
-from detent.core.errors import ConfigError, NotExecuted
+from detent.core.errors import ConfigError, Explained, NotExecuted
 from detent.ports import ToolContext
 from detent.ports.options import checked_options
 from detent.tools.failures import failed, shown
@@ -61,7 +61,7 @@ SHOWN_HEADERS = ("content-disposition", "content-language", "etag", "last-modifi
 SHOWN_BODY = 2_000
 
 
-class HeaderSecret(msgspec.Struct, frozen=True, kw_only=True):
+class HeaderSecret(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """A secret that is sent as a header to places that `to` (a pattern with https) matches; `form` holds `{secret}` once."""
 
     to: str

@@ -104,6 +104,7 @@ class Proxy:
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
                 env={},
+                start_new_session=True,  # Ctrl-C at a terminal is for this process
             )
             _, said = await helper.communicate()
             if helper.returncode != 0:

@@ -1,0 +1,135 @@
+"""`detent stats`: how many runs came to what, how long they took and what they cost, by agent and by day.
+
+Rule: one reading of the listing, no log. The listing says of each run its status, its first and its last record, and its cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from detent.cli import options as o
+from detent.cli.looking import since_of
+from detent.cli.output import clean
+from detent.cli.session import Session
+from detent.core.records import RunHead
+from detent.core.state import TERMINAL
+from detent.engine import Engine
+from detent.ports import RunQuery
+
+DAYS = "30d"
+
+
+class Figures:
+    """What some runs came to."""
+
+    def __init__(self) -> None:
+        self.runs, self.turns, self.cost = 0, 0, 0.0
+        self.counts: dict[str, int] = {"completed": 0, "failed": 0, "stopped": 0, "open": 0}
+        self._seconds: list[float] = []
+
+    def add(self, head: RunHead) -> None:
+        """Count a run; one that has not ended is open, and has no duration yet."""
+        self.runs += 1
+        self.turns += head.iterations
+        self.cost += head.cost_usd
+        self.counts[head.status if head.status in TERMINAL else "open"] += 1
+        if head.status in TERMINAL:
+            self._seconds.append((head.updated_at - head.created_at).total_seconds())
+
+    def told(self) -> dict[str, Any]:
+        """Return the figures. `success` is the share of completed runs among those that have ended, None where none has."""
+        seconds = sorted(self._seconds)
+        return {
+            "runs": self.runs,
+            **self.counts,
+            "success": self.counts["completed"] / len(seconds) if seconds else None,
+            "median_s": median(seconds) if seconds else None,
+            "p95_s": seconds[min(int(len(seconds) * 0.95), len(seconds) - 1)] if seconds else None,
+            "turns": self.turns,
+            "cost_usd": self.cost,
+        }
+
+
+def stats(
+    *,
+    since: Annotated[
+        str, typer.Option("--since", metavar="WHEN", help="Runs started since: 12h, 7d, a date, or `all`. Default: 30d.")
+    ] = DAYS,
+    agent: Annotated[
+        str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.", autocompletion=o.complete_agent)
+    ] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Runs of this tenant.")] = None,
+    setup: o.Looking,
+) -> int:
+    """Show how many runs completed, how long they took and what they cost, by agent and by day (UTC).
+
+    Success is the share of completed runs among those that have ended. A duration is from the first to the last record, with all waits. Cost
+    counts models whose price is known.
+    """
+    session = Session(setup, bare=True)
+    query = RunQuery(agent=agent, tenant=tenant, since=None if since == "all" else since_of(since))
+
+    async def work(_: Engine) -> list[RunHead]:
+        return await session.heads(query)
+
+    heads = session.drive(work, missing=[])
+    whole, agents, days = tallied(heads)
+    session.output.document({"since": query.since, "all": whole, "by_agent": agents, "by_day": days})
+    if not heads:
+        session.output.say("no runs fit" if session.there else f"no runs yet: {session.engine.store.url} does not exist")
+        return 0
+    table = session.output.table
+    spare = ("TURNS", "P95", "OPEN", "STOPPED")
+    table(("AGENT", *_HEAD), _rows([*agents.items(), *([("all", whole)] if len(agents) > 1 else [])]), spare=spare)
+    session.output.show()
+    table(("DAY", *_HEAD), _rows(days.items()), spare=spare)
+    return 0
+
+
+def tallied(heads: Sequence[RunHead]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the figures of all runs, of each agent by its name, and of each day, the newest first."""
+    whole = Figures()
+    agents: dict[str, Figures] = {}
+    days: dict[str, Figures] = {}
+    for head in heads:
+        day = head.created_at.date().isoformat()
+        for figures in (whole, agents.setdefault(head.agent, Figures()), days.setdefault(day, Figures())):
+            figures.add(head)
+    return (
+        whole.told(),
+        {name: agents[name].told() for name in sorted(agents)},
+        {day: days[day].told() for day in sorted(days, reverse=True)},
+    )
+
+
+_HEAD = ("RUNS", "COMPLETED", "FAILED", "STOPPED", "OPEN", "SUCCESS", "MEDIAN", "P95", "TURNS", "COST (USD)")
+
+
+def _rows(figures: Iterable[tuple[str, dict[str, Any]]]) -> list[tuple[str, ...]]:
+    return [
+        (
+            clean(name),
+            *(str(told[key]) for key in ("runs", "completed", "failed", "stopped", "open")),
+            "-" if told["success"] is None else f"{told['success']:.0%}",
+            _duration(told["median_s"]),
+            _duration(told["p95_s"]),
+            str(told["turns"]),
+            f"{told['cost_usd']:.4f}" if told["cost_usd"] else "-",
+        )
+        for name, told in figures
+    ]
+
+
+def _duration(seconds: float | None) -> str:
+    """Return a duration in the unit that suits it."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h" if seconds < 86400 else f"{seconds / 86400:.1f} d"

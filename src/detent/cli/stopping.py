@@ -1,0 +1,51 @@
+"""How a command is stopped by Ctrl-C or SIGTERM, and what it shows while it waits for calls with an effect.
+
+The first signal lets them finish and suspends the runs, the second cuts them off, one more tears the command away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from detent.cli.output import Output, clean
+from detent.engine import Engine
+
+TWICE = 2
+"""So many signals end a command in good order."""
+FINISHING_S = 0.1
+"""After so long a command that was stopped says which calls it waits for."""
+
+
+class Stops:
+    """The signals that one command has heard. `engines` are all that it works with; `drawn` says whether live lines show `finishing`."""
+
+    def __init__(self, output: Output, engine: Engine) -> None:
+        self._output, self._heard = output, list[str]()
+        self.engines, self.drawn = [engine], False
+
+    @property
+    def by(self) -> str:
+        """The name of the signal that stopped the command, "" where there was none."""
+        return self._heard[0] if self._heard else ""
+
+    def hear(self, name: str, task: asyncio.Task[Any]) -> None:
+        """Stop what the command does; `task` is cancelled where no run is in progress, or where nothing else helps."""
+        self._heard.append(name)
+        if not self.engines[0].suspend(name) or len(self._heard) > TWICE:
+            task.cancel()
+        if len(self._heard) == 1:
+            asyncio.get_running_loop().call_later(FINISHING_S, self._say)
+
+    def finishing(self) -> list[str]:
+        """Return a line for each call that is waited for."""
+        calls = [one for engine in self.engines for one in engine.runtime.parts.watcher.finishing()]
+        several = len({one.run_id for one in calls}) > 1
+        return [
+            f"finishing {clean(str(one.call))}, {one.left_s:.0f} s left; Ctrl-C again cuts it off{f' · run {one.run_id}' * several}"
+            for one in calls
+        ]
+
+    def _say(self) -> None:
+        for line in () if self.drawn else self.finishing():
+            self._output.say(line, "yellow")

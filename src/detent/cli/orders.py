@@ -63,7 +63,7 @@ class ForWhom(Options, frozen=True, kw_only=True):
 
 
 def given_goal(words: Sequence[str]) -> str:
-    """Return the goal: the words joined, or, for `-` and for no words where stdin is no terminal, what stdin has. Raise `ConfigError`."""
+    """Return the goal: the words joined, or, for `-`, and for no words in a pipe, what stdin has. Raise `ConfigError`."""
     if (words and list(words) != ["-"]) or sys.stdin is None or (not words and sys.stdin.isatty()):  # None: it was closed
         return "" if list(words) == ["-"] else " ".join(words)
     if sys.stdin.isatty():

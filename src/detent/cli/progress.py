@@ -79,7 +79,7 @@ class Progress:
             case e.RunResumed(stopped=""):
                 self._known.add(state.run_id)
                 self._line(
-                    f"run {state.run_id} goes on after {_steps(state)}"
+                    f"run {state.run_id} continues after {_steps(state)}"
                     + (f"; changed since: {', '.join(event.changed)}" if event.changed else ""),
                     "dim",
                 )
@@ -208,7 +208,7 @@ class Progress:
         item = call.item if call is not None else None
         if call is None or item is None:
             return
-        self._now(f"iteration {iteration} · {shortened(call.tool, NAME)} is done, going on")
+        self._now(f"iteration {iteration} · {shortened(call.tool, NAME)} is done, continuing")
         mark, style = ("ok", "") if item.ok else ("failed", "red")
         said = f"{iteration:>4}  {shortened(call.tool, NAME)} {mark}" + (
             f" {item.latency_ms:.0f} ms" if item.executed and item.latency_ms else ""

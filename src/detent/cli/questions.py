@@ -107,7 +107,7 @@ def _number(output: Output, what: str, *, enter: str) -> int | float:
 
 
 def _choices(expected: Mapping[str, Any]) -> list[Any]:
-    """Return the values of which a reply is one; none where it is no choice."""
+    """Return the values that a reply can be, empty where any other is possible."""
     found = expected.get("enum")
     return cast("list[Any]", found) if isinstance(found, list) and 0 < len(cast("list[Any]", found)) <= MOST_CHOICES else []
 
@@ -134,7 +134,7 @@ def choose(output: Output, choices: Sequence[Any], *, about: Sequence[str] = (),
 
 
 def _fields(expected: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the fields of a form by name; none where a value of it is no plain one."""
+    """Return the fields of a form by name, empty where one of them is nested."""
     try:
         fields = msgspec.convert(expected.get("properties"), dict[str, dict[str, Any]])
     except msgspec.ValidationError:

@@ -30,7 +30,7 @@ from detent.running.results import Approval, Result, approvals_of
 Work = Callable[[Engine, Progress], Awaitable[Result]]
 Answer = Callable[[Engine], Awaitable[Result]]
 ASKED = ("waiting_for_approval", "waiting_for_user")
-"""How a run stands that waits for the person at the terminal."""
+"""The statuses of a run that waits for the person at the terminal."""
 
 
 def run(goal: o.Goal = None, *, order: Order, verbose: o.Verbose = 0) -> int:
@@ -282,7 +282,7 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
     if told is not None and told.outcome == "accepted":
         session.output.say(f"accepted: {said} run {session.short(session.run_id)}")
         return 0
-    session.output.say(f"{said} run {session.short(session.run_id)}: posted, not decided yet; it is decided when the run goes on")
+    session.output.say(f"{said} run {session.short(session.run_id)}: posted, not decided yet; it is decided when the run continues")
     session.output.say(f"  next: {session.command('resume', session.run_id)}")
     return 0
 

@@ -114,7 +114,7 @@ def _asked(output: Output) -> str:
 
 def _asked_model(output: Output) -> str | None:
     try:
-        return typed(output, "Which model? PROVIDER:NAME", enter="none yet, rules stand in")
+        return typed(output, "Which model? PROVIDER:NAME", enter="none yet, use rules")
     except Later:
         return None
 

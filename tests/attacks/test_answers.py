@@ -314,7 +314,7 @@ def test_how_an_answer_came_is_claimed(tmp_path: Path, monkeypatch: pytest.Monke
 
     via = asyncio.run(main())
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["show", "r", "--store", f"file:{tmp_path}/runs"]) == 0
+    assert cli.run(["show", "r", "-v", "--store", f"file:{tmp_path}/runs"]) == 0
     assert capsys.readouterr().out.count(f"by ann via {via}") >= 2, "in the audit and in the receipt"
 
 

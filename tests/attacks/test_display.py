@@ -103,7 +103,7 @@ def commands(run: str, other: str) -> Iterator[tuple[str, ...]]:
     for look in ("show", "verify", "replay", "tail"):
         yield (look, run)
         yield (look, f"no{HOSTILE}")
-    yield ("show", run, "--full")
+    yield ("show", run, "-v")
     yield ("show", other)
     yield ("tools",)
     yield ("approvals",)
@@ -130,6 +130,9 @@ def commands(run: str, other: str) -> Iterator[tuple[str, ...]]:
     yield ("gc", "--yes")
     yield ("doctor",)
     yield ("where",)
+    yield ("stats",)
+    yield ("completion", "bash")
+    yield ("help", "settings")
     yield ("trust",)
     yield ("trust", f"no{HOSTILE}")
     yield ("where", f"no{HOSTILE}", "--adopt", "--trust")

@@ -31,7 +31,9 @@ MADE_BY_DETENT = {
     *(
         "Block",
         "Call",
+        "KernelInput",
         "PhaseContext",
+        "Request",
         "CallState",
         "Chunk",
         "Denied",
@@ -68,6 +70,8 @@ CHECKED_ON_USE = {
     "refuse_overfull": "the same, in a post",
     "refuse_erased": "reads the listing entry that a store has, in a post",
     "Embeddings": "what an embedder answers",
+    "Generation": "what a generator answers",
+    "Transcript": "what a transcriber answers",
     "Kernel": "it holds functions, not names: a letter is no guard, and one that cannot be called blocks every call",
     "make_kernel": "the same",
 }

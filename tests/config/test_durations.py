@@ -103,8 +103,11 @@ def test_files_take_durations_and_their_mistakes_are_named(tmp_path: Path, monke
     Path("agent.toml").write_text('name = "a"\nrules = [{name = "x", answer = "y"}]\n[budget]\nmax_total_s = "2h"\n')
     assert load_agent("agent.toml").budget.max_total_s == 7200
     for text, said in (
-        ('[budget]\nmax_total_s = "soon"\n', r"detent\.toml: budget\.max_total_s: expected seconds, such as 90, or text such as '1m30s'"),
-        ('[worker]\npoll_s = "x"\n', r"detent\.toml: worker\.poll_s: expected seconds"),
+        (
+            '[budget]\nmax_total_s = "soon"\n',
+            r"detent\.toml: budget\.max_total_s is 'soon'; write seconds, such as 90, or text such as '1m30s'",
+        ),
+        ('[worker]\npoll_s = "x"\n', r"detent\.toml: worker\.poll_s is 'x'; write seconds"),
     ):
         Path("detent.toml").write_text(text)
         with pytest.raises(ConfigError, match=said):

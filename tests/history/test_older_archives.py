@@ -126,7 +126,7 @@ def test_an_archive_with_records_of_an_older_version_is_imported_end_to_end(
     capfdbinary.readouterr()
     assert detent(["export", RUN, "--store", url]) == 0
     assert capfdbinary.readouterr().out.splitlines() == list(old.lines)
-    assert detent(["show", RUN, "--store", url]) == 0
+    assert detent(["show", RUN, "-v", "--store", url]) == 0
     assert "put a" in capfdbinary.readouterr().out.decode()
 
     async def body(store: Any) -> None:

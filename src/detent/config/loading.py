@@ -25,6 +25,7 @@ from detent.config.state_directory import OPERATORS_FILE, state_directory
 from detent.config.tables import check_json, read_toml, take
 from detent.core.errors import ConfigError
 from detent.expressions.grants import check_grants
+from detent.ports.options import checked_options
 from detent.ports.verifying import Stated
 from detent.secrecy.redact import Redactor
 
@@ -34,6 +35,7 @@ CONFIG_FILE = "detent.toml"
 # Files ------------------------------------------------------------------------------------------------------------------------
 
 
+@checked_options
 def load_config(path: str | Path, *, without: Iterable[str] = (), operators: bool = False) -> Config:
     """Return what a `detent.toml` says; paths in it are relative to it; the keys `without` are not looked at.
 

@@ -8,12 +8,12 @@ from datetime import timedelta
 import msgspec
 
 from detent.core.durations import seconds
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, Explained
 from detent.core.state import TERMINAL, WAITING
 from detent.ports.options import check_fields
 
 
-class Retention(msgspec.Struct, frozen=True, kw_only=True):
+class Retention(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """How long runs are kept: workers see to it, and `detent gc`. The age of a run counts from its last record."""
 
     archive_after: str | dict[str, str] | None = None

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 
 import msgspec
 
-from detent.core.durations import WRITTEN
+from detent.core.durations import WRITTEN, seconds
 from detent.core.errors import BudgetRefused, ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -42,6 +42,9 @@ def take(table: Mapping[str, Any], kind: type[T], where: str, prefix: str = "") 
             if not isinstance(value, dict):
                 raise ConfigError(f"{where}: {prefix}{key}: expected a table, found {_found(value)}")
             values[key] = take(cast("dict[str, Any]", value), wanted, where, f"{prefix}{key}.")
+            continue
+        if isinstance(value, str) and expected(wanted) == WRITTEN:
+            values[key] = seconds(value, f"{where}: {prefix}{key}")
             continue
         try:
             values[key] = msgspec.convert(value, wanted)

@@ -21,7 +21,8 @@ def seconds(said: T | str, name: str, error: type[ConfigError] = ConfigError) ->
     if not isinstance(said, str):
         return said
     if (found := re.fullmatch(PATTERN, said)) is None:
-        raise error(f"{name} is {said!r}; write {WRITTEN}")
+        # msgspec reports a ValueError with its place in the data that it decodes
+        raise type(error.__name__, (error, ValueError), {})(f"{name} is {said!r}; write {WRITTEN}")
     return cast("T", sum(float(count) * unit for count, unit in zip(found.groups("0"), UNITS.values(), strict=True)))
 
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
         def __get__(self, instance: Any, owner: Any) -> T: ...
         def __set__(self, instance: Any, value: T | str) -> None: ...
 else:
-    Seconds = T | Annotated[str, msgspec.Meta(pattern=PATTERN)]
+    Seconds = T | Annotated[str, msgspec.Meta(extra_json_schema={"pattern": PATTERN})]
 
 
 def usually(value: float | None) -> Any:

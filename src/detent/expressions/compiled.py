@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -83,22 +83,14 @@ def compile_expression(source: str, *, where: str, names: Names) -> Expression:
 
     A rule file is read several times until its run begins, so what was compiled is remembered.
     """
-    key = (source, names.variables, tuple(names.members.items()), names.open)
-    known = _COMPILED.get(key)
-    if known is None:
-        known = _compile(source, where=where, names=names)
-        if len(_COMPILED) >= MOST_KEPT:
-            _COMPILED.clear()
-        _COMPILED[key] = known
-    return known if known.where == where else msgspec.structs.replace(known, where=where)
+    return _compile(source, where, names.variables, tuple(names.members.items()), names.open)
 
 
-MOST_KEPT = 2_000
-"""So many compiled expressions are remembered."""
-_COMPILED: dict[tuple[Any, ...], Expression] = {}
-
-
-def _compile(source: str, *, where: str, names: Names) -> Expression:
+@lru_cache(maxsize=2_000)
+def _compile(
+    source: str, where: str, variables: tuple[str, ...], members: tuple[tuple[str, tuple[str, ...]], ...], opened: tuple[str, ...]
+) -> Expression:
+    names = Names(variables=variables, members=dict(members), open=opened)
     place = f"{where}: expression {_quoted(source)}"
     try:
         program = cel().compile(source)
@@ -118,8 +110,8 @@ def _compile(source: str, *, where: str, names: Names) -> Expression:
     used = [name for name in program.variables() if name in names.variables]
     told_apart = (*names.members, *names.open)
     reads = {name: _members(name, code, literals) if name in told_apart else None for name in used}
-    for name, members in reads.items():
-        for member in sorted(members or ()):
+    for name, wanted in reads.items():
+        for member in sorted(wanted or ()):
             if name in names.members and member not in names.members[name]:
                 raise ConfigError(f"{place} reads {name}.{member}, which is not there{nearest(member, names.members[name])}")
     calls = frozenset(name for name in program.functions() if name in FUNCTIONS)

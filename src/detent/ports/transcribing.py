@@ -7,10 +7,11 @@ from typing import Any, Protocol
 import msgspec
 
 from detent.core.budget import NOTHING, Usage
+from detent.core.errors import Explained
 from detent.ports.models import Models
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True):
+class Word(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """One word of a transcript, and when it was said, in seconds from the beginning."""
 
     word: str
@@ -18,7 +19,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
     end: float
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class Segment(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """A piece of a transcript, mostly a sentence, and when it was said, in seconds from the beginning."""
 
     id: int
@@ -27,7 +28,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Transcript(msgspec.Struct, frozen=True, kw_only=True):
+class Transcript(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What was said, and what the server reports about it: "" and None stand for what it does not report.
 
     `task` is "transcribe" or "translate", `duration` is that of the recording in seconds. `usage` is what it cost where no run counted it.

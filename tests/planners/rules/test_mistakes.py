@@ -141,7 +141,7 @@ def test_entries_given_as_data_are_checked_alike() -> None:
         ("- {name: b, answer: ' ${variables.empty} '}", r"rule 'b': the answer is blank"),
         ("- {name: b, call: {tool: '${variables.n}'}}", r"call\.tool is 1, not a text that says something"),
         ("- {name: b, call: {tool: t, args: '${variables.n}'}}", r"call\.args is an integer, not a map"),
-        ("- {name: b, schedule: {delay_s: '${variables.empty}'}}", r"schedule\.delay_s is , not a number"),
+        ("- {name: b, schedule: {delay_s: '${variables.empty}'}}", r"schedule\.delay_s is ''; write seconds"),
     ],
 )
 def test_an_expression_without_a_value_fails_the_plan_and_is_named(text: str, said: str) -> None:

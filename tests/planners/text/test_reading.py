@@ -285,7 +285,7 @@ def test_several_calls_are_a_batch() -> None:
         ('{"actions": []}', "the list of actions is empty"),
         ('{"type": "final_answer"}', "needs"),
         ('{"type": "stop"}{"type": "thought", "content": "x"}', "2 control actions"),
-        ('{"type": "schedule", "delay_s": "5"}', "got `str`"),
+        ('{"type": "schedule", "delay_s": "5"}', "delay_s is '5'; write seconds"),
         ('{"a": 1}', 'no "type"'),
         ("[1, 2]", "FinalAnswer"),
         ('I will now use {"type": "read_file", "path": "a"}', "not one short sentence"),

@@ -1,11 +1,11 @@
 """Detent: a durable agent kernel. A run is a log of what happened; its state is a fold of that log.
 
-The names below are loaded when they are first asked for, so that `detent` and `python -m detent` can hear Ctrl-C before they load the rest.
+The names below are loaded on first use. So `detent` and `python -m detent` can handle Ctrl-C before they load the rest.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # what reads types takes it for `typing.TYPE_CHECKING`, and loading that takes longer than all of this
+TYPE_CHECKING = False  # type checkers treat it as `typing.TYPE_CHECKING`; loading `typing` takes longer than all of this
 
 if TYPE_CHECKING:
     from detent.config.agents import Agent
@@ -116,13 +116,13 @@ _MOVED = {
     "detent.tools.fetch": "detent.tools.web.fetch",
     "detent.tools.skills": "detent.tools.workspace.skills",
 }
-"""Where pages of 0.1 found modules before there were rooms, and where these are now."""
+"""Module paths of 0.1, from before there were rooms, and their present paths."""
 
 
 if not TYPE_CHECKING:
-    from _thread import RLock  # `threading` would have to be loaded first
+    from _thread import RLock  # importing it would load `threading` first
 
-    _ONE_AT_A_TIME = RLock()  # threads that load modules of one package in different orders meet each other's half-loaded ones
+    _ONE_AT_A_TIME = RLock()  # threads that load modules of one package in different orders see each other's half-loaded ones
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
@@ -134,7 +134,7 @@ if not TYPE_CHECKING:
         return value
 
     class _Moved:
-        """Finds modules under the paths that pages named before; what is imported is the module that is there now."""
+        """Finds modules under their old paths; the import gives the present module."""
 
         @classmethod
         def find_spec(cls, name: str, path: object = None, target: object = None) -> object:

@@ -1,4 +1,4 @@
-"""System time and random names; the references of the Clock and Ids seams."""
+"""System time and random names: the standard implementations of the Clock and Ids protocols."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class SystemClock:
     """The machine's clocks."""
 
     now = staticmethod(partial(datetime.now, UTC))
-    """The time in UTC."""
+    """The current time in UTC."""
     monotonic = staticmethod(time.monotonic)
-    """Seconds that never go back."""
+    """Seconds that never run backwards."""
 
 
 class RandomIds:

@@ -1,8 +1,8 @@
-"""What a program calls: start runs, take them on, answer them, look at them.
+"""What a program calls: start runs, resume them, answer them, inspect them.
 
-An engine owns its tools, its planner, its policy and one store. It holds no state of a run: everything is read from the log, and a run
-that waits is rows in a store and no memory anywhere. It is a door: what a method does, with which arguments, stands in the function that it
-opens to.
+An engine owns its tools, its planner, its policy and one store. It holds no state of a run: everything is read from the log, and a waiting run is
+only rows in a store and uses no memory. Each method only passes its arguments to a function; that function documents what it does and which arguments
+it takes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def opens(room: Callable[Concatenate[Runtime, P], R]) -> Callable[Concatenate[En
     first, *others = signature.parameters.values()
     made.__signature__ = signature.replace(parameters=[first.replace(name="self", annotation="Engine"), *others])
     made.__module__, made.__qualname__ = __name__, f"Engine.{room.__name__}"
-    if inspect.iscoroutinefunction(room):  # one frame more for each run in progress would be the other way to say so
+    if inspect.iscoroutinefunction(room):  # a method here would add one frame to each run in progress
         if sys.version_info >= (3, 12):
             inspect.markcoroutinefunction(made)
         else:
@@ -99,20 +99,28 @@ def opens(room: Callable[Concatenate[Runtime, P], R]) -> Callable[Concatenate[En
 class Engine:
     """Runs agents on goals. Use as `async with Engine(...) as engine:`, or call `run_sync`.
 
-    `agents`: the agents that it knows: `run("name", goal)` finds them, and runs of theirs that were started elsewhere are continued with what they
-    bring. `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which its giver closes. `planner`: any object with `plan(view)`; an
-    agent with rules brings its own. `policy`: a policy, or the path of a policy file (none: the agent's own, else the tiers). `approver`:
-    who answers requests for approval in this program: "caller" (it calls `approve`), or a function of an `Approval` that returns whether
-    it is approved (sync or async). `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there.
-    `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`; they are connected when a run needs them, and closed
-    with the engine. `ceiling`: the highest number of iterations that a budget may ask for. `kernel`: what runs have whose agent names
-    none; `kernels`, `strategies`, `guards`, `verifiers`: more of them, by the names that agents use. `secrets`: where credentials are kept; a run that
-    is started without a host is given all of them. `capabilities`: what agents may rely on. `models`: how models are asked
-    (`detent.config.groups`); `model_prices`: prices by "provider:name" that go before the price list. `bounds`: what holds for every run.
-    `tenant_budgets`: what all runs of a tenant may use in a day or a month, by tenant; "*" for each that is not named. `scheduler`: when
-    the calls of all runs begin, such as `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` hands
-    runs to workers, and how `work` is one (none: an `InProcessHost`, for which the store is the queue). `grants`: which arguments may take
-    their values from which tool's output, for every agent.
+    - `agents`: the agents that it knows. `run("name", goal)` finds them, and their runs that were started elsewhere are continued with their
+      settings.
+    - `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which the caller closes.
+    - `planner`: any object with `plan(view)`; an agent with rules brings its own.
+    - `policy`: a policy, or the path of a policy file. Without one: the agent's own, else the tiers.
+    - `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a sync or async function that takes an
+      `Approval` and returns whether it is approved.
+    - `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there.
+    - `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`. They are connected when a run needs them, and closed with the
+      engine.
+    - `ceiling`: the highest number of iterations that a budget may ask for.
+    - `kernel`: the kernel of runs whose agent names none. `kernels`, `strategies`, `guards`, `verifiers`: more of them, by the names that agents use.
+    - `secrets`: where credentials are kept. A run that is started without a host gets all of them.
+    - `capabilities`: the capabilities that agents may rely on.
+    - `models`: how models are called (`detent.config.groups`).
+    - `model_prices`: prices by "provider:name"; they override the price list.
+    - `bounds`: the bounds of every run.
+    - `tenant_budgets`: what all runs of a tenant together may use in a day or a month, by tenant; "*" for each tenant that is not named.
+    - `scheduler`: when the calls of all runs begin, such as `detent.tools.Bounded(8)`; without one, as soon as they may.
+    - `worker_host`: how `submit` passes runs to workers, and how `work` acts as one. Without one: an `InProcessHost`, which uses the store as its
+      queue.
+    - `grants`: which arguments may take their values from which tool's output, for every agent.
     """
 
     @checked_options
@@ -249,10 +257,10 @@ class Engine:
 
     @classmethod
     def from_config(cls, config: str | Path | Config | None = None, *, trust: bool = False, **overrides: Any) -> Engine:
-        """Make an engine from a `Config` or a `detent.toml`; `overrides` (arguments of `Engine`) replace the parts that were made.
+        """Create an engine from a `Config` or a `detent.toml`; `overrides` (arguments of `Engine`) replace the created parts.
 
-        What a file would have imported, started or sent happens in a directory that is trusted (`detent trust`, `DETENT_TRUST`), or with
-        `trust`: the program makes the file its own. Raises `ConfigError` naming the part that could not be made.
+        Whatever the file imports, starts or sends requires a trusted directory (`detent trust`, `DETENT_TRUST`) or `trust`, with which the program
+        vouches for the file. Raises `ConfigError` naming the part that could not be created.
         """
         from detent.config.assembly import engine_options
 
@@ -262,12 +270,12 @@ class Engine:
 
     @property
     def agents(self) -> Mapping[str, Agent[Any]]:
-        """The agents that it knows, by name."""
+        """The agents that the engine knows, by name."""
         return MappingProxyType(self.runtime.agents)
 
     @property
     def planner(self) -> Planner | None:
-        """The planner that it was given; another one plans from the next run or resume on."""
+        """The planner of this engine. Setting another one takes effect at the next run or resume."""
         return self.runtime.planners.own
 
     @planner.setter
@@ -291,9 +299,9 @@ class Engine:
         clock: Clock | None = None,
         ids: Ids | None = None,
     ) -> None:
-        """Put something around every planner and around the tools that runs are given here, and another clock and names in; for tests.
+        """Wrap every planner and the tools of the runs started here, and replace the clock and the names; for tests.
 
-        Call it before the engine is used, as `detent.testing.simulate` does with the engines that it is given.
+        Call it before the engine is used, as `detent.testing.simulate` does with its engines.
         """
         there = self.runtime.parts
         self.runtime.wrap(
@@ -301,10 +309,10 @@ class Engine:
         )
 
     def _workspace_root(self) -> str:
-        """Return the directory that the engine's workspace tools are confined to, "" without any."""
+        """Return the directory that confines the engine's workspace tools, "" without one."""
         return self.tools.get("read_file").spec.writes_in if "read_file" in self.tools else ""
 
-    # Life -----------------------------------------------------------------------------------------------------------------------
+    # Lifetime -----------------------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Engine:
         await self.runtime.open()
@@ -340,7 +348,7 @@ class Engine:
     async def stream(self, agent: Agent | str, goal: str, **options: Any) -> AsyncGenerator[Record | Chunk | Result]:
         """Run, and yield records (after their commit) and chunks (at once) as they come; the `Result` is last.
 
-        To leave early is harmless: the run goes on, until it ends, is cancelled (`cancel`) or this engine closes.
+        Leaving early is harmless: the run continues until it ends, is cancelled (`cancel`) or this engine closes.
         """
         from detent.observers.streaming import StreamingObserver, follow
 
@@ -373,7 +381,7 @@ class Engine:
     signal = opens(answering.signal)
     decided = opens(answering.decided)
 
-    # Look -----------------------------------------------------------------------------------------------------------------------
+    # Inspect -----------------------------------------------------------------------------------------------------------------------
 
     load = opens(looking.load)
     records = opens(looking.records)

@@ -1,7 +1,7 @@
-"""What you need to extend Detent: the seams, and what a tool, store, planner, policy, phase or strategy of your own is made of.
+"""What you need to extend Detent: the protocols, and the parts for a tool, store, planner, policy, phase or strategy of your own.
 
 A program that only runs agents needs `detent` alone. Contract suites for what you write are in `detent.testing`. Adapters that you build on or
-put yours beside (`BUILDING_BLOCKS`) are loaded when you ask for them, so that importing this stays light.
+combine with yours (`BUILDING_BLOCKS`) are loaded when you ask for them, so importing this module stays light.
 """
 
 from __future__ import annotations

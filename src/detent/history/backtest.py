@@ -1,8 +1,8 @@
-"""A candidate policy (and budget) over what already happened: every recorded decision is asked for again, and nothing is executed.
+"""Applies a candidate policy (and budget) to recorded history: every recorded decision is made again, and nothing is executed.
 
-Each log is folded once. Before a `PolicyDecided` is folded, the state is the one that was decided on, and the call is rebuilt from it. What
-comes after a decision that differs is still judged as it was recorded: a run that had been refused something would have gone on differently,
-and nobody knows how. Tools are known by what is declared of them at hand, else by what stands in the log.
+Each log is folded once. Before a `PolicyDecided` is folded, the state is the one that the decision was made on, and the call is rebuilt from it.
+After a decision that differs, later decisions are still judged as recorded: the run would have continued differently, but nobody can tell how. A tool
+is known by its installed declaration, else by what the log has of it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ REFUSING = ("deny", "stop")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision that would differ: of which call, how it was, how it would be. `sequence` is that of the recorded decision.
+    """A decision that would differ: the call, the recorded decision and the new one. `sequence` is that of the recorded decision.
 
-    `succeeded`: the call was executed and went well.
+    `succeeded`: the call was executed and succeeded.
     """
 
     run_id: str
@@ -49,15 +49,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def breaks(self) -> bool:
-        """Whether something that succeeded would now be refused."""
+        """Whether the change would refuse something that succeeded."""
         return self.succeeded and self.new in REFUSING
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a candidate would have decided over `decisions` decisions of `runs` runs.
+    """What a candidate would have decided for `decisions` decisions of `runs` runs.
 
-    `skipped` names the runs that could not be judged, and why; `guessed` the tools of which neither the toolbox nor the log says what they
-    do, which were judged as destructive.
+    `skipped` names the runs that could not be judged, and why. `guessed` names the tools that neither the toolbox nor the log describes; they were
+    judged as destructive.
     """
 
     policy: str
@@ -69,7 +69,7 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broken(self) -> tuple[Change, ...]:
-        """The changes by which something that succeeded would now be refused."""
+        """The changes that would refuse something that succeeded."""
         return tuple(change for change in self.changes if change.breaks)
 
 
@@ -85,7 +85,7 @@ async def backtest(
 ) -> Backtest:
     """Return every decision of the stored runs that `policy_of` (a policy for each agent) and `budget` would change; reads only.
 
-    `query` and `only` (of a run's id) say which runs.
+    `query` and `only` (a run's id) select the runs.
     """
     changes: list[Change] = []
     skipped: dict[str, str] = {}
@@ -109,7 +109,7 @@ async def backtest(
 
 
 class _Judge:
-    """One run, judged again."""
+    """One run and its new judgement."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class _Judge:
         self.guessed: set[str] = set()
 
     def run(self) -> None:
-        """Fold the log and judge each decision on the way; raise what the fold raises."""
+        """Fold the log and judge each decision on the way. Raise what the fold raises."""
         state = self._base or RunState(run_id=self._records[0].envelope.run if self._records else "")
         policy: Policy | None = None
         for record in self._records:
@@ -151,7 +151,7 @@ class _Judge:
             state = evolve(state, record)
 
     def changes(self) -> list[Change]:
-        """Return what would differ, each with how its call ended."""
+        """Return the decisions that would differ, each with how its call ended."""
         return [msgspec.structs.replace(c, succeeded=c.call_id in self._well) for c in self._found]
 
     def _decided(self, sequence: int, event: e.PolicyDecided, policy: Policy, state: RunState) -> None:
@@ -195,7 +195,7 @@ class _Judge:
         return ToolSpec(name=known.tool)
 
     def _turn(self, record: Record, event: e.TurnStarted, state: RunState) -> Verdict | None:
-        """Return how the budget ends the run before this turn, if it does."""
+        """Return how the budget would end the run before this turn, or None."""
         known = state.passes.get(record.envelope.scope)
         if self._budget is None or known is None:
             return None
@@ -209,7 +209,7 @@ class _Judge:
         return Verdict(decision="stop", rule=f"budget:{settled.bound.option if settled.bound else settled.reason}", reason=settled.error)
 
     def _bound(self, call: Call, state: RunState) -> Verdict | None:
-        """Return how the budget keeps this call from beginning, if it does; calls of the turn that are to run before it count."""
+        """Return how the budget would stop this call from beginning, or None; earlier calls of the turn count."""
         if self._budget is None:
             return None
         siblings = state.passes[call.call_id.rsplit(".", 2)[0]].calls.values()
@@ -225,7 +225,7 @@ class _Judge:
 
 
 def _declared(records: Iterable[Record]) -> dict[str, ToolSpec]:
-    """Return what the log says of the tools that were executed."""
+    """Return what the log has about the tools that were executed."""
     found: dict[str, ToolSpec] = {}
     for record in records:
         match record.event:

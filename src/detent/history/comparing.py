@@ -1,8 +1,7 @@
-"""Two runs side by side: what differs between them (`diff`), and the first step at which they part (`bisect`). Pure.
+"""Compares two runs: all their differences (`diff`), and the first step at which they part (`bisect`). Pure.
 
-Both look at the whole history of a run: that of a fork begins with the records of its ancestors. Turns are put side by side by pass and
-iteration, calls by their index. What is no decision and no outcome does not count: times, digests, idempotency keys, the wording beside a
-call, who resumed when.
+Both use the whole history of a run: a fork's history begins with the records of its ancestors. Turns are compared by pass and iteration, calls by
+their index. Only decisions and outcomes count. Times, digests, idempotency keys, the wording beside a call, and who resumed when do not.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from detent.core.state import RunState
 from detent.running.branching import outcome_of
 
 NEUTRAL = ("reason", "provider_id")
-"""Parts of an action that are explanation and no decision."""
+"""The parts of an action that explain and do not decide."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that differs: `what` it is of which pass, iteration and call, and how it is in `a` and in `b` (None: not there).
+    """One difference. `what` names the part, with its pass, iteration and call; `a` and `b` are its values (None: absent).
 
-    `what` is `goal`, `variables`, `agent.NAME`, `budget.NAME`, `turn`, `decision`, `tool`, `arguments`, `policy`, `result`, `reply`,
-    `status`, `reason` or `output`. `a_at` and `b_at` are the sequences of the records that say so, 0 where no one record does.
+    `what` is `goal`, `variables`, `agent.NAME`, `budget.NAME`, `turn`, `decision`, `tool`, `arguments`, `policy`, `result`, `reply`, `status`,
+    `reason` or `output`. `a_at` and `b_at` are the sequences of the records that have these values, 0 if no single record does.
     """
 
     what: str
@@ -43,9 +42,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs between the runs `a` and `b`, the first thing first; `shared` records are the same ones.
+    """The differences between the runs `a` and `b` in order; they have `shared` records in common.
 
-    `tools_added` and `tools_removed` count the calls that `b` made more, and less, by tool. Usage includes what ancestors had used.
+    `tools_added` and `tools_removed` count the additional and the missing calls of `b`, by tool. Usage includes that of the ancestors.
     """
 
     a: str
@@ -59,7 +58,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identical(self) -> bool:
-        """Whether the runs did the same, for the same number of tokens and the same cost."""
+        """Whether the runs did the same, with the same number of tokens and the same cost."""
         return not self.differences and self.a_usage == self.b_usage
 
     @property
@@ -69,9 +68,9 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parting(msgspec.Struct, frozen=True, kw_only=True):
-    """The first step from which two runs part: the records `a_at` and `b_at` (0: the run has ended) of the runs `a_run` and `b_run`.
+    """The first step at which two runs part: the records `a_at` and `b_at` (0: the run has ended) of the runs `a_run` and `b_run`.
 
-    They are of pass `scope` and its turn `iteration`; `a` and `b` are what they say, as data. `common` steps of that pass are alike.
+    Both are of pass `scope` and its turn `iteration`; `a` and `b` are their contents as data. The pass has `common` equal steps before.
     """
 
     scope: str
@@ -108,7 +107,7 @@ class _Turn(msgspec.Struct):
 
 
 class _Told:
-    """A history by turns."""
+    """A history, split into turns."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.turns: dict[tuple[str, int], _Turn] = {}
@@ -194,7 +193,7 @@ def _plain(value: Any) -> Any:
 
 
 def diff(a: Sequence[Record], b: Sequence[Record], a_state: RunState, b_state: RunState) -> Diff:
-    """Return what differs between two histories and the states that they lead to."""
+    """Return the differences between two histories and between their final states."""
     shared = _shared(a, b)
     one, other = _Told(a), _Told(b)
     made, makes = Counter(c.tool for c in one.calls.values()), Counter(c.tool for c in other.calls.values())
@@ -221,7 +220,7 @@ def _shared(a: Sequence[Record], b: Sequence[Record]) -> int:
 
 
 def _beginnings(a: RunState, b: RunState) -> Iterator[Difference]:
-    """Yield what the runs were told differently."""
+    """Yield the differences in what the runs were told."""
     if a.goal != b.goal:
         yield Difference(what="goal", a=a.goal, b=b.goal)
     for name in sorted({*a.variables, *b.variables}):
@@ -236,7 +235,7 @@ def _beginnings(a: RunState, b: RunState) -> Iterator[Difference]:
 
 
 def _turns(one: _Told, other: _Told) -> Iterator[Difference]:
-    """Yield what differs turn by turn, in the order of the first run, then what only the second has."""
+    """Yield the differences turn by turn, in the order of the first run, then the turns that only the second has."""
     for key in dict.fromkeys((*one.turns, *other.turns)):
         mine, theirs = one.turns.get(key), other.turns.get(key)
         if mine is None or theirs is None:
@@ -269,7 +268,7 @@ def _told(turn: _Turn | None) -> Any:
 
 
 def _calls(call: str, mine: _Call | None, theirs: _Call | None, key: tuple[str, int]) -> Iterator[Difference]:
-    """Yield what differs about one call: which tool, else with what, else what was decided and what came of it."""
+    """Yield the first difference of one call: the tool, else the arguments, else the decision and the outcome."""
 
     def differs(what: str, a: Any, b: Any, a_at: int, b_at: int) -> Difference:
         return Difference(what=what, scope=key[0], iteration=key[1], call=call, a=a, b=b, a_at=a_at, b_at=b_at)
@@ -297,15 +296,15 @@ def _ends(a: Sequence[Record], b: Sequence[Record], a_state: RunState, b_state: 
 # The first step ---------------------------------------------------------------------------------------------------------------------------
 
 _SILENT = (e.RunResumed, e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance, e.RunWaiting)
-"""Records that tell how a run was taken on, not what it did."""
+"""Records about how a run was resumed, not about what it did."""
 _MEASURED = ("key", "signal", "by", "usage", "reserved", "policy", "facts", "requested_at", "expires_at", "due", "digest", "digests", "host",
              "source", "text", "thinking", "provider_data", "model", "reason", "strategy_version", "parent", "trust", "untold",
              "via", "levels", "args_digest")  # fmt: skip
-"""Fields that may differ between runs that do the same; of the end of a run, the reason counts."""
+"""Fields that may differ between runs that do the same. At the end of a run, the reason counts."""
 
 
 def bisect(a: Sequence[Record], b: Sequence[Record]) -> Parting | None:
-    """Return the first step from which two histories part; None where they do the same all the way."""
+    """Return the first step at which two histories part; None if they do the same throughout."""
     mine, theirs = _steps(a), _steps(b)
     found: list[tuple[float, Parting]] = []
     for scope in dict.fromkeys((*mine, *theirs)):
@@ -338,7 +337,7 @@ def _parting(scope: str, common: int, one: _Step | None, other: _Step | None) ->
 
 
 def _steps(records: Sequence[Record]) -> dict[str, list[_Step]]:
-    """Return what each pass did, each step with its place in the history; what a fork did again of a turn that it began in counts once."""
+    """Return the steps of each pass, each with its position in the history. A turn that a fork began again counts once."""
     found: dict[str, list[_Step]] = {}
     forked = False
     for place, record in enumerate(records):
@@ -351,7 +350,7 @@ def _steps(records: Sequence[Record]) -> dict[str, list[_Step]]:
 
 
 def _of_turn(steps: Sequence[_Step], record: Record) -> Iterator[_Step]:
-    """Yield the steps of the turn that the record is of, if it is the last."""
+    """Yield the steps of the record's turn, if this is the turn's last record."""
     for step in reversed(steps):
         if step[1].envelope.iteration != record.envelope.iteration:
             return
@@ -359,14 +358,14 @@ def _of_turn(steps: Sequence[_Step], record: Record) -> Iterator[_Step]:
 
 
 def _said(event: Any) -> Any:
-    """Return a record as it counts; None for one that does not."""
+    """Return a record reduced to what counts, or None if the record does not count."""
     if event is None or isinstance(event, _SILENT):
         return None
     if isinstance(event, e.EffectRecorded) and (event.label == "now" or event.phase == e.ASIDE):
         return None
     data = cast("dict[str, Any]", _plain(event))
     match event:
-        case e.ToolStarted(attempt=1, side_effect="none" | "read"):  # which has a record of its own only where passes go on beside it
+        case e.ToolStarted(attempt=1, side_effect="none" | "read"):  # it has a record of its own only if passes run side by side
             return None
         case e.Forked():
             return {"type": data["type"], "edits": event.edits} if event.edits else None

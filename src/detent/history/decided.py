@@ -1,8 +1,8 @@
-"""What stands where the policy stands while a log is re-executed: each decision is judged by the policy that made it, or taken from the log.
+"""The policy during a replay: each decision is judged again by the policy that made it, or taken from the log.
 
-A run may have been resumed under another policy. Which version decided is recorded with every decision. A policy that is data was kept with the
-run when it was opened (`RunStarted.policy`, `RunResumed.policy`): by that one its decisions are judged again (`judged`). One that is a
-function judges again where its version is at hand. Every other decision is taken from the log, and named (`taken`).
+A run may have been resumed under another policy. Each decision records the version that made it. A policy that is data was stored with the run when
+it was opened (`RunStarted.policy`, `RunResumed.policy`), and judges its decisions again (`judged`). A policy that is a function judges again if the
+engine has its version. All other decisions are taken from the log, and named (`taken`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from detent.ports.governance import shown_to
 
 
 class Decided:
-    """The decisions of a log, `at` what has been gone through of it; with `judges` false none of them is judged again."""
+    """The decisions of a log; `at` is how far it was read. If `judges` is false, none is judged again."""
 
     def __init__(
         self, at: Interruptions, policy_of: Callable[[AgentSpec], Policy], above: Iterable[AnyEvent | None] = (), *, judges: bool
     ) -> None:
-        """`above` are the events of a fork's ancestors."""
+        """Set up the decisions; `above` are the events of a fork's ancestors."""
         self._at, self._policy_of, self.judges = at, policy_of, judges
         events = [*above, *(record.event for record in at.records)]
         said = [event.policy for event in events if isinstance(event, (RunStarted, RunResumed)) and event.policy] if judges else []
@@ -38,7 +38,7 @@ class Decided:
         self.judged: dict[str, None] = {}
 
     def of(self, agent: AgentSpec) -> Policy:
-        """Return what decides on the calls of an agent."""
+        """Return the policy for the calls of an agent."""
         houses = [None, *self._kept] if self.judges else []
         kept = {policy.version: policy for house in houses for policy in [governing(house)(agent)]}
         hand, opened = self._policy_of(agent), self._at.state.digests.get("policy", "")
@@ -46,7 +46,7 @@ class Decided:
         return Judging(hand, self, kept, now[-1] if now else hand)
 
     def next(self, call: str) -> tuple[PolicyDecided, ApprovalRequested | None] | None:
-        """Return the next decision on a call, and the request for approval that it led to; None where the log has no further one."""
+        """Return the next decision on a call and the request for approval that followed; None if the log has no more."""
         found: PolicyDecided | None = None
         for index in range(self._at.cursor, len(self._at.records)):
             event = self._at.records[index].event
@@ -60,21 +60,21 @@ class Decided:
 
 
 def _made(said: Mapping[str, Any]) -> Policy | None:
-    """Return a policy that was kept, None where this version of Detent cannot make it: what it decided is taken from the log then."""
+    """Return a stored policy; None if this version of Detent cannot load it, and its decisions are then taken from the log."""
     with suppress(ConfigError):
         return policy_made_of(said)
     return None
 
 
 class Judging:
-    """The policy of an agent, as it is replayed: `hand` is the one that the engine has, `kept` are others by version, `now` held at this opening."""
+    """The policy of an agent in a replay. `hand` is the engine's, `kept` has stored ones by version, `now` held at this opening."""
 
     def __init__(self, hand: Policy, decided: Decided, kept: Mapping[str, Policy], now: Policy) -> None:
         self._hand, self._decided, self._kept, self._now = hand, decided, kept, now
         self.version = hand.version
 
     def decide(self, call: Call, state: RunState) -> Verdict:
-        """Return what the policy says that has decided on the call, where it is here or was kept; else what the log says."""
+        """Return the verdict of the policy that decided on the call, if it is available; else the one in the log."""
         found, hand = self._decided.next(call.call_id), self._hand
         if found is None or (self._decided.judges and found[0].policy in ("", hand.version)):
             self.version = hand.version
@@ -98,7 +98,7 @@ class Judging:
         )
 
     def may_ask(self, tool: ToolSpec) -> bool:
-        """Return what the policy says: nobody is asked here."""
+        """Return the policy's verdict; nobody is asked here."""
         return self._now.may_ask(tool)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,7 +111,7 @@ class Judging:
 
 
 def _placed(verdict: Verdict, found: tuple[PolicyDecided, ApprovalRequested | None] | None) -> Verdict:
-    """Return the verdict of a rule with the place that the rule had: a version covers all of a policy but the places in its files."""
+    """Return the verdict of a rule with the position that the rule had: a version covers a whole policy except the positions in its files."""
     if found is None or not (found[0].sources and verdict.sources) or found[0].sources == verdict.sources:
         return verdict
     same = (found[0].decision, found[0].rule) == (verdict.decision, verdict.rule)

@@ -1,6 +1,6 @@
-"""A whole store, examined and mended: what the store says of itself, and every run with all that belongs to it.
+"""Examines and repairs a whole store: what the store reports about itself, and every run with everything that belongs to it.
 
-Rule: nothing is mended that was not named before, and no record is ever changed. What belongs to a run is touched under the run's claim only.
+Rule: nothing is repaired that was not named before, and no record is ever changed. Whatever belongs to a run is changed only under its claim.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from detent.running.advancing import Parts
 from detent.running.runtime import Runtime
 
 GRACE_S = 60.0
-"""What is left over is removed when nothing of it has changed for so long: somebody may be writing it."""
+"""Leftovers are removed once nothing in them has changed for this long; until then somebody may still be writing."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store has, and what is wrong with it. `looked_at` is what the store itself checked, "" where it checks nothing."""
+    """The contents and the faults of a store. `looked_at` is what the store itself checked, "" if it checks nothing."""
 
     url: str
     ok: bool
@@ -36,14 +36,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mended(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, and what was left, each in words."""
+    """What was done and what was left, each as text."""
 
     done: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
 
 async def examine(runtime: Runtime) -> Report:
-    """Look at everything in a store, and change nothing; raise `StoreError` where it cannot be read at all."""
+    """Examine everything in a store and change nothing. Raise `StoreError` if the store cannot be read at all."""
     await runtime.open()
     store = runtime.store
     seen = await store.examine() if isinstance(store, Examines) else Examined(runs=())
@@ -52,7 +52,7 @@ async def examine(runtime: Runtime) -> Report:
         known |= {head.run_id for head in await store.list_runs(RunQuery())}
     except StoreBusy:
         raise
-    except DetentError as error:  # of one run, or of the pages that the store has named
+    except DetentError as error:  # of one run, or of the pages that the store named
         faults += [] if isinstance(error, CorruptLog) else [Fault(what=f"runs cannot be listed: {error}")]
     sound = records = artifacts = 0
     for run_id in sorted(known):
@@ -77,7 +77,7 @@ async def examine(runtime: Runtime) -> Report:
         except DetentError as error:
             why = error.why if isinstance(error, CorruptLog) else str(error)
             if not (isinstance(error, RunNotFound) or any(fault.run_id == run_id and why in fault.what for fault in faults)):
-                advice = "no run is begun or resumed under this id; restore it from a backup"
+                advice = "this id can be neither started nor resumed; restore the run from a backup"
                 faults.append(Fault(what=f"run {run_id}: {why}", run_id=run_id, advice=advice))
     return Report(
         url=store.url,
@@ -92,42 +92,44 @@ async def examine(runtime: Runtime) -> Report:
 
 
 def _of_run(run_id: str, problem: str, *, relists: bool = False, ok: bool = True) -> Fault:
-    """Return the fault that one problem of a run is."""
+    """Return the fault for one problem of a run."""
     if relists and ok:
         return Fault(what=f"run {run_id}: {problem}", run_id=run_id, mend="relist", advice="--repair writes the entry again from the log")
-    advice = f"it is kept and not resumed: restore it from a backup; `detent export {run_id}` saves what can be read"
+    advice = f"the run is kept and not resumed: restore it from a backup; `detent export {run_id}` saves what can be read"
     return Fault(what=f"run {run_id}: {problem}", run_id=run_id, advice=advice)
 
 
 def planned(faults: Sequence[Fault]) -> list[str]:
-    """Return what mending these faults would do, in the order in which it is done."""
+    """Return the repairs for these faults, in the order in which they happen."""
     steps: list[str] = []
     for fault in _in_order(faults):
         match fault.mend:
             case "rebuild":
                 step = "write a sound copy of the file in its place, and keep the damaged file beside it"
             case "reindex":
-                step = "make all indexes again (REINDEX)"
+                step = "rebuild all indexes (REINDEX)"
             case "relist":
                 step = f"write the listing entry of run {fault.run_id} again from its log"
             case "delete":
-                step = f"remove what is left of {fault.run_id}, of which there is no log"
+                step = f"remove what is left of {fault.run_id}, which has no log"
             case _:
-                step = "collect what nobody needs, as `detent gc` does: artifacts that no record names, signals of erased runs, what dead processes left"
+                step = (
+                    "collect garbage, as `detent gc` does: artifacts that no record names, signals of erased runs, files of dead processes"
+                )
         steps += [] if step in steps else [step]
     return steps
 
 
 def _in_order(faults: Sequence[Fault]) -> list[Fault]:
-    """Return what can be mended, the file before what is in it."""
+    """Return what can be repaired, the file before its contents."""
     order = ("rebuild", "reindex", "relist", "delete", "gc")
     return sorted((fault for fault in faults if fault.mend), key=lambda fault: order.index(fault.mend))
 
 
 async def mend(runtime: Runtime, faults: Sequence[Fault], *, examined_at: float, grace_s: float = GRACE_S) -> Mended:
-    """Do what `planned` said, where it is still so; what somebody is at work on is left, and named.
+    """Do what `planned` listed, if the fault is still there. Skip and name whatever somebody else is using.
 
-    What is left over is removed `grace_s` after it was last changed, or was seen at `examined_at` (seconds since 1970): until then this waits.
+    Leftovers are removed `grace_s` after they were last changed, or were seen at `examined_at` (seconds since 1970). This function waits until then.
     """
     done: list[str] = []
     left: list[str] = []
@@ -153,18 +155,18 @@ async def mend(runtime: Runtime, faults: Sequence[Fault], *, examined_at: float,
             left.append(str(error))
     if collects:
         try:
-            done.append(f"collected what nobody needs: {await collect(runtime.parts)} bytes freed")
+            done.append(f"collected garbage: {await collect(runtime.parts)} bytes freed")
         except DetentError as error:
             left.append(str(error))
     return Mended(done=tuple(done), left=tuple(left))
 
 
 async def _removed(parts: Parts, fault: Fault) -> str:
-    """Remove what is left of a run that is not there, unless it has changed since, or there is one now."""
+    """Remove what is left of a missing run, unless it has changed since, or the run exists now."""
     store: EventStore = parts.store
     async with held(parts, fault.run_id, "repaired"):
         again = await store.examine() if isinstance(store, Examines) else Examined(runs=())
         if fault not in again.faults:
-            raise NotAllowedNow(fault.run_id, f"what is left of {fault.run_id!r} stays: it has changed since it was looked at")
+            raise NotAllowedNow(fault.run_id, f"what is left of {fault.run_id!r} stays: it has changed since it was examined")
         await store.delete(fault.run_id)
     return f"removed what was left of {fault.run_id}"

@@ -17,7 +17,7 @@ from detent.running.receipts import who
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One record about the call. `said` is for people, `data` holds what the record says; `kind` is the event's tag."""
+    """One record about the call. `said` is text for people, `data` holds the record's fields; `kind` is the event's tag."""
 
     sequence: int
     at: datetime
@@ -27,7 +27,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a call happened, or did not. `tool` and `args` are as they counted in the end; `outcome` is "" while there is none.
+    """Why a call happened, or did not. `tool` and `args` are the final ones; `outcome` is "" until there is one.
 
     `policy` is the version of the policy that decided.
     """
@@ -42,7 +42,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(records: Sequence[Record], call_id: str) -> Explanation:
-    """Return the trail of a call; raise `ConfigError` naming the nearest calls where the run has no such call."""
+    """Return the trail of a call. Raise `ConfigError` with the nearest calls if the run has no such call."""
     run_id = records[-1].envelope.run if records else ""
     planned = _planned(records)
     if call_id not in planned:
@@ -69,7 +69,7 @@ def explain(records: Sequence[Record], call_id: str) -> Explanation:
 
 
 def _planned(records: Iterable[Record]) -> dict[str, tuple[Record, ToolCall]]:
-    """Return the call of each id, with the record of its plan; those that were dropped beside a control action too."""
+    """Return each call by its id, with the record of its plan, including calls that were dropped beside a control action."""
     found: dict[str, tuple[Record, ToolCall]] = {}
     for record in records:
         if isinstance(record.event, e.Planned):
@@ -128,14 +128,14 @@ def _said(event: Any) -> str:  # noqa: PLR0911 - one case an event
             return f"attempt {attempt} began, key {event.key}{again}"
         case e.ToolFinished(source=source) if source:
             how = "succeeded" if event.error is None else f"failed: {_fault(event.error)}"
-            said = "answered by the outcome that an ancestor has on record" if source == "recorded" else "answered by a stub"
+            said = "answered with the recorded outcome of an ancestor" if source == "recorded" else "answered by a stub"
             return f"it was not executed: {said}, it {how}"
         case e.ToolFinished(error=None):
             return f"it succeeded in {event.latency_ms:g} ms"
         case e.ToolFinished(error=error):
             return f"it failed: {_fault(error)}"
         case e.ToolInDoubt(why=why):
-            return f"nobody knows whether it happened: {why}"
+            return f"it may or may not have happened (in doubt): {why}"
         case e.ToolReconciled(outcome=outcome, source=source, by=by):
             return f"settled by {by or source}: {outcome.replace('_', ' ')}" + (f" ({_fault(event.error)})" if event.error else "")
         case e.MetaToolAnswered(success=success):

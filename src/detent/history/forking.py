@@ -1,8 +1,8 @@
-"""Branching a run: a new run that goes on from some record of another, with what is to be different.
+"""Branches a run: copies it up to a record, changes something, and continues as a new run.
 
-The new log begins with `Forked` and repeats nothing of what came before (`lineage`). The point must be one at which no effect is open: what a
-call that has begun will come to is not known there, and the fork could only guess. To find that out the parent is not folded: its last
-snapshot says which calls were open there, and only the records after it are looked at; whoever loads the fork checks the whole chain.
+The new log begins with `Forked` and repeats no earlier record (`lineage`). No effect may be open at that record: the outcome of a call that has begun
+is not known there, and the fork could only guess. This check does not fold the parent. The parent's last snapshot names the calls that were open
+there, and only the records after it are read. Whoever loads the fork checks the whole chain.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ EFFECTS: tuple[Effects, ...] = ("dry_run", "reuse", "redo")
 
 _CALLS = (b'{"type":"tool_started"', b'{"type":"tool_finished"', b'{"type":"tool_in_doubt"', b'{"type":"tool_reconciled"')
 _DIGEST = 77
-"""How many bytes of a line come after its body (`codec.seal`)."""
+"""The number of bytes of a line after its body (`codec.seal`)."""
 _TURN = b'","body":{"type":"turn_started"'
 _BOUNDS = (b'{"type":"budget_changed"', b'{"type":"run_reopened"', b'{"type":"forked"')
 
 
 class Open(msgspec.Struct, frozen=True):
-    """A call that was begun, is no mere reading, and has no outcome; `doubt`: nobody knows whether it happened."""
+    """A call with side effects that has begun and has no outcome; `doubt`: it may or may not have happened."""
 
     call: str
     tool: str
@@ -60,7 +60,7 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class There(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be known of a run after some record: whose it is, its agent and bounds by then, that record's digest, the open effects."""
+    """The facts about a run at some record: its owner, its agent and bounds by then, the record's digest, the open effects."""
 
     agent: AgentSpec
     budget: Budget
@@ -89,15 +89,15 @@ async def fork(
     resume: bool = True,
     observers: Sequence[Observer] = (),
 ) -> Result:
-    """Begin a run that goes on from record `at` of another, and take it on unless `resume` is false.
+    """Copy a run up to record `at`, change something, and continue from there unless `resume` is false.
 
-    Without `at`: from the end of a run that is not finished, from before the last turn of one that is. `edits` name what is different:
-    parts of the agent by their names, `goal`, `budget`, `variables`, `results` ({call id: value, or {"error": ...}}) and `replies`
-    ({question id: reply}). `effects` says what becomes of a call that is not read-only: `dry_run` answers it with the outcome that an
-    equal call has on record, else with a stub; `reuse` with that outcome, else it is executed; `redo` executes it. What the parent used
-    is shown (`state.inherited`) and not charged; what it waits for is not inherited. With a host, a policy among the edits only tightens:
-    beside the engine's, or the tiers where it has none, and beside the agent's. Raises `NotAllowedNow` naming the call where an
-    effect is open at `at`, `ConfigError` for a record, an edit or an agent that does not fit, `RunErased`, `RunNotFound`.
+    Without `at`: from the end of an unfinished run, or from before the last turn of a finished one. `edits` are the changes: parts of the agent by
+    their names, `goal`, `budget`, `variables`, `results` ({call id: value, or {"error": ...}}) and `replies` ({question id: reply}). `effects` says
+    what to do with a call that is not read-only: `dry_run` answers it with the recorded outcome of an equal call, else with a stub; `reuse` answers
+    it with that outcome, else executes it; `redo` executes it. The fork shows what the parent used (`state.inherited`) and is not charged for it. It
+    does not inherit what the parent waits for. With a host, a policy among the edits can only tighten: it applies together with the engine's (or the
+    tiers if the engine has none) and the agent's. Raises `NotAllowedNow` naming the call if an effect is open at `at`, `ConfigError` for a record, an
+    edit or an agent that does not fit, `RunErased`, `RunNotFound`.
     """
     admission.checked_run_id(child_id)
     run_id = await runtime.visible(run_id, host)
@@ -111,7 +111,7 @@ async def fork(
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """A fork that is not written yet: its first record, the state that says of it what envelope and listing need, and hidden values."""
+    """A fork before it is written: its first record, the state that envelope and listing are made from, and hidden values."""
 
     forked: Forked
     bare: RunState
@@ -128,10 +128,10 @@ async def _made(
     child_id: str | None,
     host: Host | None,
 ) -> Made:
-    """Return a fork that may be; raise as `fork`."""
+    """Return a fork that is allowed. Raise as `fork` does."""
     parts, store = runtime.parts, runtime.store
     if effects not in EFFECTS:
-        raise ConfigError(f"effects={effects!r}: choose one of {', '.join(EFFECTS)}")
+        raise ConfigError(f"effects={effects!r} is not known: choose one of {', '.join(EFFECTS)}")
     head = await store.head(run_id)
     if head is None:
         raise RunNotFound(run_id, store.url)
@@ -172,7 +172,7 @@ async def _made(
 
 
 async def _begin(runtime: Runtime, advancing: Advancing, *, made: Made, resume: bool) -> RunState:
-    """Write the fork under its claim, and take it on with that where `resume` says so: no worker takes it up in between."""
+    """Write the fork under its claim. With `resume`, continue it under the same claim, so that no worker gets it in between."""
     parts, child_id = runtime.parts, made.bare.run_id
     await _refuse_existing(parts.store, child_id)
     async with parts.tenants.starting(child_id, made.bare.host.tenant) if parts.tenants else contextlib.nullcontext(()) as reserved:
@@ -186,25 +186,27 @@ async def _begin(runtime: Runtime, advancing: Advancing, *, made: Made, resume: 
 
 
 async def _refuse_existing(store: EventStore, child_id: str) -> None:
-    """Raise `NotAllowedNow` where there is a run with the id of the fork."""
+    """Raise `NotAllowedNow` if a run with the id of the fork exists."""
     if await store.head(child_id) is not None:
-        raise NotAllowedNow(child_id, f"there is a run {child_id!r} already; give the fork another id", reason_code="run_exists")
+        raise NotAllowedNow(child_id, f"run {child_id!r} already exists; give the fork another id", reason_code="run_exists")
 
 
 async def _made_durable(store: EventStore, run_id: str, at: int) -> None:
-    """Have the store keep the parent up to record `at` through a power failure, which the fork survives: an append of nothing does that."""
+    """Append nothing to the parent, so that the store keeps it up to record `at` through a power failure, as it keeps the fork."""
     while ((sealed := await store.sealed(run_id)) is None or sealed[0] < at) and (head := await store.head(run_id)) is not None:
         last = [read_record(line) for line in await store.read(run_id, after=head.records - 1, limit=1)]
-        if not last or isinstance(last[0].event, Erased | None):  # durable, and this entry would bring back the words of the goal
+        if not last or isinstance(
+            last[0].event, Erased | None
+        ):  # it is durable already, and this entry would restore the words of the goal
             return
         head = msgspec.structs.replace(head, digest=last[0].digest)
-        with contextlib.suppress(Conflict):  # who advances it was faster
+        with contextlib.suppress(Conflict):  # the process that advances it was faster
             await store.append(run_id, head.records, (), head=head, durable=True)
             return
 
 
 async def _write(advancing: Advancing, made: Made, reserved: Sequence[str]) -> None:
-    """Append the record that makes the fork."""
+    """Append the record that creates the fork."""
     store, child_id = advancing.parts.store, made.bare.run_id
     journal = advancing.journal(made.bare, told=False)
     await _made_durable(store, made.forked.parent, made.forked.sequence)
@@ -218,21 +220,21 @@ async def _write(advancing: Advancing, made: Made, reserved: Sequence[str]) -> N
         raise
 
 
-# Where ------------------------------------------------------------------------------------------------------------------------------------
+# The point ------------------------------------------------------------------------------------------------------------------------------------
 
 
 def _refuse_commands(entries: Sequence[Mapping[str, Any]], agent: AgentSpec) -> None:
-    """Raise `ConfigError` where a tenant would have a program started that the run's agent does not start: nobody approves checks."""
+    """Raise `ConfigError` if a tenant's edit starts a program that the run's agent does not start: nobody approves checks."""
     for entry in entries:
         if "command" in entry and entry not in agent.verify:
             raise ConfigError(f"the edit of 'verify' starts {entry['command']!r}; only the operator may add commands to an agent's checks")
 
 
 async def _boundary(store: EventStore, head: RunHead, at: int | None) -> int:
-    """Return the record that the fork goes on from; raise `ConfigError` for one that is not there."""
+    """Return the record that the fork continues from. Raise `ConfigError` if it does not exist."""
     if at is not None:
         if isinstance(at, bool) or not isinstance(at, int) or not 0 < at <= head.records:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"run {head.run_id!r} has {head.records} records; a fork is at one of 1 to {head.records}, not at {at!r}")
+            raise ConfigError(f"run {head.run_id!r} has {head.records} records; fork it at one of 1 to {head.records}, not at {at!r}")
         return at
     if head.status not in TERMINAL:
         return head.records
@@ -242,13 +244,13 @@ async def _boundary(store: EventStore, head: RunHead, at: int | None) -> int:
 
 
 async def look(store: EventStore, run_id: str, at: int) -> There:
-    """Return what is known of the parent after record `at`, from its snapshot and what follows where that counts."""
+    """Return the facts about the parent at record `at`, from its snapshot and the relevant records after it."""
     since, state = await _snapshot(store, run_id, at)
     start = max(0, since - 1)
     lines = await store.read(run_id, after=start, limit=at - start)
     if len(lines) < at - start:
         raise RunNotFound(run_id, store.url)
-    if state is not None and not ends_with(lines[0], state.digest):  # it is not of this log
+    if state is not None and not ends_with(lines[0], state.digest):  # it belongs to another log
         state, lines = None, await store.read(run_id, limit=at)
     if not body_of(lines[-1]):
         raise RunErased(run_id)
@@ -270,7 +272,7 @@ def _bounds(budget: Budget, lines: Sequence[bytes]) -> Budget:
 
 
 async def _snapshot(store: EventStore, run_id: str, at: int) -> tuple[int, RunState | None]:
-    """Return the run's snapshot, which holds no transcript, if it is not after record `at` and can be read; else (0, None)."""
+    """Return the run's snapshot (it holds no transcript) if it can be read and is not after record `at`; else (0, None)."""
     found = await store.get_snapshot(run_id)
     if found is None or not 0 < found[0] <= at or not found[1].startswith(b'{"v":%d,' % STATE_VERSION):
         return 0, None
@@ -281,9 +283,7 @@ async def _snapshot(store: EventStore, run_id: str, at: int) -> tuple[int, RunSt
 
 
 async def _origin(store: EventStore, run_id: str, first: bytes) -> tuple[RunStarted, AgentSpec, list[bytes]]:
-    """Return how the first ancestor was started, the run's agent (that of its start with the edits of every fork on the way), and the lines
-    that come before the run's own.
-    """
+    """Return how the first ancestor was started, the run's agent (with the edits of every fork since), and the lines before the run's own."""
     above = await segments(store, run_id, [first])
     logs = [*(one.lines[0] for one in above), first]
     started = read_record(logs[0]).event
@@ -297,19 +297,19 @@ async def _origin(store: EventStore, run_id: str, first: bytes) -> tuple[RunStar
 
 
 def refuse_open_effects(run_id: str, at: int, there: There) -> None:
-    """Raise `NotAllowedNow` naming the call, where an effect was begun and had no outcome after record `at`."""
+    """Raise `NotAllowedNow` naming the call, if an effect had begun and had no outcome after record `at`."""
     for one in there.open:
         how = "is in doubt" if one.doubt else "has begun and has no outcome"
         raise NotAllowedNow(
             run_id,
             f"run {run_id!r} cannot be forked at record {at}: call {one.call} ({one.tool}) {how} there. Fork before its ToolStarted or after "
-            f"its outcome (`detent explain {run_id} {one.call}` shows both), or settle it first",
+            f"its outcome (`detent explain {run_id} {one.call}` shows both), or settle the call first",
             reason_code="effect_open",
         )
 
 
 def open_effects(lines: Sequence[bytes], known: Sequence[Open] = ()) -> list[Open]:
-    """Return the effects that are open after these lines, `known` being open before them."""
+    """Return the effects that are open after these lines; `known` were open before them."""
     found = {one.call: one for one in known}
     for line in lines:
         body = body_of(line)
@@ -332,11 +332,11 @@ def open_effects(lines: Sequence[bytes], known: Sequence[Open] = ()) -> list[Ope
     return list(found.values())
 
 
-# What is different ------------------------------------------------------------------------------------------------------------------------
+# The edits ------------------------------------------------------------------------------------------------------------------------
 
 
 async def _known(store: EventStore, run_id: str, at: int, edits: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an edit of a call or question that is not there before the fork."""
+    """Raise `ConfigError` for an edit of a call or question that does not exist before the fork."""
     wanted = {"results": "call", "replies": "question"}
     if not any(edits.get(name) for name in wanted):
         return
@@ -358,14 +358,14 @@ async def _known(store: EventStore, run_id: str, at: int, edits: Mapping[str, An
         for asked in named:
             if asked not in there[name]:
                 near = difflib.get_close_matches(asked, there[name], n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(there[name][-5:]) or 'none'}"
+                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(there[name][-5:]) or 'none'}"
                 raise ConfigError(f"run {run_id!r} has no {what} {asked!r} up to record {at}; {hint}")
 
 
 async def _hidden(
     store: EventStore, run_id: str, edits: dict[str, Any], patterns: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the edits with sensitive values replaced by placeholders, and the blobs that hold these values."""
+    """Return the edits with placeholders for sensitive values, and the blobs that hold these values."""
     if not edits or not patterns:
         return edits, {}
     key = await store.get_blob(run_id, KEY_BLOB)

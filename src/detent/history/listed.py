@@ -1,4 +1,4 @@
-"""What a log says of its run, to be compared with the listing entry: no digest covers that, and by its tenant a run is seen."""
+"""Derives a run's listing entry from its log, for comparison: no digest covers the entry, and its tenant decides who sees the run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from detent.core.records import Envelope, Record, RunHead
 
 
 class Said:
-    """What the records that were heard say of their run; `differs` compares it with a listing entry.
+    """What the records so far say about their run; `differs` compares it with a listing entry.
 
-    `reason` is the one that the entry has for something that its own records do not say, "" where there is none.
+    `reason` is the entry's reason for something that the run's own records do not say, "" if there is none.
     """
 
     first: Envelope
@@ -24,7 +24,7 @@ class Said:
         self._turns, self._cost = 0, 0.0
 
     def hear(self, record: Record) -> None:
-        """Take in the next record, the first one first."""
+        """Take in the next record. Begin with the first."""
         if record.envelope.seq == 1:
             self.first = record.envelope
         self.last = record.envelope
@@ -45,7 +45,7 @@ class Said:
                 pass
 
     def differs(self, head: RunHead) -> str:
-        """Return what a listing entry says that the records do not; "" where they agree."""
+        """Return where a listing entry disagrees with the records; "" if they agree."""
         first, last = self.first, self.last
         there: dict[str, object] = {
             "run_id": first.run,
@@ -63,8 +63,10 @@ class Said:
         for name, value in there.items():
             if getattr(head, name) != value:
                 return f"the listing entry says {name} {getattr(head, name)!s}, and the log says {value!s}"
-        erased = self._words.get("reason") == "erased"  # what erased records were is not known
-        known = head.cost_usd and last.status and not erased  # an earlier Detent wrote none, and a store may write it with the status only
+        erased = self._words.get("reason") == "erased"  # the contents of erased records are unknown
+        known = (
+            head.cost_usd and last.status and not erased
+        )  # an earlier Detent wrote none, and a store may write it together with the status only
         if known and not math.isclose(head.cost_usd, self._cost, rel_tol=1e-9):
             return f"the listing entry says cost_usd {head.cost_usd:g}, and the log says {self._cost:g}"
         if not (0 <= head.iterations <= head.records if erased else head.iterations == self._turns):

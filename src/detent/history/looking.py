@@ -1,4 +1,4 @@
-"""Looking at runs: what a program asks an engine about them. Nothing here records anything, or calls a planner or a tool."""
+"""What a program can read about runs through an engine. Nothing here records anything, or calls a planner or a tool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from detent.running.snapshots import load_run
 
 
 async def load(runtime: Runtime, run_id: str, *, host: Host | None = None) -> LoadedRun:
-    """Return the state of a run, with everything that a `Result` has: see `Outcome`. Raise `RunNotFound`, `RunErased`, `CorruptLog`."""
+    """Return the state of a run, including everything in a `Result` (see `Outcome`). Raise `RunNotFound`, `RunErased`, `CorruptLog`."""
     state = await runtime.standing(run_id, host)
     return loaded(state, runtime.verifiers.made(state.output, state.agent))
 
@@ -42,9 +42,9 @@ async def records(runtime: Runtime, run_id: str, *, host: Host | None = None) ->
 
 
 async def artifact(runtime: Runtime, run_id: str, key: str, *, host: Host | None = None) -> bytes:
-    """Return the bytes of an artifact of a run, by its key: a file that a model made (`Result.artifacts`), or a result that was too large.
+    """Return the bytes of an artifact of a run by its key: a file that a model created (`Result.artifacts`), or a result that was too large.
 
-    Raise `UnknownName` where the run's log names no such artifact, and `CorruptLog` where it is not what was stored.
+    Raise `UnknownName` if the run's log names no such artifact, and `CorruptLog` if the artifact is not what was stored.
     """
     state = await runtime.standing(run_id, host)
     results = (item.artifact for p in state.passes.values() for item in p.results)
@@ -61,7 +61,7 @@ async def list_runs(runtime: Runtime, query: RunQuery | None = None, *, host: Ho
 
 
 async def _of_tenant(runtime: Runtime, query: RunQuery, host: Host | None) -> RunQuery:
-    """Return the query for what the host may see; its page cannot begin after another tenant's run."""
+    """Return the query restricted to what the host may see. Its page cannot begin after another tenant's run."""
     check_is(Host, host=host)
     if host is None:
         return query
@@ -70,9 +70,9 @@ async def _of_tenant(runtime: Runtime, query: RunQuery, host: Host | None) -> Ru
 
 
 async def replay(runtime: Runtime, run_id: str, *, host: Host | None = None) -> Replay:
-    """Re-execute a run's log with the code and tools at hand: identical, or the first divergence. No planner and no tool is called.
+    """Replay a run's log with the installed code and tools: identical, or the first divergence. No planner and no tool is called.
 
-    No MCP server is started: what they declared is in the log.
+    No MCP server is started: the log has their declarations.
     """
     return await replaying.replay(await records(runtime, run_id, host=host), runtime.parts)
 
@@ -80,7 +80,7 @@ async def replay(runtime: Runtime, run_id: str, *, host: Host | None = None) -> 
 async def plans(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[tuple[View, Answer]]:
     """Return each view that the run's planner had, in order, with the plan (or the `MalformedPlan`) that it answered.
 
-    As a re-execution of its log gives them; raises `Divergence` where this code does not come to the same.
+    They come from a replay of the log. Raises `Divergence` if this code does not reproduce the log.
     """
     return await replaying.plans_of(await records(runtime, run_id, host=host), runtime.parts)
 
@@ -99,10 +99,9 @@ async def backtest(
     only: Callable[[str], bool] = lambda run_id: True,
     host: Host | None = None,
 ) -> Backtest:
-    """Ask a candidate policy (or policy file; None: this engine's policy) and budget about every recorded decision; nothing is executed.
+    """Apply a candidate policy (or policy file; None: this engine's policy) and budget to every recorded decision. Nothing is executed.
 
-    It is combined with each run's own agent's policy, as an engine with that policy would. `query` and `only` (of an id) say which
-    runs.
+    The candidate is combined with the policy of each run's agent, as in an engine with that policy. `query` and `only` (an id) select the runs.
     """
     await runtime.open()
     candidate = policy_at(policy)
@@ -119,13 +118,13 @@ async def backtest(
 
 
 async def diff(runtime: Runtime, a: str, b: str, *, host: Host | None = None) -> Diff:
-    """Return what differs between two runs, side by side by pass and iteration; nothing for runs that did the same."""
+    """Return the differences between two runs, by pass and iteration; none if they did the same."""
     one, other = [(await _history(runtime, run_id, host), await runtime.standing(run_id, host)) for run_id in (a, b)]
     return comparing.diff(one[0], other[0], one[1], other[1])
 
 
 async def bisect(runtime: Runtime, a: str, b: str, *, host: Host | None = None) -> Parting | None:
-    """Return the first step from which two runs part; None where they do the same all the way."""
+    """Return the first step at which two runs part; None if they do the same throughout."""
     return comparing.bisect(await _history(runtime, a, host), await _history(runtime, b, host))
 
 
@@ -138,7 +137,7 @@ async def _history(runtime: Runtime, run_id: str, host: Host | None) -> list[Rec
 
 
 async def check_upgrade(runtime: Runtime, run_id: str | None = None, *, host: Host | None = None) -> Upgrade:
-    """Fold and re-execute every run that is not finished (or this one) with the code at hand, and say which would not go on.
+    """Fold and replay every unfinished run (or this one) with the installed code, and report which ones could not continue.
 
     Nothing is recorded, and no planner or tool is called.
     """
@@ -148,7 +147,7 @@ async def check_upgrade(runtime: Runtime, run_id: str | None = None, *, host: Ho
     wanted = [run_id] if run_id is not None else await upgrading.open_runs(runtime.store, tenant=host.tenant if host else None)
     found: list[Upgraded] = []
     for name in wanted:
-        with contextlib.suppress(DetentError):  # what cannot be read or reached is said by the check
+        with contextlib.suppress(DetentError):  # the check reports what cannot be read or reached
             await _prepare(runtime, name)
         found.append(await upgrading.check_run(runtime.parts, name))
     return Upgrade(runs=tuple(found))

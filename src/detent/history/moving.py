@@ -1,15 +1,15 @@
-"""Moving runs: from store to store, into archives and back, byte for byte.
+"""Moves runs from store to store, into archives and back, byte for byte.
 
-What is moved is a run's lines as they are stored, with its artifacts, its waiting signals and its listing entry; a fork takes along what it
-refers to in its ancestors, and before a run is removed its forks here are given what they refer to in it. The digest chain is checked
-before and after, and the lines that arrived are compared with those that left. Nothing is overwritten: a target that holds another log under
-that id is refused, one that holds the beginning of this log is continued, so that what was interrupted is simply done again.
+A run moves as its stored lines, with its artifacts, its waiting signals and its listing entry. A fork takes along what it refers to in its ancestors.
+Before a run is removed, its forks in this store get what they refer to in it. The digest chain is checked before and after, and the lines that
+arrived are compared with those that left. Nothing is overwritten: a target that holds another log under that id is refused, and a target that holds
+the beginning of this log is continued. So an interrupted move is simply repeated.
 
-A run that is not finished can be advanced wherever it is, and two of it would each have their effects: it is moved, not copied.
+An unfinished run can be advanced wherever it is, and two copies would each have their effects. So it is moved, not copied.
 
-An archive is one gzip file of JSON lines: first a manifest, then the record lines, then a line for each artifact in base64. It is its owner's
-alone (mode 0600), and what was hidden from the log is left out of it: the values, and the key of their placeholders. What is read of one is
-bounded, whatever its manifest says.
+An archive is one gzip file of JSON lines: a manifest, then the record lines, then a line for each artifact in base64. Only its owner can read it
+(mode 0600). It leaves out what was hidden from the log: the values, and the key of their placeholders. Reading an archive is bounded, whatever its
+manifest says.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from detent.running.hiding import KEY_BLOB
 ARCHIVE_VERSION = 1
 SUFFIX = ".jsonl.gz"
 OF_ONE_RUN = (NotAllowedNow, RunBusy, RunNotFound, CorruptLog, NewerVersion)
-"""Why one run cannot be moved while others can."""
+"""Errors that keep one run from being moved while others still can be."""
 
 MOST_BYTES = 1 << 30
-"""Bytes that an archive may have when it is unpacked, unless whoever reads it says how many."""
+"""The most bytes that an archive may unpack to, unless the reader gives another number."""
 MOST_TIMES, UNSUSPECTED = 200, 1 << 26
-"""So many times the bytes of the file may come out of it; up to so many bytes may in any case."""
+"""The most times its own size that a file may unpack to, and a number of bytes that is always allowed."""
 _PIECE = 1 << 20
 
 replace = msgspec.structs.replace
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one run: `records` and `blobs` that are there now, of which `added` records are new; `digest` ends the log.
+    """The outcome for one run: it now has `records` and `blobs` there, of which `added` records are new. `digest` ends the log.
 
-    `missing`: how many of the hidden values that its records have placeholders for are not there.
+    `missing`: the number of hidden values that the records have placeholders for and that are not there.
     """
 
     run_id: str
@@ -72,7 +72,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run in memory: what it is made of wherever it is kept. `consumed` are the ids of signals that its log took up."""
+    """A whole run in memory, with all its parts. `consumed` has the ids of signals that its log has picked up."""
 
     head: RunHead
     lines: tuple[bytes, ...]
@@ -103,7 +103,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked(run_id: str, lines: Sequence[bytes], said: Said | None = None) -> tuple[str, tuple[str, ...]]:
-    """Check every digest; return the last, and the ids of the signals that the log took up; `said` hears the records. Raise `CorruptLog`, `NewerVersion`."""
+    """Check every digest. Return the last one and the ids of the signals that the log picked up. `said` gets the records. Raise `CorruptLog`,
+    `NewerVersion`.
+    """
     digest, consumed = "", list[str]()
     for record in read_log(run_id, lines):
         digest = record.digest
@@ -116,7 +118,7 @@ def checked(run_id: str, lines: Sequence[bytes], said: Said | None = None) -> tu
 
 
 async def take(store: EventStore, run_id: str) -> Held:
-    """Return the run as it is in a store, checked, a fork with what it has of its ancestors; raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
+    """Return the run of a store, checked; a fork comes with the parts it uses of its ancestors. Raise `RunNotFound`, `CorruptLog`, `NewerVersion`."""
     head, lines = await store.head(run_id), await read_whole(store, run_id)
     if head is None or not lines:
         raise RunNotFound(run_id, store.url)
@@ -134,9 +136,9 @@ async def take(store: EventStore, run_id: str) -> Held:
 
 
 async def put(store: EventStore, held: Held, *, claim: int) -> Moved:
-    """Write a run into a store, where it is claimed, or what of it is missing there, and check what has arrived.
+    """Write a claimed run, or its missing parts, into a store, and check what has arrived.
 
-    Raise `NotAllowedNow` when the store holds another log under this id; nothing was changed then.
+    Raise `NotAllowedNow` if the store holds another log under this id; nothing was changed then.
     """
     run_id = held.run_id
     there = await store.read(run_id)
@@ -145,12 +147,12 @@ async def put(store: EventStore, held: Held, *, claim: int) -> Moved:
         at = next(i for i, (a, b) in enumerate(zip(there, held.lines, strict=False), 1) if a != b)
         raise NotAllowedNow(
             run_id,
-            f"{store.url} holds another run under the id {run_id!r}: they part at record {at}. Nothing was changed there; "
-            "delete that run first, or leave this one where it is",
+            f"{store.url} holds another run under the id {run_id!r}: they differ from record {at}. Nothing was changed there; "
+            "delete that run first, or leave this one in its store",
             reason_code="another_log",
         )
     blobs = await _put_blobs(store, held)
-    if len(there) < len(held.lines):  # in one append: half a log must never be something that can be resumed
+    if len(there) < len(held.lines):  # in one append: nobody must be able to resume half a log
         missing = held.lines[len(there) :]
         head = replace(held.head, digest=held.digest)
         await store.append(run_id, len(there), missing, head=head, durable=True, consumed=held.consumed, claim=claim)
@@ -160,7 +162,7 @@ async def put(store: EventStore, held: Held, *, claim: int) -> Moved:
             await store.post(run_id, signal)
     arrived = await store.read(run_id)
     if tuple(arrived[: len(held.lines)]) != held.lines:
-        raise CorruptLog(run_id, len(arrived), f"{store.url} does not give back what was written to it")
+        raise CorruptLog(run_id, len(arrived), f"{store.url} does not return what was written to it; check the store (`detent doctor`)")
     digest, _ = checked(run_id, arrived)
     await refuse_damaged(store, run_id, arrived)
     missing = await _missing(store, run_id, arrived)
@@ -169,7 +171,7 @@ async def put(store: EventStore, held: Held, *, claim: int) -> Moved:
 
 
 async def _missing(store: EventStore, run_id: str, lines: Sequence[bytes]) -> int:
-    """Return how many hidden values that the records name are neither with the run nor with one that it goes on from."""
+    """Return how many of the hidden values that the records name are neither with the run nor with an ancestor."""
     named = hidden_in(lines)
     if not named:
         return 0
@@ -181,11 +183,11 @@ async def _missing(store: EventStore, run_id: str, lines: Sequence[bytes]) -> in
 
 
 async def _put_blobs(store: EventStore, held: Held) -> int:
-    """Write what is missing, before the records that name it; return how many there are."""
+    """Write what is missing, before the records that name it. Return how many of them there are."""
     for key, data in held.blobs.items():
         try:
             there = await store.get_blob(held.run_id, key)
-        except CorruptLog:  # it is mended
+        except CorruptLog:  # it is repaired
             there = None
         if there != data:
             await store.put_blob(held.run_id, key, data)
@@ -194,7 +196,7 @@ async def _put_blobs(store: EventStore, held: Held) -> int:
 
 @contextlib.asynccontextmanager
 async def _claimed(run_id: str, *stores: EventStore) -> AsyncGenerator[int]:
-    """Hold the run in each store; raise `RunBusy` while somebody advances it. Gives the number of the last claim."""
+    """Hold the run in each store. Raise `RunBusy` while somebody advances it. Yields the number of the last claim."""
     claim = 0
     async with contextlib.AsyncExitStack() as stack:
         for store in stores:
@@ -207,9 +209,9 @@ async def _claimed(run_id: str, *stores: EventStore) -> AsyncGenerator[int]:
 
 
 async def copy(source: EventStore, target: EventStore, run_id: str, *, move: bool = False) -> Moved:
-    """Copy a run into another store; with `move`, remove it from the first once the other has been checked.
+    """Copy a run into another store. With `move`, remove it from the first once the other has been checked.
 
-    Raise `NotAllowedNow` for an unfinished run that is not moved, `RunBusy` while somebody advances it, `RunNotFound`, `CorruptLog`.
+    Raise `NotAllowedNow` for an unfinished run without `move`, `RunBusy` while somebody advances it, `RunNotFound`, `CorruptLog`.
     """
     if source is target or (source.url == target.url and source.url != "ram:"):
         raise ConfigError(f"{source.url} cannot be copied to itself; give another store")
@@ -218,7 +220,7 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
         if not move and held.head.status not in TERMINAL:
             raise NotAllowedNow(
                 run_id,
-                f"run {run_id!r} is {held.head.status}: a copy of it could be advanced beside it, and both would have their effects. "
+                f"run {run_id!r} is {held.head.status}: a copy could be advanced too, and both would have their effects. "
                 "Move it (`detent copy --move`), or finish or cancel it first",
                 reason_code="not_finished",
             )
@@ -233,15 +235,15 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
 
 
 def archive_path(directory: Path, run_id: str) -> Path:
-    """Return the file that a run is archived in."""
+    """Return the file for the archive of a run."""
     return directory / f"{quote(run_id, safe='')}{SUFFIX}"
 
 
 async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
-    """Write a finished run into an archive in `directory`, check the file, and remove the run from the store, its hidden values with it.
+    """Write a finished run into an archive in `directory`, check the file, and remove the run and its hidden values from the store.
 
-    An archive that is there is kept when it holds this log, and replaced when it holds the beginning of it. Raise `NotAllowedNow` for a run
-    that is not finished, or when the archive holds another log; `RunBusy`, `RunNotFound`, `CorruptLog`.
+    An existing archive is kept if it holds this log, and replaced if it holds the beginning of this log. Raise `NotAllowedNow` for an unfinished run,
+    or if the archive holds another log; `RunBusy`, `RunNotFound`, `CorruptLog`.
     """
     async with _claimed(run_id, store):
         held = await take(store, run_id)
@@ -255,7 +257,7 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
         open_part = without_hidden(held)
         write_archive(path, open_part)
         if read_archive(path, most_bytes=None) != open_part:
-            raise CorruptLog(run_id, 0, f"{str(path)!r} does not give back what was written to it; the run was not removed")
+            raise CorruptLog(run_id, 0, f"{str(path)!r} does not return what was written to it; the run was not removed")
         await lineage.remove(store, run_id)
     return Moved(
         run_id=run_id,
@@ -271,7 +273,7 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
 
 
 def without_hidden(held: Held) -> Held:
-    """Return what of a run an archive may hold: nothing that was hidden from its log, and not the key of the placeholders."""
+    """Return the parts of a run that an archive may hold: no hidden values, and not the key of the placeholders."""
     return replace(held, blobs={key: data for key, data in held.blobs.items() if key != KEY_BLOB and not key.startswith(lineage.SECRET)})
 
 
@@ -286,9 +288,9 @@ def _check_beginning(path: Path, held: Held) -> None:
 async def archive_before(
     store: EventStore, directory: Path, before: datetime, *, tenant: str | None = None
 ) -> AsyncGenerator[Moved | DetentError]:
-    """Archive every finished run that was last changed before a time, oldest first; yield what became of each.
+    """Archive every finished run that was last changed before a time, oldest first; yield the outcome of each.
 
-    A run that cannot be archived (it may not be removed, somebody holds it, it is damaged) is left, and the reason is yielded.
+    A run that cannot be archived (it may not be removed, somebody holds it, it is damaged) stays in the store, and the reason is yielded.
     """
     for head in reversed(await finished_before(store, before, tenant=tenant)):
         try:
@@ -304,9 +306,9 @@ async def finished_before(store: EventStore, before: datetime, *, tenant: str | 
 
 
 def write_archive(path: Path, held: Held) -> None:
-    """Write an archive whole or not at all, durably; raise `ConfigError` when the file cannot be written."""
+    """Write an archive completely or not at all, durably. Raise `ConfigError` if the file cannot be written."""
     if any(b"\n" in line for line in held.lines):
-        raise CorruptLog(held.run_id, 0, "a record is more than one line, which an archive cannot hold")
+        raise CorruptLog(held.run_id, 0, "a record has more than one line, which an archive cannot hold")
     manifest = Manifest(
         detent_archive=ARCHIVE_VERSION,
         head=held.head,
@@ -324,21 +326,21 @@ def write_archive(path: Path, held: Held) -> None:
                 out.write(line + b"\n")
     except OSError as error:
         raise ConfigError(
-            f"{str(path)!r} cannot be written ({error.strerror}); give a directory with room that you may write to"
+            f"{str(path)!r} cannot be written ({error.strerror}); give a directory that you may write to, with enough space"
         ) from error
 
 
 def read_archive(path: Path, *, most_bytes: int | None = 0) -> Held:
-    """Return the run in an archive, checked; raise `ConfigError` for what is no archive, `CorruptLog`, `NewerVersion`.
+    """Return the run in an archive, checked. Raise `ConfigError` for a file that is not an archive, `CorruptLog`, `NewerVersion`.
 
-    `most_bytes`: how many may come out of it, None for any number; without it `MOST_BYTES`, and `MOST_TIMES` as many as the file has.
+    `most_bytes`: how many bytes it may unpack to, None for any number. Default: `MOST_BYTES`, and `MOST_TIMES` the size of the file.
     """
     try:
         lines = _unpacked(path, most_bytes)
     except FileNotFoundError:
         raise ConfigError(f"there is no archive {str(path)!r}") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{str(path)!r} is no archive, or damaged ({error})") from error
+        raise ConfigError(f"{str(path)!r} is not an archive, or is damaged ({error})") from error
     manifest = _manifest(path, lines[0])
     records = tuple(lines[1 : manifest.records + 1])
     if (
@@ -357,25 +359,25 @@ def read_archive(path: Path, *, most_bytes: int | None = 0) -> Held:
 
 
 def head_in(path: Path) -> RunHead:
-    """Return the listing entry of the run in an archive, of which nothing else is read or checked; raise `ConfigError`, `NewerVersion`."""
+    """Return the listing entry in an archive. Nothing else is read or checked. Raise `ConfigError`, `NewerVersion`."""
     try:
         with _file(path) as raw, gzip.GzipFile(fileobj=raw) as packed:
             return _manifest(path, packed.readline(_PIECE)).head
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{str(path)!r} is no archive, or damaged ({error})") from error
+        raise ConfigError(f"{str(path)!r} is not an archive, or is damaged ({error})") from error
 
 
 def _file(path: Path) -> BinaryIO:
-    """Open an archive; raise `ConfigError` for what is no regular file, such as a pipe, which is not waited for."""
+    """Open an archive. Raise `ConfigError` for anything but a regular file; a pipe is not waited for."""
     raw = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115 - has an opener
     if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
         raw.close()
-        raise ConfigError(f"{str(path)!r} is no regular file, so no archive was read from it; name the file that `detent export` wrote")
+        raise ConfigError(f"{str(path)!r} is not a regular file, so it was not read; name the file that `detent export` wrote")
     return raw
 
 
 def _unpacked(path: Path, most_bytes: int | None) -> list[bytes]:
-    """Return the lines in an archive, the rest behind the last newline too; never more than may come out of it is kept."""
+    """Return the lines in an archive, including an unfinished last one. Memory never holds more than the archive may unpack to."""
     lines, parts, total = list[bytes](), list[bytes](), 0
     with _file(path) as raw, gzip.GzipFile(fileobj=raw) as packed:
         while piece := packed.readline(_PIECE):
@@ -383,8 +385,8 @@ def _unpacked(path: Path, most_bytes: int | None) -> list[bytes]:
             most = min(MOST_BYTES, max(UNSUSPECTED, MOST_TIMES * raw.tell())) if most_bytes == 0 else most_bytes
             if most is not None and total > most:
                 raise ConfigError(
-                    f"{str(path)!r} was not read to its end: more than {most:,} bytes come out of {path.stat().st_size:,}, as of a file that is "
-                    "made to fill memory. Nothing was imported. If you know that it is an archive of this size, say `--max-bytes N`"
+                    f"{str(path)!r} was not read to its end: {path.stat().st_size:,} bytes unpack to more than {most:,}, as in a file that is "
+                    "made to fill memory. Nothing was imported. If you know that the archive is this large, pass `--max-bytes N`"
                 )
             parts.append(piece)
             if piece.endswith(b"\n"):
@@ -397,7 +399,7 @@ def _manifest(path: Path, line: bytes) -> Manifest:
     try:
         version: Any = msgspec.json.decode(line)["detent_archive"]
         if version < 1:
-            raise TypeError(f"there is no archive version {version}")
+            raise TypeError(f"archive version {version} does not exist")
         if version > ARCHIVE_VERSION:
             raise NewerVersion(
                 f"{str(path)!r} was written by a newer Detent (archive version {version}, this one reads up to {ARCHIVE_VERSION}); "
@@ -405,7 +407,7 @@ def _manifest(path: Path, line: bytes) -> Manifest:
             )
         return msgspec.json.decode(line, type=Manifest)
     except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is no archive of a run: its first line is no manifest ({error})") from error
+        raise ConfigError(f"{str(path)!r} is not an archive of a run: its first line is not a manifest ({error})") from error
 
 
 def _blobs(path: Path, manifest: Manifest, lines: Iterable[bytes]) -> dict[str, bytes]:
@@ -422,16 +424,16 @@ def _blobs(path: Path, manifest: Manifest, lines: Iterable[bytes]) -> dict[str, 
 
 
 async def bring_back(store: EventStore, path: Path, *, most_bytes: int | None = 0) -> Moved:
-    """Write the run in an archive into a store; raise `RunBusy`, and what `read_archive` raises, to which `most_bytes` is given.
+    """Write the run in an archive into a store. Raise `RunBusy`, and what `read_archive` raises, which gets `most_bytes`.
 
-    Raise `NotAllowedNow` when another log is there, or the run is not finished: it may still go on where the file was made of it.
+    Raise `NotAllowedNow` if another log is there, or if the run is not finished: it may still continue where the file was made.
     """
     held = read_archive(path, most_bytes=most_bytes)
     if held.head.status not in TERMINAL:
         raise NotAllowedNow(
             held.run_id,
-            f"{str(path)!r} holds run {held.run_id!r}, which is {held.head.status}: an archive is of a finished run, and two of this one "
-            "would each have their effects. Nothing was imported; move it from its store (`detent copy --move`)",
+            f"{str(path)!r} holds run {held.run_id!r}, which is {held.head.status}: only a finished run can be imported, "
+            "because two copies of this one would each have their effects. Nothing was imported; move it from its store (`detent copy --move`)",
             reason_code="not_finished",
         )
     async with _claimed(held.run_id, store) as claim:
@@ -439,7 +441,7 @@ async def bring_back(store: EventStore, path: Path, *, most_bytes: int | None = 
 
 
 def archives_in(place: Path) -> list[Path]:
-    """Return the archives that a path names: itself, or all in a directory; raise `ConfigError` when there are none."""
+    """Return the archives that a path names: the file itself, or all in a directory. Raise `ConfigError` if there are none."""
     found = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
     if not found:
         raise ConfigError(f"there is no archive (*{SUFFIX}) in {str(place)!r}")

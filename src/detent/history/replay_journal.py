@@ -1,9 +1,9 @@
-"""Re-execution against a log: the same kernel code runs, planner and tools answer from the log, and every record must come out equal.
+"""Replay against a log: the same kernel code runs, planner and tools answer from the log, and every record must come out equal.
 
-Theory of operation. The log holds two kinds of records: inputs (`events.INPUTS`: signals, resumptions, reconciliations), which are taken as
-they are, and everything else, which the kernel must produce again. `ReplayJournal.record` compares what the kernel produces with the
-next record; measurements (fields ending in `_ms`) are taken from the log. Where a worker died, the log goes on with `RunResumed` in the
-middle of something: the re-execution is unwound there and starts again from the fold, as the resuming worker did.
+Theory of operation. The log holds two kinds of records. Inputs (`events.INPUTS`: signals, resumptions, reconciliations) are taken as they are. The
+kernel must produce everything else again. `ReplayJournal.record` compares what the kernel produces with the next record; measurements (fields ending
+in `_ms`) are taken from the log. If a worker died in the middle of something, the log continues there with `RunResumed`. The replay unwinds at that
+record and starts again from the fold, as the resuming worker did.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from detent.history.interruptions import GATEWAY, Interruptions
 
 
 class LogEnded(BaseException):
-    """The log has no further record: the live run stopped here, and so does its re-execution."""
+    """The log has no further record: the live run stopped here, and so does the replay."""
 
 
 class Unwind(BaseException):
@@ -29,10 +29,10 @@ class Unwind(BaseException):
 
 
 class ReplayJournal(Interruptions):
-    """Stands where the journal stands; `cursor` counts the records that were gone through."""
+    """Replaces the journal during a replay; `cursor` counts the records read so far."""
 
     def __init__(self, records: Sequence[Record], base: RunState | None = None) -> None:
-        """`base` is what the records of a fork are folded onto."""
+        """Set up the replay; the records of a fork are folded onto `base`."""
         super().__init__(records, base or RunState(run_id=records[0].envelope.run))
         self.accept()
 
@@ -59,7 +59,7 @@ class ReplayJournal(Interruptions):
         self.accept()
 
     def expect(self) -> e.AnyEvent:
-        """Return the next event that the kernel must produce; unwind where the live worker stopped."""
+        """Return the next event that the kernel must produce. Unwind where the live worker stopped."""
         while isinstance(self.next, GATEWAY) or getattr(self.next, "phase", 0) == e.ASIDE or self.taken_beside() or is_late(self.next):
             self.accept()
         expected = self.next
@@ -70,26 +70,26 @@ class ReplayJournal(Interruptions):
         return expected
 
     def consume(self, signal_id: str) -> None:
-        """Nothing to do: the inbox is not touched."""
+        """Do nothing: a replay does not touch the inbox."""
 
     async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
-        """Everything is on the log already; other passes go on here, as they did, but not before a pass that was about to ask its planner."""
+        """Let other passes continue as they did, but not before a pass that was about to call its planner. Everything is in the log already."""
         if not self.asks():
             await self.until()
 
     async def late_outcome(self, event: e.ToolFinished | e.ToolInDoubt) -> None:
-        """Nothing to do: a late outcome is an input."""
+        """Do nothing: a late outcome is an input."""
 
 
 def is_late(event: e.AnyEvent | None) -> bool:
-    """Whether a worker that had lost the run, or stopped, recorded this: it is wherever that one came by, and the next one begins behind it."""
+    """Whether a worker recorded this that had lost the run or stopped: it is at that worker's position, and the next worker begins after it."""
     return isinstance(event, e.ToolReconciled) and (event.source == "late_worker" or (event.source == "retry" and bool(event.via)))
 
 
 def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:
-    """Return `actual` with the measurements of `expected`; whether a pass marks where it stood depends on the version that began it.
+    """Return `actual` with the measurements of `expected`. Whether a pass marks its position depends on the version that began it.
 
-    Which traceback an error has is what the live run kept.
+    An error keeps the traceback of the live run.
     """
     if type(actual) is not type(expected):
         return actual

@@ -1,9 +1,9 @@
-"""The tools of a run while its log is re-executed: as they were declared at each opening, whatever the engine has now.
+"""The tools of a run during a replay: as they were declared at each opening, whatever the engine has now.
 
-Nothing is executed, so of a tool only its declaration and the check of its arguments count. What attempts record of a declaration is taken from
-there. Arguments are checked by the tool at hand where it is declared as it was (the digest in the log says so). One that has another
-declaration now cannot say what was wrong with a call then: what was found of its calls is taken from the log, and they are named
-(`taken`). So is whether a tool asked for approval: that depends on more than its arguments, such as which paths are protected.
+Nothing is executed, so a tool needs only its declaration and the check of its arguments. What attempts record of a declaration comes from the log.
+The installed tool checks arguments if its declaration is the same as then (by the digest in the log). If its declaration has changed, it cannot say
+what was wrong with a call then: the findings are taken from the log, and the tools are named (`taken`). Whether a tool asked for approval is taken
+from the log too, because that depends on more than its arguments, such as which paths are protected.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from detent.ports.governance import ASKED_BY_TOOL
 from detent.running.healing import heal
 
 ATTEMPTS = 1_000_000
-"""How often a replayed call may be tried: the log says when it was not tried again."""
+"""How often a replayed call may be tried: the log has the point at which it was not tried again."""
 IN_CHECKS = (("sanitised",), ("parsed from text",))
-"""What a record of healed arguments says of them where their check, and no healing, has changed them."""
+"""The repair that a record of changed arguments names if the check changed them and healing did not."""
 
 
 class RecordedTools:
-    """The tools of an engine, as a log has them; those of MCP servers stand there whole, and no server is asked."""
+    """The tools of an engine as a log has them. The log has complete declarations of MCP tools, and no server is asked."""
 
     def __init__(
         self, tools: Toolbox, digest: Callable[[ToolSpec], str], above: Iterable[e.AnyEvent | None], at: Interruptions | None = None
     ) -> None:
-        """`above` are the events of a fork's ancestors, `at` what has been gone through of the log, where tools are to be as they were."""
+        """Set up the tools; `above` are the events of a fork's ancestors, `at` is how far the log was read: tools are as they were there."""
         self._tools, self._digest, self._at = tools, digest, at
         self._declared: dict[str, Any] = {}
         self._made: dict[str, Tool] = {}
@@ -45,7 +45,7 @@ class RecordedTools:
         self.take_up(above)
 
     def take_up(self, events: Iterable[e.AnyEvent | None]) -> None:
-        """Declare the tools as these events say, the later before the earlier; what comes next is an opening of its own."""
+        """Declare the tools as these events do, the later before the earlier. What follows is a separate opening."""
         self._held = {}
         for event in events:
             for name, said in event.declared.items() if isinstance(event, (e.RunStarted, e.RunResumed)) else ():
@@ -64,7 +64,7 @@ class RecordedTools:
         return list(dict.fromkeys([*self._tools.names(), *self._made]))
 
     def heal(self, call: CallState, context: KernelContext) -> e.CallHealed | None:
-        """Heal a call by the declarations of now, and one of a tool that had another one as the log says that it was healed."""
+        """Heal a call by the present declarations. If its tool had another declaration then, heal it as the log says."""
         others = [name for name, tool in self._held.items() if isinstance(tool, HeldTool) and tool.taken is not None]
         event = following(self._at) if others and self._at is not None else None
         if isinstance(event, e.CallHealed) and event.call == call.call_id and event.tool in others and event.repairs not in IN_CHECKS:
@@ -81,7 +81,7 @@ class RecordedTools:
 
 
 def declared_at(at: Interruptions, name: str) -> dict[str, Any]:
-    """Return what attempts of this tool record of its declaration, until the run is opened again; of calls without a record of an attempt, too."""
+    """Return the recorded declaration of this tool until the run is opened again, also for calls without a record of an attempt."""
     calls: set[str] = set()
     for index in range(at.cursor, len(at.records)):
         match at.records[index].event:
@@ -94,7 +94,7 @@ def declared_at(at: Interruptions, name: str) -> dict[str, Any]:
             case e.ToolStarted(tool=tool) as event if tool == name:
                 fields = ("side_effect", "idempotent", "volatile", "ends_turn", "cost_usd", "trust")
                 return {field: getattr(event, field) for field in fields}
-            case e.ToolFinished(call=call, digest=digest, trust=trust) if digest and call in calls:  # it began without a record of its own
+            case e.ToolFinished(call=call, digest=digest, trust=trust) if digest and call in calls:  # it began without its own record
                 return {"volatile": False, "ends_turn": False, "cost_usd": None, "trust": trust}
             case _:
                 pass
@@ -102,13 +102,13 @@ def declared_at(at: Interruptions, name: str) -> dict[str, Any]:
 
 
 class HeldTool:
-    """A tool as it was declared; with `taken`, what was found of a call's arguments is in the log, too."""
+    """A tool as it was declared; with `taken`, the findings about a call's arguments come from the log too."""
 
     def __init__(self, tool: Tool, spec: ToolSpec, at: Interruptions, taken: dict[str, None] | None) -> None:
         self._tool, self.spec, self._at, self.taken = tool, spec, at, taken
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the check left them then; raise `InvalidArguments` as it did."""
+        """Return the arguments as the check left them then. Raise `InvalidArguments` as it did."""
         if self.taken is None:
             return self._tool.check(args if ours(self._tool) else copied(args))
         event = following(self._at)
@@ -123,21 +123,21 @@ class HeldTool:
                 return args
 
     def asks(self, args: dict[str, Any]) -> str:
-        """Return why the tool wanted the call that is decided next to be approved, "" where it did not."""
+        """Return why the tool wanted approval for the call that is decided next, "" if it did not."""
         event = following(self._at)
         asked = isinstance(event, e.PolicyDecided) and ASKED_BY_TOOL in f"{event.rule} {event.reason}"
         return event.reason or ASKED_BY_TOOL if isinstance(event, e.PolicyDecided) and asked else ""
 
     async def run(self, args: dict[str, Any], context: ToolContext) -> ToolOutcome:
-        """Never asked: outcomes are in the log."""
+        """Never called: outcomes are in the log."""
         return await self._tool.run(args, context)
 
     async def settle(self, context: ToolContext) -> ToolOutcome | None:
-        """Never asked: what was settled is in the log."""
+        """Never called: settlements are in the log."""
         return await self._tool.settle(context)
 
 
 def following(at: Interruptions) -> e.AnyEvent | None:
-    """Return the next event that the kernel makes, None at the end."""
+    """Return the kernel's next event, None at the end."""
     later = (at.records[index].event for index in range(at.cursor, len(at.records)))
     return next((event for event in later if not isinstance(event, GATEWAY) and getattr(event, "phase", 0) != e.ASIDE), None)

@@ -1,4 +1,4 @@
-"""What stands where the world stands while a log is re-executed: every answer of planner, tools and people is taken from the log."""
+"""The world during a replay: every answer of planner, tools and people is taken from the log."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from detent.secrecy.redact import PLACEHOLDER
 
 
 class ReplayWorld:
-    """A world that holds nothing but the log."""
+    """A world that contains nothing but the log."""
 
     scheduled: bool = False
     quiet: bool = False
 
     def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes]] | None = None) -> None:
-        """`blob` reads an artifact of the run: strategies work with whole results."""
+        """Set up the world; `blob` reads an artifact of the run, because strategies work with whole results."""
         self._journal, self._blob = journal, blob
 
     @property
     def cancelled(self) -> Cancellation:
-        """Set where the log goes on with a cancellation, or has one, which a pass beside this one may have put on record."""
+        """Set if the log continues with a cancellation, or has one that a pass beside this one may have recorded."""
         flag = Cancellation()
         if self._journal.cancelled():
             flag.set("cancelled")
@@ -45,35 +45,35 @@ class ReplayWorld:
 
     @property
     def stays(self) -> bool:
-        """Whether the log goes on with that wait."""
+        """Whether the log continues with that wait."""
         return isinstance(self._journal.next, e.RunWaiting)
 
     def proceed(self) -> None:
-        """Nothing suspends a re-execution."""
+        """Do nothing: nothing suspends a replay."""
 
     def misplaced(self, call_id: str, tool: Tool, args: dict[str, Any]) -> str:
-        """Refuse where the log has that as the next of the call."""
+        """Refuse the call if the log has a refusal as its next event."""
         later = (record.event for record in self._journal.records[self._journal.cursor :])
         found = next((event for event in later if getattr(event, "call", "") == call_id), None)
         refused = found.error if isinstance(found, e.ToolFinished) else None
         return refused.message if refused is not None and refused.code == REFUSED else ""
 
     async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None, whose: str = "") -> Any:
-        """Return what foreign code says again as the log holds it: with the same placeholders, whatever it was that they hide."""
+        """Return the words of foreign code as the log holds them: with the same placeholders, whatever they hide."""
         await self._journal.until()
         held: list[str] = []
         walk(msgspec.to_builtins(self._journal.expect()), lambda text: held.append(text) or text)
-        held.sort(key=lambda text: -len(PLACEHOLDER.sub("", text)))  # what says more comes first
+        held.sort(key=lambda text: -len(PLACEHOLDER.sub("", text)))  # the longer one comes first
         return walk(value, lambda text: text if text in held else next((known for known in held if _hides(known, text)), text))
 
     def running_ms(self) -> float:
-        """Replaced by what the log says."""
+        """Do nothing: the words in the log replace them."""
         return self._journal.state.running_ms
 
     async def attend(self, work: Awaitable[Any], hold: Hold) -> Any:
-        """Await foreign code; where it waits for something outside and the log has what interrupted it next, it is interrupted here, too.
+        """Await foreign code. If it waits for something outside and the log's next record interrupted it, interrupt it here too.
 
-        Nothing that it would still have recorded by itself can be missing: what the log has next is no record of its own.
+        Nothing that it would still have recorded itself can be missing: the log's next record is not one of its own.
         """
         control = Control(grace_s=0.0)
         control.time_left, control.late = (lambda: 0.0), partial(self._interruption, hold)
@@ -84,7 +84,7 @@ class ReplayWorld:
             raise
 
     def _interruption(self, hold: Hold) -> BaseException | None:
-        """Return what interrupted foreign code where the log goes on from here; None where it went on by itself."""
+        """Return what interrupted foreign code if the log continues from here; None if the code continued by itself."""
         if hold.inside:
             return None
         later = self._journal.records[self._journal.cursor :]
@@ -97,7 +97,7 @@ class ReplayWorld:
         if isinstance(expected, e.RunResumed):
             return Unwind()
         if isinstance(expected, e.EffectRecorded) and expected.phase != e.STOOD and BRANCH.get() in ("", record.envelope.scope):
-            return None  # its own: it went on after the cancellation
+            return None  # its own: it continued after the cancellation
         if (
             self._journal.stood or self._journal.stands("phase")
             if self._journal.marks
@@ -107,7 +107,7 @@ class ReplayWorld:
         return self._time_up(expected) if BRANCH.get() in ("", record.envelope.scope) else None
 
     def _time_up(self, expected: e.AnyEvent | None) -> BoundReached | None:
-        """Return the end of the run's time where it is what the log has next."""
+        """Return the end of the run's time if it is next in the log."""
         if not (isinstance(expected, (e.PassFinished, e.RunFinished)) and expected.reason == "budget_exhausted"):
             return None
         later = (record.event for record in self._journal.records[self._journal.cursor :])
@@ -117,7 +117,7 @@ class ReplayWorld:
         return BoundReached(Exhausted(end.dimension, end.limit or 0, end.used or 0), expected.error)
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
-        """Return the value that was recorded, when it is this pass's turn."""
+        """Return the recorded value once it is this pass's turn."""
         await self._journal.until()
         if self._journal.marks and not self._journal.stood and await self.cancels(f"effect {label}"):
             raise Interrupted
@@ -125,7 +125,7 @@ class ReplayWorld:
         if isinstance(expected, e.EffectRecorded) and (expected.label, expected.occurrence, expected.phase) == (label, occurrence, phase):
             return expected.value
         if isinstance(expected, (e.PassFinished, e.RunFinished)) and expected.reason == "kernel_error":
-            raise DetentError(expected.error)  # as the one that ended it then
+            raise DetentError(expected.error)  # as the error that ended it then
         self._bound_reached(expected)
         if (
             self._journal.stood
@@ -138,11 +138,11 @@ class ReplayWorld:
         raise self._journal.diverged(f"the effect {label!r} of phase {phase}")
 
     async def pause(self, seconds: float, call: CallState | None = None) -> None:
-        """A re-execution does not wait."""
+        """Do nothing: a replay does not wait."""
         await self._journal.until()
 
     async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> None:
-        """Take the account as it was read."""
+        """Use the reading of the account that is in the log."""
         await self._journal.commit()
         while isinstance(self._journal.next, GATEWAY):
             self._journal.accept()
@@ -150,15 +150,15 @@ class ReplayWorld:
             raise Interrupted  # while they waited to begin
 
     async def reading(self, what: Literal["now", "random"]) -> float:
-        """Never asked: what was recorded is found before."""
+        """Never called: the recorded value is found before."""
         raise self._journal.diverged(f"a reading of {what!r}")
 
     async def breathe(self) -> None:
-        """Other passes go on here, as they did."""
+        """Let other passes continue here, as they did."""
         await self._journal.commit()
 
     async def absorb(self, run: Any, *, fresh: bool) -> bool:
-        """Take the inputs that the log has here; that the run was resumed is only found (`expect`) by what goes on behind it, from the top."""
+        """Take the inputs that the log has here. A resumption is only found (`expect`) by the code that continues after it, from the top."""
         if self._journal.waits_for_others():
             await asyncio.sleep(0)
         if self._journal.stood:
@@ -166,14 +166,14 @@ class ReplayWorld:
         before = self._journal.cursor
         while self._journal.takes(fresh=fresh):
             if run is not None and isinstance(self._journal.next, e.RunResumed):
-                raise Unwind  # it waited, and who took it up again had code, tools and levels of its own
+                raise Unwind  # it waited, and the process that resumed it had its own code, tools and levels
             self._journal.accept()
         if BRANCH.get():
             await self.cancels("turn")
         return self._journal.cursor > before
 
     async def cancels(self, at: str) -> bool:
-        """Return whether the run is cancelled where a pass looks; of one beside others, the log has where it found that."""
+        """Return whether the run is cancelled at a pass's check. For a pass beside others, the log has where it found that."""
         if not self._journal.marks:
             return bool(self.cancelled)
         if not self._journal.stood and self._journal.stands(at):
@@ -182,7 +182,7 @@ class ReplayWorld:
         return self._journal.stood
 
     def models(self, context: Any) -> None:
-        """A re-execution calls no model."""
+        """Do nothing: a replay calls no model."""
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
         """Answer as the planner did."""
@@ -209,12 +209,12 @@ class ReplayWorld:
                 self._bound_reached(expected)
                 raise PlannerFailed(error, reason=reason)
             case e.CancelRequested() | e.TurnStarted() | e.EffectRecorded() | e.StateChanged():
-                raise Interrupted  # the last two: of phases behind it
+                raise Interrupted  # the last two: of later phases
             case _:
                 raise journal.diverged("a call of the planner")
 
     def _bound_reached(self, expected: e.AnyEvent) -> None:
-        """Raise `BoundReached` where the log goes on with what a bound has ended."""
+        """Raise `BoundReached` if the log continues with something that a bound has ended."""
         match expected:
             case e.PassFinished(dimension=dimension, limit=limit, used=used) if dimension:
                 raise BoundReached(Exhausted(dimension, limit or 0, used or 0, of="pass"), expected.error)
@@ -227,7 +227,7 @@ class ReplayWorld:
                 return
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
-        """What the log holds is redacted already; calls that a strategy makes are not, and are taken as they stand there."""
+        """Return the value unchanged: the log is redacted already. Calls that a strategy makes are not, and are taken as recorded."""
         await self._journal.until()
         expected = self._journal.next
         if isinstance(expected, e.Planned) and any(spec.sensitive for spec in specs.values()):
@@ -235,22 +235,22 @@ class ReplayWorld:
         return plan
 
     async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
-        """What the log names is stored already."""
+        """Do nothing: what the log names is stored already."""
         return outcome
 
     async def full(self, item: Item) -> Any:
-        """Only the preview is in the log; the whole is beside it."""
+        """Return the whole value: the log has only the preview, and the rest is stored beside it."""
         data = await self._blob(item.artifact.key) if item.artifact is not None and self._blob is not None else None
         return item.content if data is None else msgspec.json.decode(data)
 
     async def intend(self, context: Any, call: CallState) -> None:
-        """It began, or ended at once, as its outcome says. Cancellations that did not count were refused here."""
+        """Return whether the call began, or ended at once, by its outcome. Cancellations that did not count were refused here."""
         await self._journal.commit()
         while isinstance(self._journal.next, e.AnswerRefused) and self._journal.next.kind == "cancel":
             self._journal.accept()
 
     async def attempt(self, tool: Tool, call: CallState, context: Any) -> ToolOutcome:
-        """End as the attempt ended, in the order in which the log has the outcomes of concurrent calls."""
+        """End as the attempt ended, in the order of the outcomes of concurrent calls in the log."""
         turns = 0
         while True:
             expected = self._journal.expect()
@@ -263,7 +263,7 @@ class ReplayWorld:
             await asyncio.sleep(0)
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
-        """All at once: the log says in which order they end."""
+        """Run all at once: the log has the order in which they end."""
         refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
 
     async def settle(self, tool: Tool, call: CallState) -> e.ToolReconciled | None:
@@ -276,12 +276,12 @@ class ReplayWorld:
 
 
 def _hides(held: str, said: str) -> bool:
-    """Whether a text of the log is this one with values replaced by placeholders."""
+    """Whether a text of the log equals this one with values replaced by placeholders."""
     first, *between = PLACEHOLDER.split(held)
     if not between or not said.startswith(first):
         return False
     at = len(first)
-    for part in between[:-1]:  # each placeholder stands for one character at least; the first place is as good as any
+    for part in between[:-1]:  # each placeholder replaces at least one character; the first match is as good as any
         found = said.find(part, at + 1)
         if found < 0:
             return False
@@ -290,7 +290,7 @@ def _hides(held: str, said: str) -> bool:
 
 
 def answer_for(call: CallState, expected: e.AnyEvent) -> ToolOutcome | None:
-    """Return how the attempt of `call` ended if `expected` is the record of that."""
+    """Return how the attempt of `call` ended, if `expected` is its record."""
     match expected:
         case e.ToolFinished(call=name, artifact=artifact) if name == call.call_id:
             return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Re-executing a run's log with the code and tools at hand, without a live call."""
+"""Replays a run's log with the installed code and tools, without a live call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from detent.running.results import Difference, Replay
 from detent.running.snapshots import base_of
 
 Answer = Plan | MalformedPlan
-"""What a planner gave when it was asked: a plan, or an answer that is none."""
+"""A planner's answer: a plan, or an answer that is not a valid plan."""
 
 
 Blob = Callable[[str], Awaitable[bytes]]
@@ -34,7 +34,7 @@ MakeWorld = Callable[[ReplayJournal, Blob], ReplayWorld]
 
 
 class Listening(ReplayWorld):
-    """Keeps what the planner was shown, and what it answered."""
+    """Keeps the planner's views and its answers."""
 
     asked: list[tuple[View, Answer]]
 
@@ -50,7 +50,7 @@ class Listening(ReplayWorld):
 
 
 async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, Answer]]:
-    """Return each view that the run's planner had, with what it answered; raise `Divergence` where the log does not come out again."""
+    """Return each view of the run's planner with its answer. Raise `Divergence` if the log is not reproduced."""
     asked: list[tuple[View, Answer]] = []
 
     def world(journal: ReplayJournal, blob: Blob) -> ReplayWorld:
@@ -65,13 +65,13 @@ async def plans_of(records: Sequence[Record], parts: Parts) -> list[tuple[View, 
 
 
 async def replay(records: Sequence[Record], parts: Parts, *, make_world: MakeWorld = ReplayWorld, judges: bool = True) -> Replay:
-    """Return whether the log comes out again, record by record, or where it first does not.
+    """Return whether the log is reproduced, record by record, or where it first is not.
 
-    What a policy decided that was kept with the run, or is the one at hand, is judged again by that one (`judges` false: nothing is); other
-    decisions are taken from the log. So is what was found of the calls of tools that had another declaration than now.
-    Raise `ToolsMissing`, `ConfigError` where hooks of phases that decided something are not here.
+    A policy that was stored with the run, or that the engine has, judges its decisions again (`judges` false: nothing is judged). Other decisions are
+    taken from the log. So are the findings about calls of tools whose declaration has changed. Raise `ToolsMissing`, and `ConfigError` if phase hooks
+    that decided something are not here.
     """
-    token = BRANCH.set("")  # who asks may be a tool of a pass that goes on beside others of its own run
+    token = BRANCH.set("")  # the caller may be a tool of a pass that runs beside others of its own run
     try:
         return await _replayed(records, parts, make_world, judges=judges)
     finally:
@@ -121,8 +121,8 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
             missing := missing_hooks(records[journal.cursor :], parts.hooks)
         ):
             raise ConfigError(
-                f"run {run_id!r} had hooks of phases that are not here ({', '.join(missing)}), and record {error.sequence} holds what one of "
-                "them decided: replay it in an engine with Engine(hooks=KernelHooks(before=..., after=...)) that names them"
+                f"run {run_id!r} had phase hooks that are not here ({', '.join(missing)}), and record {error.sequence} holds a decision of one of "
+                "them: replay it in an engine with Engine(hooks=KernelHooks(before=..., after=...)) that names them"
             ) from error
         difference = Difference(sequence=error.sequence, expected=error.expected, actual=error.actual)
     except IllegalEvent as error:

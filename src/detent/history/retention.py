@@ -1,4 +1,4 @@
-"""How long runs are kept: they are archived and erased by age and status, as `[retention]` says. Workers do it, and `detent gc`."""
+"""How long runs are kept: they are archived and erased by age and status, as `[retention]` says. Workers and `detent gc` do it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BY, WHY = "retention", "it was kept as long as [retention] says"
 
 
 class Retained(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs were kept long enough. `left` are those that could not be removed, each with the reason; the next time they are tried again."""
+    """The runs that were kept long enough. `left` has those that could not be removed, each with the reason; they are tried again next time."""
 
     archived: tuple[str, ...] = ()
     erased: tuple[str, ...] = ()
@@ -33,10 +33,10 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def retain(runtime: Runtime, *, dry: bool = False, host: Host | None = None) -> Retained:
-    """Erase and archive the runs that were kept long enough, and return them; with `dry` only say which those would be.
+    """Erase and archive the runs that were kept long enough, and return them. With `dry`, only return them.
 
-    Ages are those of `Bounds(retention=...)`, `[retention]` in detent.toml. A run that somebody advances is left for the next time. An archive
-    is erased like a run: its records become tombstones, and its chain still verifies. With a host, runs of that tenant only.
+    The ages are those of `Bounds(retention=...)`, `[retention]` in detent.toml. A run that somebody advances is left for the next time. An archive is
+    erased like a run: its records become tombstones, and its chain still verifies. With a host, only runs of that tenant are removed.
     """
     await runtime.open()
     said, tenant = runtime.retention, host.tenant if host else None
@@ -57,16 +57,16 @@ async def retain(runtime: Runtime, *, dry: bool = False, host: Host | None = Non
 
 
 async def gc(runtime: Runtime) -> int:
-    """Remove runs that were kept long enough (`retain`), drop artifacts that no record names, and give unused space back.
+    """Remove runs that were kept long enough (`retain`), drop artifacts that no record names, and release unused space.
 
-    Return the bytes that were freed, as far as known.
+    Return the number of bytes freed, as far as known.
     """
     await retain(runtime)
     return await collect(runtime.parts)
 
 
 async def _due(runtime: Runtime, ages: Mapping[str, timedelta], tenant: str | None, *, erased: bool = False) -> list[RunHead]:
-    """Return the runs that have come of age, the oldest first; those that are `erased` already only on demand."""
+    """Return the runs that are old enough, the oldest first; `erased` ones only on request."""
     if not ages:
         return []
     now = runtime.parts.clock.now()
@@ -79,7 +79,7 @@ def _of_age(head: RunHead, ages: Mapping[str, timedelta], now: datetime) -> bool
 
 
 async def _do(done: list[str], left: dict[str, str], run_id: str, work: Coroutine[Any, Any, bool] | None) -> None:
-    """Do what is to be done with one run, and note what came of it."""
+    """Erase or archive one run, and note the outcome."""
     try:
         if work is None or await work:
             done.append(run_id)
@@ -88,11 +88,11 @@ async def _do(done: list[str], left: dict[str, str], run_id: str, work: Coroutin
     except (*moving.OF_ONE_RUN, ConfigError) as error:
         left[run_id] = str(error)
         if not isinstance(error, RunBusy):
-            log.warning("run %s was kept long enough and is not removed: %s", run_id, error)
+            log.warning("run %s was kept long enough but could not be removed: %s", run_id, error)
 
 
 async def _erase(runtime: Runtime, run_id: str) -> bool:
-    """Erase a run in the store, unless somebody has taken it on since it was listed."""
+    """Erase a run in the store, unless somebody has resumed it since it was listed."""
     async with held(runtime.parts, run_id, "erased") as claim:
         head = await runtime.store.head(run_id)
         if head is None or not _of_age(head, runtime.retention.erased(), runtime.parts.clock.now()):
@@ -108,13 +108,13 @@ async def _archive(runtime: Runtime, directory: Path, run_id: str) -> bool:
 
 
 def _archived(directory: Path | None, ages: Mapping[str, timedelta], now: datetime, tenant: str | None) -> list[tuple[Path, RunHead]]:
-    """Return the archives whose runs are to be erased; what is no archive is none of them."""
+    """Return the archives whose runs are to be erased; files that are not archives are skipped."""
     found: list[tuple[Path, RunHead]] = []
     for path in sorted(directory.glob(f"*{moving.SUFFIX}")) if directory is not None and ages else ():
         try:
             head = moving.head_in(path)
         except (ConfigError, NewerVersion) as error:
-            log.warning("%s is passed over: %s", path, error)
+            log.warning("%s is skipped: %s", path, error)
             continue
         if _of_age(head, ages, now) and head.reason != "erased" and tenant in (None, head.tenant):
             found.append((path, head))

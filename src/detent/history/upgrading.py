@@ -1,8 +1,8 @@
-"""Whether the runs in flight can go on with the code at hand: each is folded and re-executed, and nothing is recorded.
+"""Checks whether unfinished runs can continue with the installed code: each is folded and replayed, and nothing is recorded.
 
-What a resume does about code that has changed: tools and policy that differ are put on record (`RunResumed.changed`) and hold from then on; a
-kernel or strategy that would give another pass raises `Divergence`, and a tool that is missing `ToolsMissing`: nothing is recorded then, and
-the run stays as it is. What the policy decided stays decided, so here it is taken from the log (`backtest` asks a policy about it again).
+What a resume does about changed code: different tools and another policy are recorded (`RunResumed.changed`) and hold from then on. A kernel or
+strategy that would give another pass raises `Divergence`, a missing tool raises `ToolsMissing`: then nothing is recorded, and the run stays as it is.
+The policy's past decisions stay valid, so here they are taken from the log (`backtest` asks a policy about them again).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ OPEN = ("running", *WAITING)
 
 
 class Upgraded(msgspec.Struct, frozen=True, kw_only=True):
-    """How one open run would fare with the code at hand.
+    """Whether one open run could continue with the installed code.
 
     `missing` are tools that are not registered here, `changed` names what differs since the run was opened (`tool:NAME`, `policy`, `kernel`,
-    `strategy`), `divergence` is the first record that does not come out again, `problem` what keeps the run from being read or executed.
+    `strategy`), `divergence` is the first record that is not reproduced, `problem` is what keeps the run from being read or executed.
     """
 
     run_id: str
@@ -42,18 +42,18 @@ class Upgraded(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def goes_on(self) -> bool:
-        """Whether a resume takes the run on."""
+        """Whether a resume continues the run."""
         return self.divergence is None and not self.missing and not self.problem
 
 
 class Upgrade(msgspec.Struct, frozen=True, kw_only=True):
-    """What the installed code means for every open run, oldest first."""
+    """The effect of the installed code on every open run, oldest first."""
 
     runs: tuple[Upgraded, ...]
 
     @property
     def stranded(self) -> tuple[Upgraded, ...]:
-        """The runs that would not go on."""
+        """The runs that could not continue."""
         return tuple(run for run in self.runs if not run.goes_on)
 
 
@@ -63,7 +63,7 @@ async def open_runs(store: EventStore, *, tenant: str | None = None) -> list[str
 
 
 async def check_run(parts: Parts, run_id: str) -> Upgraded:
-    """Return how a run would fare; reads only."""
+    """Return whether a run could continue; reads only."""
     head = await parts.store.head(run_id)
     known: dict[str, Any] = {"run_id": run_id, "status": head.status if head else "unknown", "records": head.records if head else 0}
     try:
@@ -83,7 +83,7 @@ async def check_run(parts: Parts, run_id: str) -> Upgraded:
 
 
 async def _changed(parts: Parts, state: RunState) -> tuple[str, ...]:
-    """Return what differs in code since the run was opened; raise `UnknownName` for a strategy or kernel that is not here."""
+    """Return the differences in code since the run was opened. Raise `UnknownName` for a strategy or kernel that is not here."""
     strategy, _ = ways_of(state, parts)
     kernel_of(state.agent, parts)
     tools = tools_of(state, parts, missing_ok=True)

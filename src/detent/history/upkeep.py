@@ -1,4 +1,4 @@
-"""Looking after logs: verify, erase, collect what nothing refers to any more."""
+"""Maintains logs: verify, erase, and collect what nothing refers to any more."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ from detent.secrecy.redact import Redactor
 
 
 async def verify(runtime: Runtime, run_id: str, *, head: str = "", host: Host | None = None) -> Verification:
-    """Check a log and everything that it refers to: every digest, the artifacts, hidden values, the listing entry, the inbox
-    and the claim.
+    """Check a log and everything that it refers to: every digest, the artifacts, hidden values, the listing entry, the inbox and the claim.
 
-    `head` is the digest that the log must end with, where one was kept elsewhere.
+    `head` is a digest that was kept elsewhere; the log must end with it.
     """
     return await verified(runtime.store, await runtime.visible(run_id, host), head=head)
 
 
 async def verified(store: EventStore, run_id: str, *, head: str = "", lists: bool = True) -> Verification:
-    """Check the run of this id; without `lists`, not whether lists show it."""
+    """Check the run with this id; without `lists`, skip whether lists show it."""
     said = Said()
     entry = await store.head(run_id)
     found: list[tuple[int | None, str]] = []
@@ -73,7 +72,7 @@ async def verified(store: EventStore, run_id: str, *, head: str = "", lists: boo
         found.append((sound, f"the log ends with digest {digest}, not with {head}"))
     try:
         found += [(error.sequence, error.why) async for error in damaged(store, run_id, lines)]
-    except CorruptLog as error:  # a fork, whose prefix is not there or is another one
+    except CorruptLog as error:  # a fork whose prefix is missing or different
         found.append((error.sequence, error.why))
     values, missing = await _hidden_values(store, run_id, lines)
     above = await erased_above(store, run_id)
@@ -103,7 +102,7 @@ async def verified(store: EventStore, run_id: str, *, head: str = "", lists: boo
 
 
 async def _hidden_values(store: EventStore, run_id: str, lines: Sequence[bytes]) -> tuple[list[str], int]:
-    """Return what is wrong with the hidden values that these lines have placeholders for, and how many are not there, as after `restore`."""
+    """Return the faults of the hidden values that these lines have placeholders for, and how many values are missing, as after `restore`."""
     if not (names := sorted(hidden_in(lines))):
         return [], 0
     places = [run_id]
@@ -116,9 +115,9 @@ async def _hidden_values(store: EventStore, run_id: str, lines: Sequence[bytes])
         if data is None:
             missing += 1
         elif key is None:
-            problems.append(f"the key of the placeholders is missing, and {placeholder} cannot be checked")
+            problems.append(f"the key of the placeholders is missing, so {placeholder} cannot be checked")
         else:
-            problems += [] if is_kept(data, placeholder, Redactor((), key)) else [f"the value that is kept for {placeholder} was altered"]
+            problems += [] if is_kept(data, placeholder, Redactor((), key)) else [f"the value stored for {placeholder} was altered"]
     return problems, missing
 
 
@@ -130,30 +129,30 @@ async def _first(store: EventStore, places: Sequence[str], key: str) -> bytes | 
 
 
 async def _inbox(store: EventStore, run_id: str, taken: Mapping[str, int]) -> list[str]:
-    """Return what is wrong with the signals that wait for a run whose log has taken up some."""
+    """Return the faults of the signals that wait for a run whose log has picked up some."""
     problems: list[str] = []
     for signal in (await store.signals([run_id])).get(run_id, []):
         if signal.kind == "unreadable":
-            problems.append(f"what the inbox holds as {signal.id!r} cannot be read: an answer may be lost")
+            problems.append(f"inbox entry {signal.id!r} cannot be read: an answer may be lost")
         elif altered(run_id, signal):
-            problems.append(f"what the inbox holds as signal {signal.id!r} is not what was posted: it was altered")
+            problems.append(f"inbox signal {signal.id!r} is not what was posted: it was altered")
         elif signal.id in taken:
-            problems.append(f"the inbox holds signal {signal.id!r}, which record {taken[signal.id]} has taken up")
+            problems.append(f"the inbox still holds signal {signal.id!r}, which record {taken[signal.id]} has picked up")
     return problems
 
 
 async def _claim(store: EventStore, run_id: str) -> str:
-    """Return what is wrong with the claim on the run, "" where nothing is, or its store cannot say it."""
+    """Return the fault of the claim on the run; "" if there is none, or if its store cannot tell."""
     return await store.wrong_with_claim(run_id) if isinstance(store, ReadsClaims) else ""
 
 
 async def _listing_problem(store: EventStore, run_id: str, said: Said, entry: RunHead | None, records: int, *, lists: bool) -> str:
-    """Return how the listing entry, read before the log, differs from its `records`; "" where it does not, or has moved on with the run."""
+    """Return how the listing entry, read before the log, differs from its `records`; "" if it does not, or has moved on with the run."""
     after = await store.head(run_id)
     if entry is None or after is None:
         return "there is no listing entry"
     if not 0 < entry.records <= records <= after.records:
-        return f"the listing entry says that there are {after.records} records, and there are {records}"
+        return f"the listing entry says {after.records} records, but there are {records}"
     if problem := said.differs(entry):
         return problem
     if not lists:
@@ -170,13 +169,13 @@ async def _listing_problem(store: EventStore, run_id: str, said: Said, entry: Ru
     listed = run_id in [one.run_id for one in await store.list_runs(query)]
     if listed or await store.head(run_id) != entry:
         return ""
-    return f"a list of the runs of tenant {entry.tenant!r}, agent {entry.agent!r}, status {last!r} does not have it, and by its log it must"
+    return f"a list of the runs of tenant {entry.tenant!r}, agent {entry.agent!r}, status {last!r} lacks the run, but its log says it belongs there"
 
 
 async def erase(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Erasure:
-    """Remove a run's content for good and keep its chain of hashes; only a finished or waiting run can be erased.
+    """Remove a run's content for good and keep its chain of hashes. Only a finished or waiting run can be erased.
 
-    Ids stay. The result names those that hold words of the goal: `Bounds(goal_words_in_ids=False)` makes ids without.
+    Ids stay. The result names the ids that contain words of the goal: `Bounds(goal_words_in_ids=False)` creates ids without.
     """
     admission.refuse_what_is_not_json(by=by, why=why)
     async with _claimed(runtime, run_id, host, "erased") as (kept, claim):
@@ -184,7 +183,7 @@ async def erase(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", h
 
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
-    """Remove a run with all that belongs to it; its forks are given what they refer to first."""
+    """Remove a run with everything that belongs to it. Its forks first get what they refer to."""
     async with _claimed(runtime, run_id, host, "deleted") as (kept, _):
         await remove(runtime.store, kept)
 
@@ -197,10 +196,10 @@ async def _claimed(runtime: Runtime, run_id: str, host: Host | None, doing: str)
 
 
 async def erase_held(parts: Parts, run_id: str, *, by: str, why: str, claim: int) -> Erasure:
-    """Erase a run that is held: tombstones for its records, and nothing of what goes with them, also in forks.
+    """Erase a run that is held: its records become tombstones, and all that belongs to them is removed, also in forks.
 
-    Raise `NotAllowedNow` while it runs, `RunBusy` while somebody advances a fork of it: nothing was erased then. One that goes on from an erased
-    run has nothing to be folded; its own records are erased as they are. Of one that was erased and whose eraser died what is left is done.
+    Raise `NotAllowedNow` while it runs, `RunBusy` while somebody advances a fork of it; nothing was erased then. A run that continues from an erased
+    run cannot be folded; its own records are erased as they are. If a run was erased and its eraser died, the rest of the work is done.
     """
     store = parts.store
     async with contextlib.AsyncExitStack() as stack:
@@ -222,7 +221,7 @@ async def erase_held(parts: Parts, run_id: str, *, by: str, why: str, claim: int
 
 
 async def _held_forks(parts: Parts, run_id: str, stack: contextlib.AsyncExitStack) -> dict[str, int]:
-    """Hold the forks of a run, and theirs; return the numbers of the claims."""
+    """Hold the forks of a run, and their forks. Return the numbers of the claims."""
     found: dict[str, int] = {}
     for fork in await forks_of(parts.store, run_id):
         try:
@@ -246,7 +245,7 @@ async def _erase_folded(parts: Parts, state: RunState, *, by: str, why: str, cla
 
 
 async def _erase_unfolded(store: EventStore, run_id: str, claim: int) -> str | None:
-    """Erase the records of a run that goes on from one that was erased, and return the goal of its listing entry; None where they were erased."""
+    """Erase the records of a run that continues from an erased one. Return the goal of its listing entry; None if the records were erased before."""
     head, lines = await store.head(run_id), await store.read(run_id)
     if head is None or head.reason == ERASED:
         return None
@@ -257,10 +256,10 @@ async def _erase_unfolded(store: EventStore, run_id: str, claim: int) -> str | N
 
 @contextlib.asynccontextmanager
 async def held(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[int]:
-    """Hold the run by a claim while it is being `doing` (erased, ...), so that nobody advances it, this engine neither; give the claim's number.
+    """Hold the run by a claim during `doing` (erased, ...), so that nobody advances it, not even this engine. Give the claim's number.
 
-    Raise `RunBusy` where somebody advances it. The claims of a store object are one holder's: it would grant this one a second time, and the first
-    to be done would give it up.
+    Raise `RunBusy` if somebody advances it. All claims of a store object have the same holder: the store would grant a second claim, and the first to
+    finish would release it.
     """
     async with apart(parts, run_id, doing):
         claim = await parts.store.claim(run_id)
@@ -272,7 +271,7 @@ async def held(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[int]:
 
 @contextlib.asynccontextmanager
 async def apart(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[None]:
-    """Keep this engine, and others on its store object, from advancing the run; raise `RunBusy` where one does. The claim is not taken."""
+    """Keep this engine, and others on its store object, from advancing the run. Raise `RunBusy` if one does. The claim is not taken."""
     control = Control(run_id, doing=doing)
     parts.watcher.add(run_id, control)
     try:
@@ -283,7 +282,7 @@ async def apart(parts: Parts, run_id: str, doing: str) -> AsyncGenerator[None]:
 
 
 async def collect(parts: Parts) -> int:
-    """Drop artifacts that no record names, and signals of erased runs, and give unused space back; return the bytes freed, as far as known."""
+    """Drop artifacts that no record names and signals of erased runs, and release unused space; return the bytes freed, as far as known."""
     store, freed = parts.store, 0
     heads = await store.list_runs(RunQuery())
     for run_id in await store.signals([head.run_id for head in heads if head.reason in (ERASED, PARENT_ERASED)]):
@@ -291,7 +290,7 @@ async def collect(parts: Parts) -> int:
             async with held(parts, run_id, "collected") as claim:
                 await _empty(store, run_id, claim)
     for head in heads:
-        with contextlib.suppress(RunBusy, CorruptLog):  # what a damaged log has named is not known
+        with contextlib.suppress(RunBusy, CorruptLog):  # nobody knows what a damaged log names
             if any(key == LEAVING or len(key) == ARTIFACT_KEY_LENGTH for key in await store.list_blobs(head.run_id)):
                 async with held(parts, head.run_id, "collected"):
                     freed += await _drop(store, head.run_id)
@@ -299,7 +298,7 @@ async def collect(parts: Parts) -> int:
 
 
 async def _empty(store: EventStore, run_id: str, claim: int) -> None:
-    """Take all signals out of an inbox that nobody will read: an append of nothing consumes them."""
+    """Take all signals out of an inbox that nobody will read: an empty append consumes them."""
     head = await store.head(run_id)
     waiting = (await store.signals([run_id])).get(run_id, [])
     if head is None or head.reason not in (ERASED, PARENT_ERASED) or not waiting:
@@ -307,11 +306,11 @@ async def _empty(store: EventStore, run_id: str, claim: int) -> None:
     (last,) = await store.read(run_id, after=head.records - 1)
     head = msgspec.structs.replace(head, digest=read_record(last).digest)
     await store.append(run_id, head.records, [], head=head, durable=True, consumed=[signal.id for signal in waiting], claim=claim)
-    await store.signals([run_id])  # a store of files tidies up behind it
+    await store.signals([run_id])  # a store of files cleans up behind it
 
 
 async def _drop(store: EventStore, run_id: str) -> int:
-    """Remove those of a run's artifacts that nothing names, and the mark of a removal that died; return the bytes."""
+    """Remove a run's artifacts that nothing names, and the mark of a removal that died. Return the bytes."""
     freed = 0
     await store.delete_blob(run_id, LEAVING)
     for key in await unnamed(store, run_id):
@@ -322,24 +321,24 @@ async def _drop(store: EventStore, run_id: str) -> int:
 
 
 async def artifacts_of(store: EventStore, run_id: str) -> list[str]:
-    """Return the keys of the artifacts that are kept with a run."""
+    """Return the keys of the artifacts stored with a run."""
     return [key for key in await store.list_blobs(run_id) if len(key) == ARTIFACT_KEY_LENGTH]
 
 
 async def unnamed(store: EventStore, run_id: str) -> list[str]:
-    """Return the keys of those of a run's artifacts that neither its records nor its prefix name; raise `CorruptLog` for a damaged log."""
+    """Return the keys of a run's artifacts that neither its records nor its prefix name. Raise `CorruptLog` for a damaged log."""
     if not (keys := await artifacts_of(store, run_id)):
         return []
     lines = await read_whole(store, run_id)
     named = b"\n".join([*lines, await store.get_blob(run_id, PREFIX_BLOB) or b""])
     found = [key for key in keys if key.encode() not in named]
     if found:
-        collections.deque(read_log(run_id, lines), maxlen=0)  # every digest: a damaged record may have named it
+        collections.deque(read_log(run_id, lines), maxlen=0)  # check every digest: a damaged record may have named it
     return found
 
 
 async def relist(parts: Parts, run_id: str) -> None:
-    """Write a run's listing entry again, as its log says; no record is added. Raise `RunBusy`, `RunErased`, `CorruptLog`."""
+    """Rewrite a run's listing entry from its log; no record is added. Raise `RunBusy`, `RunErased`, `CorruptLog`."""
     async with held(parts, run_id, "repaired") as claim:
         state = await load_run(parts.store, run_id)
         await parts.store.append(run_id, state.seq, [], head=head_of(state), durable=True, claim=claim)

@@ -44,15 +44,15 @@ from detent.secrecy.redact import Redactor, redacted_start
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 MOST_CHARACTERS = 200
 PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
-"""A tenant that stands in ids as it is; of any other name a digest does."""
+"""A tenant name that appears unchanged in ids; other names are replaced by a digest."""
 
 
 def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
-    """Return the agent as data; raise `ConfigError` for an empty goal, `UnknownName` for a tool that is not there."""
+    """Return the agent as data. Raise `ConfigError` for an empty goal, `UnknownName` for a tool that does not exist."""
     if not isinstance(cast("Any", goal), str):
-        raise ConfigError(f"the goal is {goal!r}; give a text that says what is to be achieved")
+        raise ConfigError(f"the goal is {goal!r}; give a text that says what to achieve")
     if not goal.strip():
-        raise ConfigError("the goal is empty; say what is to be achieved")
+        raise ConfigError("the goal is empty; say what to achieve")
     spec = agent.spec()
     for name in spec.tools:
         if name not in tools:
@@ -61,7 +61,7 @@ def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
 
 
 def refuse_unanswerable(spec: AgentSpec, toolbox: Toolbox, policy: Policy) -> None:
-    """Raise `ConfigError` when a listed tool may need approval; called where nobody could give one (DESIGN 7)."""
+    """Raise `ConfigError` if a listed tool may need approval; called when nobody could give one (DESIGN 7)."""
     listed = [toolbox.get(name) for name in spec.tools if name in toolbox.names()]
     asking = [tool.spec.name for tool in listed if policy.may_ask(tool.spec) or asks_of(tool) is not None]
     if asking:
@@ -74,10 +74,10 @@ def refuse_unanswerable(spec: AgentSpec, toolbox: Toolbox, policy: Policy) -> No
 def usable(
     agent: AgentSpec, host: Host, tools: Mapping[str, Tool], *, secrets: SecretSource | None, capabilities: Capabilities | None
 ) -> dict[str, str]:
-    """Return what the agent's capabilities come to for the host ("id@version" -> digest); raise `ConfigError` for what may not be used.
+    """Return what the agent's capabilities resolve to for the host ("id@version" -> digest). Raise `ConfigError` for those that may not be used.
 
-    That is a tool whose credential the host was not given or nobody has, an exec without the sandbox that the agent requires, and a
-    capability that is missing or denied (row K87).
+    It also raises for a tool whose credential the host was not given or no source has, for an exec without the sandbox that the agent requires, and
+    for a missing or denied capability (row K87).
     """
     wrong: list[str] = []
     there = secrets.names() if secrets is not None else ()
@@ -92,19 +92,19 @@ def usable(
             "tool 'exec': it requires a sandbox and has none (Engine(workspace=WorkspaceConfig(root=..., sandbox=\"require\")) says why)"
         )
     if agent.capabilities and capabilities is None:
-        wrong.append(f"capabilities {', '.join(agent.capabilities)}: none are known here (give Engine(capabilities=...))")
+        wrong.append(f"capabilities {', '.join(agent.capabilities)}: this engine has none (give Engine(capabilities=...))")
     found = capabilities.resolve(agent.capabilities, host) if capabilities is not None else Resolution(resolved={})
-    wrong += [f"capability {name!r}: not known here" for name in found.missing]
+    wrong += [f"capability {name!r}: this engine does not have it" for name in found.missing]
     wrong += [f"capability {denied.id!r}: {denied.reason}" for denied in found.denied]
     if wrong:
-        raise ConfigError(f"agent {agent.name!r} may not run for this host: {'; '.join(wrong)}. Nothing was recorded")
+        raise ConfigError(f"agent {agent.name!r} cannot run for this host: {'; '.join(wrong)}. Nothing was recorded")
     return found.resolved
 
 
 def refuse_control_in_reach(store: EventStore, secrets: SecretSource | None, agent: AgentSpec, tools: Mapping[str, Tool]) -> None:
-    """Raise `ConfigError` where the agent's tools may write where runs, secrets, or an operator's own files are kept.
+    """Raise `ConfigError` if the agent's tools may write where runs, secrets, or an operator's own files are kept.
 
-    Who writes there approves its own calls.
+    Whoever can write there can approve its own calls.
     """
     roots: dict[str, list[str]] = {}
     for name, tool in tools.items():
@@ -114,24 +114,24 @@ def refuse_control_in_reach(store: EventStore, secrets: SecretSource | None, age
         return
     kept = [(f"the store {store.url}", place) for place in places_of(store)]
     kept += [(f"the file of a secret, {file},", file) for file in getattr(secrets, "files", tuple)()]
-    with contextlib.suppress(ConfigError):  # no home directory, no files of an operator
+    with contextlib.suppress(ConfigError):  # no home directory, so no operator's files
         kept.append(("the state directories of Detent, with what operators say,", str(state_home())))
     for root, names in roots.items():
         if above := governing_above(root):
             raise ConfigError(
-                f"{root}, where tools of agent {agent.name!r} write ({', '.join(names)}), lies in {above}, of which everything is imported or read as "
-                "instructions (import_roots, skills). Give these a directory of their own, or the tools another --workspace DIR"
+                f"{root}, where tools of agent {agent.name!r} write ({', '.join(names)}), is inside {above}, where everything is imported or read as "
+                "instructions (import_roots, skills). Give these a separate directory, or the tools another --workspace DIR"
             )
         for what, place in kept:
             if why := within_reach(place, root):
                 raise ConfigError(
-                    f"{what} may be written by tools of agent {agent.name!r} ({', '.join(names)}): {why}. It could approve its own calls there. "
-                    "Leave the store to Detent (`detent where` prints its place), name one elsewhere (--store URL), or another --workspace DIR"
+                    f"tools of agent {agent.name!r} ({', '.join(names)}) could write {what}: {why}. It could approve its own calls there. "
+                    "Leave the store where Detent puts it (`detent where` prints the place), choose another --store URL, or another --workspace DIR"
                 )
 
 
 def refuse_unpriced(spec: AgentSpec, planner: Planner, prices: Prices, others: Sequence[tuple[str, str]] = (), *, bounded: str) -> None:
-    """Raise `ConfigError` when a model that the agent's planner, a check or a tool (`others`) may ask has no known price.
+    """Raise `ConfigError` if a model that the agent's planner, a check or a tool (`others`) may call has no price.
 
     `bounded` says whose cost is bounded.
     """
@@ -140,14 +140,14 @@ def refuse_unpriced(spec: AgentSpec, planner: Planner, prices: Prices, others: S
         if not prices.knows(model, provider):
             install = "" if prices.listed else " (the price list is not installed: pip install 'detent[models]')"
             raise ConfigError(
-                f"{bounded} has max_cost_usd, but no price is known for its model {model!r}{install}: give one with "
+                f"{bounded} has max_cost_usd, but there is no price for its model {model!r}{install}: give one with "
                 f"Engine(model_prices={{{model!r}: ModelPrice(input_usd=..., output_usd=...)}}), in USD for a million tokens, or [models.prices] "
-                "of detent.toml; or bound tokens (max_total_tokens) instead of cost"
+                "of detent.toml; or limit tokens (max_total_tokens) instead of cost"
             )
 
 
 def merged_budget(asked: Budget | None, agents: Budget, engines: Budget, *, ceiling: int) -> Budget:
-    """Return the run's bounds: what was asked for over the agent's over the engine's over the defaults; raise `BudgetRefused`."""
+    """Return the run's bounds: the requested ones over the agent's over the engine's over the defaults. Raise `BudgetRefused`."""
     usual = msgspec.structs.replace(DEFAULT, max_iterations=min(DEFAULT.max_iterations or ceiling, ceiling))
     said = checked(agents, ceiling=ceiling)
     if asked is not None:
@@ -156,7 +156,7 @@ def merged_budget(asked: Budget | None, agents: Budget, engines: Budget, *, ceil
 
 
 def refuse_bounds_of_unknown(budget: Budget, tools: Sequence[str]) -> None:
-    """Raise `UnknownName` for a bound on the calls of a tool that is not there: it would bound nothing."""
+    """Raise `UnknownName` for a bound on the calls of a tool that does not exist: it would bound nothing."""
     bounds: dict[str, int] = dict(budget.max_calls_of or ())
     for name in bounds:
         if name not in tools:
@@ -164,33 +164,33 @@ def refuse_bounds_of_unknown(budget: Budget, tools: Sequence[str]) -> None:
 
 
 def checked_run_id(run_id: str | None, kept_as: str | None = None) -> None:
-    """Raise `ConfigError` for an id that not every store and command can name, or keep with its tenant."""
+    """Raise `ConfigError` for an id that some store or command cannot handle, or that cannot be combined with its tenant."""
     if run_id is not None and (not RUN_ID.fullmatch(run_id) or len(kept_as or "") > MOST_CHARACTERS):
-        raise ConfigError(f"run id {run_id[:80]!r}: use letters, digits, '_', '-' and '.', 1 to 200 of them, not '.' or '-' first")
+        raise ConfigError(f"run id {run_id[:80]!r}: use 1 to 200 letters, digits, '_', '-' and '.', and do not begin with '.' or '-'")
 
 
 def tenants_id(run_id: str, tenant: str) -> str:
-    """Return under which id the run is kept that a tenant calls `run_id`: no other tenant's can have it, and no id that is given holds an "@"."""
+    """Return the stored id of the run that a tenant calls `run_id`: no other tenant can have it, and no id that a user gives contains an "@"."""
     plain = PLAIN_TENANT.fullmatch(tenant) is not None
     return f"{run_id}@{tenant if plain else '_' + sha256(tenant.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
 
 def refuse_what_is_not_json(**parts: Any) -> None:
-    """Raise `ConfigError` naming the part of an input that is not JSON data, and where in it."""
+    """Raise `ConfigError` naming the input that is not JSON data, and the place in it."""
     for part, value in parts.items():
         if value is not None and (problem := json_problem(value)):
-            raise ConfigError(f"{part} must be JSON data, because it stands in the log: {problem}")
+            raise ConfigError(f"{part} must be JSON data, because the log records it: {problem}")
 
 
 def refuse_unstorable(**names: str) -> None:
-    """Raise `ConfigError` naming the name that not every store can keep."""
+    """Raise `ConfigError` for a name that some store cannot keep."""
     for part, name in names.items():
         if problem := unstorable(name):
             raise ConfigError(f"{part} {name[:80]!r} {problem}")
 
 
 def same_host(run_id: str, mine: Host, theirs: Host) -> None:
-    """Raise `RunContextMismatch` unless a run of the host `mine` may be taken on by `theirs`: same tenant, workspace and principal (row K8)."""
+    """Raise `RunContextMismatch` unless the host `theirs` may resume a run of the host `mine`: same tenant, workspace and principal (row K8)."""
     wrong = [
         {"field": f"host.{field}", "expected": getattr(mine, field), "received": getattr(theirs, field)}
         for field in ("tenant", "workspace", "principal")
@@ -229,9 +229,9 @@ async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patte
 
 
 def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> Any:
-    """Return the reply as the question expects it (text is read as JSON where that fits); raise `NotAllowedNow` when it does not.
+    """Return the reply in the form that the question expects (text is read as JSON if that fits). Raise `NotAllowedNow` if it does not fit.
 
-    What is expected comes from a planner: patterns that could take long are left out, and references are followed so often and no more.
+    The expected schema comes from a planner: patterns that could take long are left out, and the number of references followed is limited.
     """
     if expected is None:
         return reply
@@ -241,7 +241,7 @@ def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> A
             candidates.append(msgspec.json.decode(reply))
     why = ""
     try:
-        asked = {name: part for name, part in expected.items() if name != "$schema"}  # which draft it is makes no difference to a question
+        asked = {name: part for name, part in expected.items() if name != "$schema"}  # which draft it is makes no difference for a question
         check_schema(asked, foreign=True)
         errors = errors_of(asked, foreign=True)
         for candidate in candidates:
@@ -249,12 +249,12 @@ def fitting_reply(run_id: str, reply: Any, expected: dict[str, Any] | None) -> A
             if error is None:
                 return candidate
             why = error.message
-    except Exception as error:  # the schema is a planner's own; what it refers to may not be there
+    except Exception as error:  # the schema comes from a planner; a reference in it may have no target
         said = error.said if isinstance(error, UnusableSchema) else str(error)
         said = next(iter(said.splitlines()), "") or type(error).__name__
-        why = f"what run {run_id!r} expects is no JSON Schema that can be used ({said}); cancel the run, or resume it with another agent"
+        why = f"what run {run_id!r} expects is not a usable JSON Schema ({said}); cancel the run, or resume it with another agent"
         raise NotAllowedNow(run_id, why, reason_code="unusable_schema") from error
-    raise NotAllowedNow(run_id, f"the reply does not fit what run {run_id!r} asked for: {why}", reason_code="reply_not_as_expected")
+    raise NotAllowedNow(run_id, f"the reply does not fit the question of run {run_id!r}: {why}", reason_code="reply_not_as_expected")
 
 
 def new_run_id(goal: str | None, now: datetime, token: str) -> str:
@@ -263,7 +263,7 @@ def new_run_id(goal: str | None, now: datetime, token: str) -> str:
 
 
 def words_in(run_id: str, goal: str) -> bool:
-    """Whether an id holds a word of three letters or more of the goal, or the beginning of one."""
+    """Whether an id contains a word of three letters or more of the goal, or the beginning of one."""
     said = re.sub(r"[^a-z0-9 \t\n\-_/]", "", goal.lower())
     words, named = re.findall(r"[a-z0-9]+", said), re.findall(r"[a-z0-9]{3,}", run_id.lower())
     return any(word.startswith(part) for word in words for part in named)

@@ -1,7 +1,7 @@
-"""Taking one run on in this process: claim, load, journal, world, loop, release.
+"""Advances one run in this process: claim, load, journal, world, loop, release.
 
-The claim is held while the run is advanced here and released whatever happens. A crash leaves it to the store to find out that its holder
-is dead; a suspension leaves the run `running` and resumable.
+This process holds the claim (the lock that lets one process advance a run) while it advances the run, and always releases it. After a crash the store
+finds out that the holder is dead. A suspended run stays `running` and can be resumed.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ from detent.running.verifying import Answers
 from detent.running.watcher import LOST, Watcher
 
 ADVANCED: ContextVar[str] = ContextVar("detent_advanced", default="")
-"""The run that the current task advances, "" outside of one: who answers it from inside cannot wait for it."""
+"""The run that the current task advances, "" outside of one. Code inside a run that answers that run must not wait for it."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine lends to the runs that it advances.
+    """What an engine gives to the runs that it advances.
 
-    `policy` is the engine's own; `policy_of` an agent's together with it, `guards_of` those of an agent after the kernel's, `answers` what
-    decides whether answers count. `affordable` raises `ConfigError` where cost is bounded and a model has no price; `planner_of_pass` too, and
-    returns who plans a pass with a model of its own.
+    `policy` is the engine's own; `policy_of` returns an agent's combined with it, `guards_of` the guards of an agent after the kernel's, `answers`
+    decides whether answers count. `affordable` raises `ConfigError` if cost is bounded and a model has no price. `planner_of_pass` does so too, and
+    returns the planner of a pass with a model of its own.
     """
 
     store: EventStore
@@ -121,7 +121,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict[str, Tool]:
-    """Return the tools that the run's agent lists; raise `ToolsMissing` naming those that are not here, unless that is all right.
+    """Return the tools that the run's agent lists. Raise `ToolsMissing` naming those that are not here, unless that is allowed.
 
     A name that neither the agent's kernel nor the engine's tools have may be a meta-tool of another kernel (`make_run`).
     """
@@ -138,7 +138,7 @@ def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict
 
 
 def _everywhere(name: str, agent: AgentSpec, parts: Parts) -> Tool | None:
-    """Return the tool that this name means in every pass, whatever its kernel; None where it means none."""
+    """Return the tool that this name refers to in every pass, whatever its kernel; None if there is none."""
     for tool in kernel_of(agent, parts).meta_tools:
         if tool.spec.name == name:
             return tool
@@ -149,13 +149,13 @@ def _everywhere(name: str, agent: AgentSpec, parts: Parts) -> Tool | None:
 
 
 def meta_tool_of_some_kernel(name: str, parts: Parts) -> MetaTool | None:
-    """Return the meta-tool of this name that some kernel of the engine has; it holds in the passes that run with that kernel."""
+    """Return the meta-tool of this name that some kernel of the engine has; only passes with that kernel have it."""
     kernels = map(parts.kernels.get, parts.kernels.names())
     return next((tool for kernel in kernels for tool in kernel.meta_tools if tool.spec.name == name), None)
 
 
 def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str]) -> dict[str, str]:
-    """Return what a later resume compares: policy, kernel, each tool's schema, and each capability's descriptor."""
+    """Return the digests that a later resume compares: policy, kernel, each tool's schema, and each capability's descriptor."""
     named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
     described = {f"capability:{name}": digest for name, digest in capabilities.items()}
     return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described}
@@ -184,7 +184,7 @@ class Advancing:
         chunk: Callable[[Chunk], None] | None = None,
         inline: bool = False,
     ) -> None:
-        """`inline`: a call of the engine that has the run already goes on with it; its planner is not told that the run begins."""
+        """Set up the run. `inline`: a call of the engine that already has the run continues with it; its planner is not told that the run begins."""
         self.parts, self.run_id = parts, run_id
         self._planner_for, self._inline = planner_for, inline
         self._journal: Journal | None = None
@@ -194,7 +194,7 @@ class Advancing:
         self._sinks, self._chunk = sinks, chunk
 
     async def __aenter__(self) -> Advancing:
-        """Take the claim; raise `RunBusy`, also when an engine of this store object is advancing the run, and `Suspended`."""
+        """Take the claim. Raise `RunBusy`, also if another engine with this store object advances the run, and `Suspended`."""
         if self.control.stop:
             raise Suspended(self.run_id, self.control.stop)
         self.parts.watcher.add(self.run_id, self.control)
@@ -213,19 +213,19 @@ class Advancing:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        """Give the claim back; turn what only stops the worker into `Suspended`."""
+        """Release the claim. Turn anything that only stops the worker into `Suspended`."""
         if kind is GeneratorExit:
-            return  # left behind with its event loop, where nothing can be waited for: see `Watcher.left`
+            return  # left behind with its event loop, where nothing can be awaited: see `Watcher.left`
         try:
             if isinstance(error, asyncio.CancelledError) and self.control.stop:
                 await self._say_stopped()
         finally:
             if self._sinks or self.parts.hooks is not noop_hooks:
-                PATIENCE.set(awaited)  # what was set holds the control, which holds the task, whose context holds it
-            self.control.detach()  # what says how much time is left holds the control
+                PATIENCE.set(awaited)  # the context variable holds the control, which holds the task, whose context holds the variable
+            self.control.detach()  # the function for the time left holds the control
             self.parts.watcher.remove(self.run_id)
             if isinstance(error, Conflict) or self.control.stop.startswith(LOST):
-                self._journal = None  # who has the run now gives back what it had reserved
+                self._journal = None  # the new owner of the run releases what it had reserved
             await asyncio.shield(self._give_back())
         if isinstance(error, asyncio.CancelledError) and self.control.stop and not self.control.stop.startswith(CALLER_GONE):
             raise Suspended(self.run_id, self.control.stop) from None
@@ -234,21 +234,21 @@ class Advancing:
 
     async def _give_back(self) -> None:
         if not self.parts.watcher.holds(self.run_id, self.control):
-            return  # it was taken on again: the claim is not this one's any more
+            return  # the run was resumed since: the claim is not this one's any more
         try:
             if self.parts.tenants and self._journal is not None:
                 await self.parts.tenants.give_back(self.run_id, self._journal.state.host.tenant, self._journal.unreleased)
-            if self.parts.watcher.holds(self.run_id, self.control):  # it may have been taken on again meanwhile
+            if self.parts.watcher.holds(self.run_id, self.control):  # the run may have been resumed meanwhile
                 await give_back(self.parts.store, self.run_id)
         finally:
             self.parts.watcher.free(self.run_id, self.control)
 
     async def _say_stopped(self) -> None:
-        """Record that the run was taken up and put down again in good order, where nothing came of that: it is no failed attempt.
+        """Record that the run was opened and closed in good order without progress: it is not a failed attempt.
 
-        Nothing is recorded of a run that somebody else has taken up since.
+        Nothing is recorded if another process has resumed the run since.
         """
-        with suppress(DetentError):  # it counts as one then
+        with suppress(DetentError):  # then it counts as one
             tries, _ = await tries_of(self.parts.store, self.run_id)
             if tries.count and tries.worker == self.parts.worker and not self.control.stop.startswith(LOST):
                 state = await load_run(self.parts.store, self.run_id)
@@ -257,7 +257,7 @@ class Advancing:
                 await journal.commit()
 
     def journal(self, state: RunState, *, told: bool = True) -> Journal:
-        """Return a journal that goes on after `state`; where it is not `told`, no observer and no hook hears of its records."""
+        """Return a journal that continues after `state`. If it is not `told`, no observer and no hook gets its records."""
         parts, sinks = self.parts, [apart(sink) for sink in self._sinks] if told else []
         if told and parts.hooks is not noop_hooks:
             sinks.append(LifecycleHooks(parts.hooks).on_record)
@@ -265,14 +265,14 @@ class Advancing:
         return make(sinks=sinks, claim=self._claim, charges_all=bool(parts.tenants))
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
-        """Advance the run until it finishes, waits, or `turns` are done; return its state."""
+        """Advance the run until it finishes, waits, or `turns` are done. Return its state."""
         parts, journal.state = self.parts, self.parts.alike.shared(journal.state)
         self._journal = journal
         for outer in (BRANCH, MAKING):  # of this task: a tool of a pass, or an effect, may have begun the run
             if outer.get():
                 outer.set("")
         ADVANCED.set(self.run_id)
-        self._decides = self.control.ready = True  # what came since is in the inbox, which is looked into first
+        self._decides = self.control.ready = True  # later signals are in the inbox, which is read first
         run = self._run(journal)
         KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact), run.tools.values()).keep)
         try:
@@ -282,17 +282,17 @@ class Advancing:
         if journal.state.terminal:
             await self._refuse_late(run)
         if parts.tenants:
-            await journal.commit()  # what the run still has reserved is given back
+            await journal.commit()  # release what the run still has reserved
         return journal.state
 
     async def _refuse_late(self, run: Run) -> None:
-        """Read the inbox once more, as after `RunWaiting`: what came before the end was recorded does not count, and whoever sent it is told."""
-        with suppress(DetentError):  # else it is refused by who looks next: the run itself has ended
+        """Read the inbox once more, as after `RunWaiting`: signals from before the recorded end do not count, and their senders are told."""
+        with suppress(DetentError):  # otherwise the next reader refuses them: the run itself has ended
             if await run.world.absorb(run, fresh=True):
                 await run.journal.commit()
 
     def _run(self, journal: Journal) -> Run:
-        """Put together what the run works with; raise `ToolsMissing`, `UnknownName`, `ConfigError`."""
+        """Assemble what the run works with. Raise `ToolsMissing`, `UnknownName`, `ConfigError`."""
         parts = self.parts
         spec = journal.state.agent
         planner = NoPlanner(spec) if self.control.cancelled else self._planner_for(spec)
@@ -322,11 +322,11 @@ class Advancing:
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
-        """Load the run and take it on; `events` (inputs) are recorded first, and nothing else where `advance` is false.
+        """Load the run and continue it. `events` (inputs) are recorded first, and nothing else if `advance` is false.
 
-        A run that has nothing to do is left as it is. One that is to be cancelled needs none of its tools.
+        A run that has nothing to do is left as it is. A run that is to be cancelled needs none of its tools.
 
-        A finished run that is opened again starts without the signals that were left over; one that was given up takes them up.
+        A finished run that is opened again starts without the leftover signals; a run that was given up picks them up.
         """
         parts = self.parts
         state = await load_run(parts.store, self.run_id, artifacts=True)
@@ -348,11 +348,11 @@ class Advancing:
         if not self.control.cancelled:
             admission.refuse_control_in_reach(parts.store, parts.secrets, state.agent, tools)
             usable = admission.usable(state.agent, state.host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
-            for entry in state.agent.verify:  # a check that cannot be made here is refused before anything is recorded
+            for entry in state.agent.verify:  # if a check is not available here, refuse before anything is recorded
                 parts.answers.verifier_of(state.agent, entry)
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
-        bare = bool(self.control.cancelled)  # what ends it uses none of the code
+        bare = bool(self.control.cancelled)  # ending it uses none of the code
         digests, levels = (state.digests, state.levels) if bare else (digests_of(tools, parts, usable), levels_of(tools))
         for event in events:
             if isinstance(event, LevelsAccepted):
@@ -369,31 +369,31 @@ class Advancing:
             journal.record(event, scope=event.call.rsplit(".", 2)[0])
         journal.record(*events)
         if parts.tenants:
-            journal.release(None)  # what a worker that died has left; the records charge it now
+            journal.release(None)  # leftovers of a worker that died; the records charge it now
         if not advance:
             await journal.commit(durable=True)
             return journal.state
         return await self.go(journal, turns=turns)
 
     async def missed(self, state: RunState) -> bool:
-        """Whether a signal waits for the run, which has come to rest at `state` here: it came when the claim was about to be released.
+        """Whether a signal waits for the run, which came to rest at `state`: it arrived when the claim was about to be released.
 
-        Who goes on again does so inline, and begins with what the inbox holds then.
+        The caller then continues inline and starts with the present inbox.
         """
         if not self._decides or state.status == "running":
             return False
         self._inline, self.control.ready = True, False
         waiting: Sequence[Signal] = ()
-        with suppress(DetentError):  # else who looks next decides
+        with suppress(DetentError):  # otherwise the next reader decides
             waiting = (await self.parts.store.signals([self.run_id])).get(self.run_id, ())
         return any(not rules.early(signal, state, self.parts.clock.now()) for signal in waiting)
 
     async def _settled(self, state: RunState, left: Sequence[Signal]) -> list[ToolReconciled]:
-        """Ask the tools of calls in doubt what became of them; return what they know now. What a person has said of a call is not asked again."""
+        """Ask the tools about calls in doubt. Return what they know now. A call that a person has settled is not asked about again."""
         told = [signal.payload.get("call") for signal in left if signal.kind == "reconcile"]
         try:
             tools = tools_of(state, self.parts, missing_ok=True)
-        except UnknownName:  # without its kernel the run cannot go on, whatever became of the call
+        except UnknownName:  # without its kernel the run cannot continue, whatever happened to the call
             return []
         world = self._world(self.journal(state), NoPlanner(state.agent))
         found: list[ToolReconciled] = []
@@ -407,7 +407,7 @@ class Advancing:
         return found
 
     async def _stands(self, state: RunState, left: Sequence[Signal]) -> RunState:
-        """Leave the run as it is; drop what came for it and does not count, and put that on record."""
+        """Leave the run as it is. Drop the signals that do not count, and record that."""
         self._decides = True
         self.control.drop(left)
         if not left:
@@ -419,7 +419,7 @@ class Advancing:
 
 
 def bounds_after(budget: Budget, events: Iterable[AnyEvent | None]) -> Budget:
-    """Return the bounds of a run once these events have changed them."""
+    """Return the bounds of a run after these events."""
     for event in events:
         if isinstance(event, (BudgetChanged, RunReopened)) and event.budget is not None:
             budget = event.budget.over(budget)
@@ -429,13 +429,13 @@ def bounds_after(budget: Budget, events: Iterable[AnyEvent | None]) -> Budget:
 
 
 def ways_of(state: RunState, parts: Parts) -> tuple[Strategy, Callable[[str], Kernel]]:
-    """Return the strategy that the run began with and the kernels by name ("": the agent's, else the engine's own); raise `UnknownName`."""
+    """Return the strategy that the run began with, and the kernels by name ("": the agent's, else the engine's own). Raise `UnknownName`."""
     usual = kernel_of(state.agent, parts)
     return parts.strategies.get(state.agent.strategy), partial(kernel_named, usual, parts.kernels)
 
 
 def kernel_named(usual: Kernel, kernels: Names[Kernel], name: str) -> Kernel:
-    """Return the kernel of this name, "": the usual one; raise `UnknownName`."""
+    """Return the kernel of this name, "": the default one. Raise `UnknownName`."""
     return kernels.get(name) if name else usual
 
 
@@ -445,7 +445,7 @@ def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:
 
 
 def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -> Run:
-    """Put together what the passes of a run share: `tools` without those that only passes with another kernel have."""
+    """Assemble what the passes of a run share: `tools` without those that only passes with another kernel have."""
     agent: AgentSpec = journal.state.agent
     tools = held(tools, journal.state.levels)
     tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
@@ -466,7 +466,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
 
 
 class PassGuards:
-    """The guards of a run's passes (`Run.guards_with`): those of the house, those that the agent names, and what a pass brings; each once."""
+    """The guards of a run's passes (`Run.guards_with`): the engine's, the agent's, and those of the pass; each once."""
 
     __slots__ = ("_agent", "_house", "_parts", "_tools", "_usual")
 
@@ -476,7 +476,7 @@ class PassGuards:
         self._usual = self._found((), ())
 
     def __call__(self, more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
-        """Return the guards of a pass, whose kernel has `more` and whose strategy gives these names."""
+        """Return the guards of a pass. `more` are those of its kernel; its strategy gives these names."""
         return self._usual if not names and all(guard in self._house for guard in more) else self._found(more, names)
 
     def _found(self, more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
@@ -485,7 +485,7 @@ class PassGuards:
 
 
 def due(state: RunState, clock: Clock) -> list[Signal]:
-    """Return the timers and approval expiries whose time has come."""
+    """Return the timers and approval expiries that are due."""
     now = clock.now()
     if state.terminal:
         return []

@@ -1,7 +1,7 @@
-"""What runs of one agent have in common is kept once: ten thousand of them in progress hold one copy of their specification.
+"""Shares the common parts of an agent's runs: ten thousand runs in progress hold one copy of their specification.
 
-Runs are alike where agent, host, budget and digests are the same JSON. What is shared is for reading: planners, strategies and policies see it
-(`view.agent`), and one that writes to it is told so, instead of reaching into the runs of others.
+Runs share these parts if agent, host, budget and digests are the same JSON. The shared parts are read-only: planners, strategies and policies see
+them (`view.agent`). Writing to them raises an error instead of changing other runs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from detent.core.state import RunState
 from detent.ports.copies import kept
 
 MOST = 32
-"""So many different ones are remembered, the oldest are forgotten first."""
+"""How many different ones are remembered; the oldest are forgotten first."""
 
 
 class Alike:
-    """The common parts of the runs that began here of late, by their JSON."""
+    """The common parts of the runs that began here recently, by their JSON."""
 
     __slots__ = ("_encode", "_known")
 
@@ -28,7 +28,7 @@ class Alike:
         self._known: dict[bytes, dict[str, Any]] = {}
 
     def shared(self, state: RunState) -> RunState:
-        """Return the state with the parts that an earlier run like it has, too."""
+        """Return the state, sharing the parts that an earlier similar run has."""
         key = self._encode((state.agent, state.host, state.budget, state.digests, state.levels))
         if (known := self._known.get(key)) is None:
             agent = AgentSpec(**{field: kept(getattr(state.agent, field)) for field in AgentSpec.__struct_fields__})

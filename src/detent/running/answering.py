@@ -1,6 +1,6 @@
-"""What people answer to a run: whether that fits how the run stands, and then into its inbox.
+"""What people answer to a run: each answer is checked against the run's status, then put into its inbox.
 
-Each way in which an answer does not fit has a reason code of its own (`NotAllowedNow.reason_code`).
+Each reason why an answer does not fit has its own reason code (`NotAllowedNow.reason_code`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
 
 HEARD_S = 2.0
-"""How long who sends something to a run that somebody else advances waits to hear whether it counts."""
+"""How long a sender waits to hear whether a signal counts, while somebody else advances the run."""
 
 NOT_RECORDED = "not_recorded"
-"""The reason code of what was refused without a record."""
+"""The reason code of a refusal that was not recorded."""
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.1
 
@@ -65,12 +65,12 @@ async def approve(
     resume: bool = True,
     host: Host | None = None,
 ) -> Result:
-    """Approve exactly the stored call, or the call with other `args`; the run goes on unless `resume` is false.
+    """Approve exactly the stored call, or the call with other `args`. The run continues unless `resume` is false.
 
-    The current policy decides once more before the call runs: its deny or stop wins, else the approval holds. `digest` is that of what you
-    saw (`Approval.digest`: the arguments and the tool's declaration); without one, what is open now is approved. Raises `NotAllowedNow` with
-    a reason code of its own for a call that waits for nobody, is unknown, was decided already (also by the same person), has changed, or
-    whose request has expired, and for a name that is empty or mixes scripts.
+    The current policy decides once more before the call runs: its deny or stop wins, else the approval holds. `digest` is that of what you saw
+    (`Approval.digest`: the arguments and the tool's declaration); without one, the currently open request is approved. Raises `NotAllowedNow`, with a
+    separate reason code each, if the call waits for nobody, is unknown, was decided already (also by the same person) or has changed, if its request
+    has expired, or if the name is empty or mixes scripts.
     """
     answer: dict[str, Any] = {"decision": "approved"}
     if args is not None:
@@ -89,7 +89,7 @@ async def deny(
     resume: bool = True,
     host: Host | None = None,
 ) -> Result:
-    """Refuse the call; the reason is told to the planner, or the run stops (`on_reject` of the rule, else of the agent)."""
+    """Refuse the call. The planner gets the reason, or the run stops (`on_reject` of the rule, else of the agent)."""
     answer = {"decision": "denied", "reason": reason}
     return await _answer_approval(runtime, run_id, call_id, answer, by=by, digest=digest, resume=resume, host=host)
 
@@ -125,8 +125,8 @@ async def reconcile(
 ) -> Result:
     """Settle a call in doubt: it happened with `result`, or it did not (it is then run, with the same key). `by`: the user of this process.
 
-    It counts for the attempt that is in doubt now. Raises `NotAllowedNow` for a call that is not (`not_in_doubt`), or whose attempt is another
-    by the time it is taken up (`attempt_changed`).
+    The answer counts for the attempt that is in doubt now. Raises `NotAllowedNow` for a call that is not in doubt (`not_in_doubt`), or whose attempt
+    has changed before the run picks the answer up (`attempt_changed`).
     """
     state = await runtime.standing(run_id, host)
     known = state.call(call_id)
@@ -138,24 +138,24 @@ async def reconcile(
 async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Result:
     """End a run: the call in progress is asked to stop, then interrupted; a waiting or suspended run ends at once.
 
-    `by`: the user of this process. No call with an effect begins after this returned. `Result.answered` says whether this cancellation counts
-    (`refused` where the run ended, or was cancelled, before), or that it is posted where the process that advances the run has not heard yet.
+    `by`: the user of this process. No call with an effect begins after this returned. `Result.answered` says whether this cancellation counts:
+    `refused` if the run had ended or was cancelled before, `posted` if the process that advances the run has not read it yet.
     """
     state, signal = await runtime.standing(run_id, host), runtime.signal("cancel", {"why": why}, by=by or me())
     if state.terminal:
         if (control := runtime.parts.watcher.control(state.run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
             control.deliver([signal])
         return runtime.result(state)
-    first = msgspec.structs.replace(state, cancel=None)  # also a second one ends a run whose worker died over the first
+    first = msgspec.structs.replace(state, cancel=None)  # a second one also ends a run whose worker died handling the first
     return await _deliver(runtime, state, vetted(signal, first), resume=True)
 
 
 async def signal(runtime: Runtime, run_id: str, signal: Signal, *, host: Host | None = None) -> Answered:
-    """Put a signal into the run's inbox; whoever advances the run takes it up. Return what became of it, as far as that is known by then.
+    """Put a signal into the run's inbox, for whoever advances the run. Return the outcome, as far as it is known by then.
 
-    What a signal says passes the same rules here as what `approve`, `deny`, `reply`, `reconcile` and `cancel` send, and once more where it is
-    taken up: raises `NotAllowedNow`, with a reason code for each case. An approval carries the digest of what it answers
-    (`Approval.digest`). `via` is filled in here.
+    The signal must pass the same rules as what `approve`, `deny`, `reply`, `reconcile` and `cancel` send, here and again when the run picks it up:
+    raises `NotAllowedNow`, with a reason code for each case. An approval carries the digest of the request that it answers (`Approval.digest`). `via`
+    is filled in here.
     """
     state = await runtime.standing(run_id, host)
     admission.refuse_unstorable(**{"signal.id": signal.id})
@@ -166,29 +166,29 @@ async def signal(runtime: Runtime, run_id: str, signal: Signal, *, host: Host | 
         known = await decision(runtime.store, state.run_id, signal.id)
         if known is None:
             raise
-        return known  # it was taken up before: who posts it again is told nothing else
+        return known  # it was picked up before: posting it again returns the same answer
     result = await _deliver(runtime, state, passing, resume=False)
     return result.answered or Answered(signal=signal.id, outcome="posted")
 
 
 async def _send(runtime: Runtime, state: RunState, kind: str, payload: dict[str, Any], *, by: str, resume: bool) -> Result:
-    """Post what somebody says, where that fits how the run stands; take the run on unless somebody else does."""
+    """Post an answer if it fits the run's status. Continue the run unless somebody else does."""
     said = await _passing(runtime, state, runtime.signal(kind, payload, by=by))
     return await _deliver(runtime, state, said, resume=resume)
 
 
 async def _passing(runtime: Runtime, state: RunState, signal: Signal) -> Signal:
-    """Return the signal as it is posted; raise `NotAllowedNow` where it does not fit how the run stands or what waits in its inbox.
+    """Return the signal as it is posted. Raise `NotAllowedNow` if it does not fit the run's status or what waits in its inbox.
 
-    Where the same person has said the same before, and nobody has taken it up yet, it is that signal: who was interrupted may say it again.
+    If the same person sent the same answer before, and nobody has picked it up yet, return that signal: an interrupted sender may repeat it.
     """
     passing = vetted(signal, state, now=runtime.parts.clock.now())
     return said_before(state, (await runtime.store.signals([state.run_id])).get(state.run_id, []), passing) or passing
 
 
 async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume: bool) -> Result:
-    """Post a signal, take the run on unless somebody else does, and say what became of it; raise `NotAllowedNow` where it does not count."""
-    run_id, slot = state.run_id, signal.kind != "cancel"  # ending a run waits for no other
+    """Post a signal, continue the run unless somebody else does, and return the outcome. Raise `NotAllowedNow` if the signal does not count."""
+    run_id, slot = state.run_id, signal.kind != "cancel"  # ending a run waits for no other task
     await runtime.store.post(run_id, posted_to(run_id, signal))
     told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=partial(runtime.go_on, slot=slot) if resume else None)
     if told.outcome == "refused" and signal.kind != "cancel":
@@ -197,7 +197,7 @@ async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume:
 
 
 async def decided(runtime: Runtime, run_id: str, signal_id: str, *, host: Host | None = None) -> Answered:
-    """Return what became of what was sent to a run before (`Result.answered.signal`); of what is not decided yet, wait for that for 2 s."""
+    """Return the outcome of an earlier signal (`Result.answered.signal`). If it is not decided yet, wait up to 2 s."""
     told, _ = await _heard(runtime, await runtime.visible(run_id, host), signal_id)
     return told
 
@@ -205,17 +205,17 @@ async def decided(runtime: Runtime, run_id: str, signal_id: str, *, host: Host |
 async def _heard(
     runtime: Runtime, run_id: str, signal_id: str, *, after: int = 0, go_on: Callable[[str], Awaitable[Result]] | None = None
 ) -> tuple[Answered, Result | None]:
-    """Wait until it is decided whether a signal counts that was posted behind record `after`, at most `HEARD_S` seconds.
+    """Wait until it is decided whether a signal posted after record `after` counts, at most `HEARD_S` seconds.
 
-    Who advances the run decides. Where nobody does, `go_on` makes this process take the run on; what that came to is returned, too.
+    Whoever advances the run decides. If nobody does, `go_on` makes this process continue the run; its result is returned too.
     """
     store, loop, result, told = runtime.store, asyncio.get_running_loop(), None, None
     pause_s, until = FIRST_LOOK_S, loop.time() + HEARD_S
     while True:
         if (control := runtime.parts.watcher.control(run_id)) is not None:
-            control.notify((await store.signals([run_id])).get(run_id, []))  # those before it, too: in the store's order
+            control.notify((await store.signals([run_id])).get(run_id, []))  # including earlier ones: in the store's order
         elif go_on is not None and (pause_s == FIRST_LOOK_S or await decision(store, run_id, signal_id, after=after) is None):
-            # At the first look somebody else may have advanced it, and ended since: with the signal decided, nothing is left to do.
+            # Between the first check and now, another process may have advanced the run and ended: if the signal is decided, nothing is left to do.
             with contextlib.suppress(RunBusy):
                 result = await go_on(run_id)
         told = await decision(store, run_id, signal_id, after=after)
@@ -229,13 +229,13 @@ async def _heard(
 
 
 async def _advanced(store: EventStore, run_id: str) -> bool:
-    """Whether somebody may be advancing the run: one that waits is nobody's."""
+    """Whether somebody may be advancing the run; nobody advances a waiting one."""
     head = await store.head(run_id)
     return head is not None and head.status == "running"
 
 
 async def decision(store: EventStore, run_id: str, signal_id: str, *, after: int = 0) -> Answered | None:
-    """Return whether the log, behind record `after`, has a signal as one that counts; None where it does not have it."""
+    """Return whether the log counts the signal after record `after`; None if the log does not have it."""
     for line in await store.read(run_id, after=after):
         event: Any = read_record(line).event if b'"signal":' in line else None
         if getattr(event, "signal", "") != signal_id[:LONGEST]:
@@ -247,21 +247,21 @@ async def decision(store: EventStore, run_id: str, signal_id: str, *, after: int
 
 
 async def _dropped(store: EventStore, run_id: str, signal_id: str, *, after: int) -> Answered | None:
-    """Return what is known of a signal that the log did not have just now: None where it waits in the inbox."""
+    """Return what is known of a signal that the log did not have just now: None if it waits in the inbox."""
     if any(signal.id == signal_id for signal in (await store.signals([run_id])).get(run_id, [])):
         return None
-    why = f"run {run_id!r} has refused {MOST_REFUSED} answers, and does not record why it refuses more of them"
+    why = f"run {run_id!r} has refused {MOST_REFUSED} answers, and no longer records why it refuses one"
     unsaid = Answered(signal=signal_id, outcome="refused", code=NOT_RECORDED, why=why)
     return await decision(store, run_id, signal_id, after=after) or unsaid
 
 
 def meant(state: RunState, ask_id: str) -> str:
-    """Return which question is answered, the only open one where `ask_id` is ""; raise `NotAllowedNow`."""
+    """Return the id of the answered question: the only open one if `ask_id` is "". Raise `NotAllowedNow`."""
     run_id, asks = state.run_id, {} if state.terminal else state.asks
     if not ask_id and len(asks) == 1:
         ask_id = next(iter(asks))
     if ask_id not in asks:
-        which = f" {ask_id!r}" if ask_id else "" if not asks else " that could be the only one meant; name it (ask_id=..., --ask ID)"
+        which = f" {ask_id!r}" if ask_id else "" if not asks else " that is the only one; name it (ask_id=..., --ask ID)"
         ended = f": the run is {state.status}" if state.terminal else ""
         why = f"run {run_id!r} has no open question{which} (open: {', '.join(asks) or 'none'}){ended}"
         raise NotAllowedNow(run_id, why, reason_code="not_asked")
@@ -269,9 +269,9 @@ def meant(state: RunState, ask_id: str) -> str:
 
 
 def said_before(state: RunState, waiting: Sequence[Signal], signal: Signal) -> Signal | None:
-    """Return the signal that says the same, by the same person, and that nobody has taken up yet; None where there is none.
+    """Return an equal signal by the same person that nobody has picked up yet; None if there is none.
 
-    Raise `NotAllowedNow` for an answer to what is answered by another such signal: the first reply to a question counts.
+    Raise `NotAllowedNow` if another such signal already answers the same: the first reply to a question counts.
     """
     run_id, payload = state.run_id, signal.payload
     asked = state.approvals.get(payload.get("call", ""))
@@ -287,26 +287,22 @@ def said_before(state: RunState, waiting: Sequence[Signal], signal: Signal) -> S
         if one.kind == "approval" and asked is not None and one.payload["call"] == asked.call:
             said = one.payload["decision"]
             if said != "expired" and (asked.approvers == 1 or one.by == signal.by or said != "approved" or "args" in one.payload):
-                why = (
-                    f"call {asked.call!r} of run {run_id!r} was {said} by {one.by} already; the decision is taken up when the run goes on "
-                )
+                why = f"call {asked.call!r} of run {run_id!r} was {said} by {one.by} already; the decision takes effect when the run continues "
                 raise NotAllowedNow(run_id, f"{why}(`detent resume {run_id}`)", reason_code="approval_already_decided")
         elif one.kind == "reply" and one.payload["ask_id"] == payload["ask_id"]:
-            why = (
-                f"question {payload['ask_id']!r} of run {run_id!r} was answered by {one.by} already; that is taken up when the run goes on "
-            )
+            why = f"question {payload['ask_id']!r} of run {run_id!r} was answered by {one.by} already; the answer takes effect when the run continues "
             raise NotAllowedNow(run_id, f"{why}(`detent resume {run_id}`)", reason_code="already_replied")
     return None
 
 
 def refuse_reopening(state: RunState, budget: Budget, now: datetime, *, ceiling: int) -> None:
-    """Raise `NotAllowedNow` for a run that cannot be opened again with `budget` over its own: it has not ended, or a bound is used up.
+    """Raise `NotAllowedNow` if a run cannot be opened again with `budget` over its own: it has not ended, or a bound is used up.
 
-    Raises `BudgetRefused` for a budget that is none.
+    Raises `BudgetRefused` for an invalid budget.
     """
     run_id = state.run_id
     if state.status not in ("failed", "stopped", "waiting_for_operator"):
-        why = f"run {run_id!r} is {state.status}; only a failed or stopped run, or one that its workers gave up, is opened again"
+        why = f"run {run_id!r} is {state.status}; only a failed or stopped run, or one that its workers gave up, can be opened again"
         raise NotAllowedNow(run_id, why, reason_code="not_reopenable")
     merged = checked(budget, ceiling=ceiling).over(state.budget)
     total_s = (state.running_ms + away_ms(state, now)) / 1000  # as the reopened run counts it

@@ -1,7 +1,7 @@
-"""The artifacts that a log names: whether each of them is there and is what was stored, and reading one.
+"""The artifacts that a log names: checks that each one exists and is what was stored, and reads them.
 
-An artifact is kept under the SHA-256 of its content and named by that in the log, so the digest chain covers it. Every read of a store compares
-the two (`ports.stores.intact`). A run is not resumed, forked, replayed, copied or archived while one that it names is missing or altered.
+An artifact is stored and named in the log by the SHA-256 of its content, so the digest chain covers it. Every read of a store compares the two
+(`ports.stores.intact`). A run is not resumed, forked, replayed, copied or archived while one of its artifacts is missing or altered.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from detent.running.lineage import SECRET, Segment, ends_with, find_blob, segmen
 
 _PLACEHOLDER = re.compile(rb"<secret:([0-9a-f]{24})>")
 _NAMES = (b'"artifact":{', b'"files":[{')
-"""One of these stands in each line that names an artifact, and in some others."""
+"""Each line that names an artifact contains one of these; some other lines do too."""
 
 
 async def artifact(store: EventStore, state: RunState, key: str) -> bytes:
-    """Return an artifact that the run's log names; raise `CorruptLog` where it is missing or altered."""
+    """Return an artifact that the run's log names. Raise `CorruptLog` if it is missing or altered."""
     data = await find_blob(store, state, key)
     if data is None:
         raise CorruptLog(state.run_id, 0, _missing(key))
@@ -30,7 +30,7 @@ async def artifact(store: EventStore, state: RunState, key: str) -> bytes:
 
 
 async def read_whole(store: EventStore, run_id: str) -> list[bytes]:
-    """Return a run's log; raise `CorruptLog` where it does not have all that is known to have been durable."""
+    """Return a run's log. Raise `CorruptLog` if it lacks records that are known to have been durable."""
     sealed = await store.sealed(run_id)
     lines = await store.read(run_id)
     if problem := cut(lines, sealed):
@@ -39,27 +39,27 @@ async def read_whole(store: EventStore, run_id: str) -> list[bytes]:
 
 
 def cut(lines: Sequence[bytes], sealed: tuple[int, str] | None) -> str:
-    """Return how a log contradicts what was sealed before it was read, "" where it does not."""
+    """Return how a log contradicts what was sealed before it was read, "" if it does not."""
     records, digest = sealed or (0, "")
     if len(lines) < records:
         return f"its log has {len(lines)} records, and {records} were durable: the end was cut off"
     if digest and not ends_with(lines[records - 1], digest):
-        return f"its record {records} has another digest than the one that was durable: {digest}"
+        return f"the digest of its record {records} is not the durable one: {digest}"
     return ""
 
 
 async def refuse_damaged(store: EventStore, run_id: str, lines: Sequence[bytes]) -> None:
-    """Raise `CorruptLog` for the first artifact of these lines, or of what a fork goes on from, that is missing or altered."""
+    """Raise `CorruptLog` for the first missing or altered artifact of these lines, or of the records that a fork continues from."""
     async for problem in damaged(store, run_id, lines):
         raise problem
 
 
 async def damaged(store: EventStore, run_id: str, lines: Sequence[bytes]) -> AsyncGenerator[CorruptLog]:
-    """Yield what is wrong with each artifact that the lines of a run name, or those that a fork goes on from; every byte is read."""
+    """Yield the fault of each artifact that a run's lines name, or the records that a fork continues from; every byte is read."""
     try:
         above = await segments(store, run_id, lines)
         complete = True
-    except RunErased:  # what an erased ancestor had is gone on purpose
+    except RunErased:  # an erased ancestor's artifacts are gone on purpose
         above, complete = [], False
     places = [run_id, *(one.run_id for one in reversed(above))]
     known: set[str] = set()
@@ -96,7 +96,7 @@ def named_in(lines: Sequence[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def _named_by(event: AnyEvent | None) -> Iterator[str]:
-    """Yield the keys that an event names: of a result that was too large, and of the files that a model made."""
+    """Yield the keys that an event names: of results that were too large, and of files that a model created."""
     if isinstance(event, ToolFinished) and event.artifact is not None:
         yield event.artifact.key
     elif isinstance(event, Planned):

@@ -1,7 +1,7 @@
-"""How often a run was taken up in vain: what its log says of that, whoever took it up.
+"""Counts attempts that made no progress, from the log.
 
-`RunResumed` says that a run was taken up. How many of these stand at the end of a log, without anything that came of them, is how often that
-was in vain. One that was stopped in good order (SIGTERM, Ctrl-C) was not in vain: that stands behind it, in another `RunResumed`.
+Each resumption records `RunResumed`. The number of these at the end of a log, with no progress after them, is the number of failed attempts. An
+attempt that was stopped in good order (SIGTERM, Ctrl-C) does not count: another `RunResumed` after it says so.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from detent.core.codec import read_record
 from detent.ports import EventStore, Tries
 
 TAIL = 64
-"""How many records at the end of a log are looked at for earlier attempts."""
+"""How many records at the end of a log are searched for earlier attempts."""
 NOTHING_CAME_OF_IT = (e.RunResumed, e.ToolStarted, e.ModelCallStarted, e.ToolReconciled)
-"""What a worker records that gets no further than the one before it."""
+"""The events of a worker that gets no further than the one before it."""
 
 
 async def tries_of(store: EventStore, run_id: str) -> tuple[Tries, int]:
-    """Return how often a run was taken up in vain, and how many records its log has."""
+    """Return the number of attempts without progress, and the number of records in the log."""
     head = await store.head(run_id)
     records = head.records if head is not None else 0
     lines = await store.read(run_id, after=max(1, records - TAIL)) if records > 1 else []
@@ -25,7 +25,7 @@ async def tries_of(store: EventStore, run_id: str) -> tuple[Tries, int]:
     for line in reversed(lines):
         try:
             record = read_record(line)
-        except ValueError:  # msgspec's errors are ValueErrors; whoever advances the run says what is wrong with it
+        except ValueError:  # msgspec's errors are ValueErrors; whoever advances the run reports the fault
             break
         if not isinstance(record.event, NOTHING_CAME_OF_IT):
             break

@@ -1,8 +1,7 @@
-"""What a fork begins with: the state that its parent had come to, made the beginning of a run of its own, and changed by the edits. Pure.
+"""What a fork begins with: its parent's state, made the beginning of a new run and changed by the edits. Pure.
 
-What waits, what was asked of people, and what is charged belongs to the parent and stays there; a control action whose wait was open is
-carried out again, a call that has not begun is decided again. Finished passes and recorded values are kept, so that the strategy comes to
-where it was without doing anything twice.
+Waits, questions to people, and charges belong to the parent and stay there. A control action whose wait was open is executed again, and a call that
+has not begun is decided again. Finished passes and recorded values are kept, so the strategy gets back to where it was without doing anything twice.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ replace = msgspec.structs.replace
 
 OF_AGENT = tuple(field for field in AgentSpec.__struct_fields__ if field not in ("name", "budget", "meta"))
 EDITABLE = ("goal", "budget", "variables", "results", "replies", *OF_AGENT)
-"""What edits may name: parts of the agent by their names, and these."""
+"""What edits may name beside the parts of the agent."""
 
 _DECIDED = ("policy_stopped", "approval_rejected", "approval_expired")
 _BY_CALL = ("fatal_tool_error", "policy_denied", "done_tool")
@@ -41,7 +40,7 @@ _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
-    """Return what the first record of the fork `run_id` is folded onto; `state` is that of the parent after record `forked.sequence`.
+    """Return the state that the first record of the fork `run_id` is folded onto; `state` is that of the parent after record `forked.sequence`.
 
     Raise `IllegalEvent` for edits that do not fit it.
     """
@@ -52,7 +51,7 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
     state = _outcomes(replace(state, status="running", budget=_budget(state, forked)), forked)
     passes = {scope: _branched(known, state, forked, again=scope in again) for scope, known in state.passes.items()}
     repeated = forked.repeats and (reopened or state.openings > 1)
-    if repeated or forked.edits.keys() - {"budget"}:  # what the strategy gives its passes may be other input, on purpose
+    if repeated or forked.edits.keys() - {"budget"}:  # the strategy may give its passes other input, on purpose
         passes = {scope: replace(known, digest="") for scope, known in passes.items()}
     base = replace(
         state,
@@ -93,13 +92,13 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
 
 
 def _used(state: RunState) -> Usage:
-    """Return what the parent has used, without the readings that had begun and have no outcome: the fork makes them, and counts them."""
+    """Return the parent's usage without readings that had begun and have no outcome: the fork makes them, and counts them."""
     begun = sum(call.status == "started" for known in state.passes.values() for call in known.calls.values())
     return replace(state.usage, tool_calls=state.usage.tool_calls - begun) if begun else state.usage
 
 
 def _branched(known: KernelState, state: RunState, forked: Forked, *, again: bool) -> KernelState:
-    """Return a pass as the fork begins with it; `again`: it had failed with its run, and continues."""
+    """Return a pass as the fork begins with it; `again`: it failed with its run, and continues."""
     calls = {call_id: call if call.status == "finished" else _undecided(call) for call_id, call in known.calls.items()}
     now = replace(
         known,
@@ -122,12 +121,12 @@ def _branched(known: KernelState, state: RunState, forked: Forked, *, again: boo
 
 
 def _undecided(call: CallState) -> CallState:
-    """Return a call that has no outcome as it was before anybody decided on it."""
+    """Return a call without an outcome as it was before anybody decided on it."""
     return replace(call, status="planned", attempt=0, key="", digest="", refused="", approved_by=(), why="")
 
 
 def _waits(known: KernelState, state: RunState) -> bool:
-    """Whether the pass waits for what its control action asked for; the fork asks for it again."""
+    """Whether the pass waits for the result of its control action; the fork asks for it again."""
     if known.plan is None or not known.plan.actions or known.status in CLOSED:
         return False
     match known.plan.actions[0]:
@@ -145,18 +144,18 @@ def _waits(known: KernelState, state: RunState) -> bool:
 
 
 def checked_edits(edits: Mapping[str, Any], agent: AgentSpec) -> dict[str, Any]:
-    """Return edits as they stand in the log, plain JSON data; raise `ConfigError` for what cannot be edited so, `BudgetRefused`."""
+    """Return edits as the log records them, as plain JSON data. Raise `ConfigError` for invalid edits, `BudgetRefused`."""
     for name in edits:
         if name not in EDITABLE:
             raise UnknownName("part of a run to edit", name, EDITABLE)
     if problem := json_problem(dict(edits)):
-        raise ConfigError(f"edits must be JSON data, because they stand in the log: {problem}")
+        raise ConfigError(f"edits must be JSON data, because the log records them: {problem}")
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(edits))
     for name, wanted in (("variables", dict), ("results", dict), ("replies", dict), ("budget", dict), ("goal", str)):
         if name in plain and not isinstance(plain[name], wanted):
             raise ConfigError(f"the edit of {name!r} is {plain[name]!r}; give {'text' if wanted is str else 'an object'}")
     if "goal" in plain and not plain["goal"].strip():
-        raise ConfigError("the edited goal is empty; say what is to be achieved")
+        raise ConfigError("the edited goal is empty; say what to achieve")
     if "budget" in plain:
         unknown = [field for field in plain["budget"] if field not in Budget.__struct_fields__]
         if unknown:
@@ -191,7 +190,7 @@ def _budget(state: RunState, forked: Forked) -> Budget:
 
 
 def _outcomes(state: RunState, forked: Forked) -> RunState:
-    """Give open questions and calls without an outcome those that the edits name."""
+    """Fill in the open questions and the calls without an outcome that the edits name."""
     events: list[tuple[str, AnyEvent]] = []
     for ask, reply in forked.edits.get("replies", {}).items():
         if ask in state.asks:
@@ -209,7 +208,7 @@ def _outcomes(state: RunState, forked: Forked) -> RunState:
 
 
 def outcome_of(value: Any) -> tuple[msgspec.Raw, ToolError | None]:
-    """Return what an edited result stands for: a JSON value, or {"error": TEXT or {"code", "message"}} for a failure."""
+    """Return what an edited result means: a JSON value, or {"error": TEXT or {"code", "message"}} for a failure."""
     if not isinstance(value, dict) or set(cast("dict[str, Any]", value)) != {"error"}:
         return msgspec.Raw(msgspec.json.encode(value)), None
     said = cast("dict[str, Any]", value)["error"]
@@ -220,7 +219,7 @@ def outcome_of(value: Any) -> tuple[msgspec.Raw, ToolError | None]:
 
 
 def _changed(base: RunState, edits: Mapping[str, Any]) -> RunState:
-    """Apply what the edits change of the run as a whole, and of outcomes that were there."""
+    """Apply the edits of the run as a whole, and of existing outcomes."""
     goal = edits.get("goal", base.goal)
     agent = edited_agent(base.agent, edits)
     passes = base.passes
@@ -246,14 +245,14 @@ def _changed(base: RunState, edits: Mapping[str, Any]) -> RunState:
 
 
 def _told(steps: Seq[Item], old: str, new: str) -> Seq[Item]:
-    """Return a transcript that begins with the goal as it is now; one that begins with a task of its own stays."""
+    """Return a transcript that begins with the present goal. If it begins with a task of its own, that stays."""
     if not steps or steps[0].text != old:
         return steps
     return Seq([replace(steps[0], text=new), *steps[1:]])
 
 
 def _with_reply(known: KernelState, iteration: int, reply: Any) -> KernelState:
-    """Return the pass with what the user said in that turn replaced."""
+    """Return the pass with the user's words of that turn replaced."""
     text = reply if isinstance(reply, str) else msgspec.json.encode(reply).decode()
     return replace(
         known,
@@ -262,7 +261,7 @@ def _with_reply(known: KernelState, iteration: int, reply: Any) -> KernelState:
 
 
 def _with_result(known: KernelState, call_id: str, value: Any) -> KernelState:
-    """Return the pass with another outcome of a call that had one."""
+    """Return the pass with another outcome for a call that had one."""
     old = next((item for item in known.results if item.call_id == call_id), None)
     current = known.calls.get(call_id)
     old = current.item if old is None and current is not None else old

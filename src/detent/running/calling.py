@@ -1,4 +1,4 @@
-"""The live world's calls of tools: an attempt, what became of an earlier one, and what a tool is given for it."""
+"""Calls of tools in the live world: running an attempt, asking about an earlier one, and what a tool gets for it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from detent.secrecy.redact import hidden
 from detent.secrecy.vault import Vault
 
 SETTLE_S = 60.0
-"""How long the `reconcile` of a tool without a timeout of its own is waited for."""
-_CHANGED = "not run: somebody wrote to the arguments in the run's state after the call was decided; state is for reading"
+"""How long to wait for the `reconcile` of a tool without its own timeout."""
+_CHANGED = "not run: the arguments in the run's state were changed after the call was decided; state is read-only"
 
 
 class Calls(Values):
-    """What carries out the calls of one run."""
+    """Executes the calls of one run."""
 
     __slots__ = ("_chunk", "_clock", "_recorded", "_source", "_vault", "control")
 
@@ -50,7 +50,7 @@ class Calls(Values):
         self._recorded: Recorded | None = None
 
     async def attempt(self, tool: Tool, call: CallState, context: KernelContext) -> ToolOutcome:
-        """Run a tool once; an interruption leaves an effect in doubt. Model calls that it leaves open are given up with it."""
+        """Run a tool once. An interruption leaves an effect in doubt. Model calls that it leaves open are given up with it."""
         if self._journal.state.fork_effects and (answered := await self._not_executed(tool, call)) is not None:
             return answered
         if call.digest and digest_of([call.tool, call.args]) != call.digest:
@@ -87,7 +87,7 @@ class Calls(Values):
         return msgspec.structs.replace(outcome, latency_ms=round((self._clock.monotonic() - started) * 1000, 3))
 
     async def _not_executed(self, tool: Tool, call: CallState) -> ToolOutcome | None:
-        """Return how a call of a fork ends without being executed; None where it is to be executed."""
+        """Return how a call of a fork ends without being executed; None if it is to be executed."""
         state = self._run()
         if state.fork_effects not in ("dry_run", "reuse") or tool.spec.read_only:
             return None
@@ -95,7 +95,7 @@ class Calls(Values):
         return self._recorded.outcome(call) or (stub(call.tool) if state.fork_effects == "dry_run" else None)
 
     async def settle(self, tool: Tool, call: CallState) -> ToolReconciled | None:
-        """Ask the tool what became of an earlier attempt; a cancellation ends that after the grace of a call, as does the end of the run's time."""
+        """Ask the tool about an earlier attempt. A cancellation ends that after the grace of a call, and so does the end of the run's time."""
         if await self._not_executed(tool, call) is not None:
             return ToolReconciled(call=call.call_id, outcome="again", source="reconcile")
         with self.control.during():
@@ -113,7 +113,7 @@ class Calls(Values):
         return ToolReconciled(call=call.call_id, outcome="happened", source="reconcile", result=done.result, error=done.error)
 
     def _settle_s(self, tool: Tool) -> float | None:
-        """Return how long `reconcile` may take beside the tool's own limit: the time that the run has left, and the grace in any case."""
+        """Return how long `reconcile` may take beside the tool's own limit: the run's remaining time, plus the grace in any case."""
         left = self.control.time_left()
         limits = [SETTLE_S] if tool.spec.timeout_s is None else []
         return min([*limits, *([] if left is None else [max(left, self.control.grace_s)])], default=None)
@@ -126,7 +126,7 @@ class Calls(Values):
         return self._vault
 
     def models(self, context: KernelContext) -> Any:
-        """Return the way to models for the pass of `context`."""
+        """Return the access to models for the pass of `context`."""
         raise NotImplementedError
 
     def _context(self, tool: Tool, call: CallState, deadline_s: float | None, models: Callable[[], Models] | None = None) -> ToolContext:
@@ -154,7 +154,7 @@ class Calls(Values):
             if item.call_id == call_id:
                 return await self.full(item)
         known = ", ".join(item.call_id for item in items[-10:]) or "none yet"
-        raise ToolFailed(f"no result is kept under {call_id!r}; the latest: {known}", error_code="result_not_found")
+        raise ToolFailed(f"no result is stored under {call_id!r}; the latest: {known}", error_code="result_not_found")
 
     def _progress(self, call: CallState, state: RunState) -> Callable[[Any], None]:
         loop, emit = asyncio.get_running_loop(), self._chunk
@@ -167,7 +167,7 @@ class Calls(Values):
 
 
 def _piece(kind: Literal["tool", "progress"], call: CallState, state: RunState, content: Any) -> Chunk:
-    """Return what observers are told of a call while it runs."""
+    """Return what observers see of a call while it runs."""
     scope, iteration, _ = call.call_id.rsplit(".", 2)
     return Chunk(
         kind=kind,

@@ -1,11 +1,10 @@
-"""How the outside reaches a run that is being advanced: signals are handed over, and a call in progress is interrupted.
+"""How the outside reaches a run that is being advanced: it delivers signals and interrupts a call in progress.
 
-A cancelled run asks its tool to stop (its context's `cancelled` flag). After the grace it cancels the tool's task, and what the tool may have
-done is in doubt.
+A cancelled run asks its tool to stop (its context's `cancelled` flag). After the grace it cancels the tool's task, and the tool's effect is in doubt.
 
 A run that stops (`drain`) begins nothing more. It cuts off reads and model calls at once, and lets calls with an effect finish. Such a call is in
-progress from before its intent is recorded until its outcome is (`effects`). When the last of them is recorded, or the time is up, or somebody
-stops the run again, it is cut (`suspend`).
+progress from before its intent is recorded until its outcome is (`effects`). When the last of them is recorded, or the time is up, or somebody stops
+the run again, it is cut (`suspend`).
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from detent.running.rules import cancels
 
 log = logging.getLogger("detent")
 CALLER_GONE = "its caller was cancelled"
-"""Why a run stops whose caller hears of a cancellation, and not of a suspension."""
+"""The reason for stopping a run whose caller gets a cancellation instead of a suspension."""
 CUT_OFF = "; cut off: "
-"""Between the reason why a run is suspended and its calls that did not finish."""
+"""Separates the reason of a suspension from the calls that did not finish."""
 
 _NONE: frozenset[str] = frozenset()
 
 
 def _unbounded() -> None:
-    """Return None: a run that has no world yet has no time either."""
+    """Return None: a run without a world has no time limit yet."""
 
 
 class Section:
-    """What may be interrupted, in the task that has entered it. `pending` is a cancellation of its own that nobody has taken back."""
+    """A part of the task that entered it, which may be interrupted. `pending` is its own cancellation that nobody has taken back."""
 
     __slots__ = ("_control", "grace_s", "pending", "task")
 
@@ -49,11 +48,11 @@ class Section:
     def __exit__(self, *_: object) -> None:
         self._control.sections.remove(self)
         if self.pending and self.task is not None:
-            self.task.uncancel()  # it was swallowed: who awaits this task next is not to take it for somebody else's
+            self.task.uncancel()  # it was swallowed: whoever awaits this task next must not take it for someone else's
 
 
 class Finishing(NamedTuple):
-    """A call that a stopping run still waits for, and for how long at most."""
+    """A call that a stopping run still waits for, and the longest wait."""
 
     run_id: str
     call: Effect
@@ -61,7 +60,7 @@ class Finishing(NamedTuple):
 
 
 class Control:
-    """One run's line to the outside while it is being advanced in this process; `sections` are those that are open."""
+    """One run's connection to the outside while this process advances it; `sections` are the open ones."""
 
     __slots__ = (
         "__weakref__",
@@ -85,7 +84,7 @@ class Control:
     )
 
     def __init__(self, run_id: str = "", *, grace_s: float = GRACE_S, drain_s: float = DRAIN_S, doing: str = "") -> None:
-        """`doing` says for what a run is held that is not advanced."""
+        """Set up the control. `doing` names the reason for holding a run that is not advanced."""
         self.run_id, self.cancelled, self.doing = run_id, Cancellation(), doing
         self.grace_s, self.drain_s = grace_s, drain_s
         self.stop: str = ""
@@ -101,7 +100,7 @@ class Control:
         self.forget_time()
 
     def forget_time(self) -> None:
-        """Have no bound of time, until the world of the run sets one: `time_left` is in seconds, `late` what to raise where it is up."""
+        """Have no time limit until the run's world sets one: `time_left` is in seconds, `late` returns the error to raise when it is up."""
         self.time_left: Callable[[], float | None] = _unbounded
         self.late: Callable[[], BaseException | None] = _unbounded
 
@@ -115,14 +114,14 @@ class Control:
         return self._task is not None
 
     def detach(self) -> None:
-        """The run is not advanced any more: forget its time and its calls."""
+        """Forget the run's time and calls: it is not advanced any more."""
         self.forget_time()
         self.effects.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     def deliver(self, signals: Sequence[Signal]) -> None:
-        """Hand signals over; a cancellation interrupts the calls in progress, and those in `told` are called."""
+        """Deliver signals. A cancellation interrupts the calls in progress, and the functions in `told` are called."""
         for signal in signals:
             if signal.id in self._taken:
                 continue
@@ -135,12 +134,12 @@ class Control:
                     tell()
 
     def notify(self, signals: Sequence[Signal]) -> None:
-        """Hand over what waits in the inbox, once the run is `ready`: who takes it on decides first what of that concerns this opening."""
+        """Deliver what waits in the inbox once the run is `ready`: the process that resumes it first decides which signals concern this opening."""
         if self.ready:
             self.deliver(signals)
 
     def drop(self, signals: Sequence[Signal]) -> list[Signal]:
-        """Never hand these signals over; return those that were not handed over before."""
+        """Never deliver these signals. Return those that were not delivered before."""
         dropped = [signal for signal in signals if signal.id not in self._taken]
         self._taken |= {signal.id for signal in dropped}
         for signal in dropped:
@@ -153,7 +152,7 @@ class Control:
         return bool(self._signals)
 
     def take(self, early: Callable[[Signal], bool]) -> list[Signal]:
-        """Return and forget what was delivered; what is `early` is forgotten, too, and delivered again."""
+        """Return and forget the delivered signals. `early` ones are forgotten too, and delivered again."""
         if not self._signals:
             return []
         taken = [signal for signal in self._signals.values() if not early(signal)]
@@ -162,11 +161,11 @@ class Control:
         return taken
 
     def during(self, grace_s: float | None = None) -> Section:
-        """Use as `with control.during(grace):` around what may be interrupted in this task, after that grace."""
+        """Mark a part of this task that may be interrupted, after that grace. Use as `with control.during(grace):`."""
         return Section(self, grace_s)
 
     def enter(self, section: Section) -> None:
-        """Begin a section; where the run is cancelled already, it is interrupted, too."""
+        """Begin a section. If the run is cancelled already, interrupt it too."""
         self.sections.append(section)
         if self.cancelled:
             self._interrupt(section)
@@ -181,12 +180,12 @@ class Control:
         return [Finishing(self.run_id, effect, left_s) for effect in self.effects.awaited()]
 
     def _ended(self) -> None:
-        """A call with an effect is over. The task of the last one ends by itself; the run's own task is cut if it is another one."""
+        """Note that a call with an effect is over. The task of the last one ends by itself; the run's own task is cut if it is another one."""
         if not self.effects.awaited() and self._task is not asyncio.current_task():
             self.suspend(self.stop)
 
     def drain(self, why: str, drain_s: float | None = None) -> None:
-        """Begin nothing more, let calls with an effect finish for at most `drain_s` seconds, then suspend. A run that stops already is left alone."""
+        """Begin nothing more, let calls with an effect finish for at most `drain_s` seconds, then suspend. A stopping run is left alone."""
         drain_s = self.drain_s if drain_s is None else drain_s
         if self.stop:
             return
@@ -204,7 +203,7 @@ class Control:
         log.warning("run %s stops (%s): finishing %s, for at most %g s", self.run_id, why, said, drain_s, extra={"drain_s": drain_s})
 
     def suspend(self, why: str) -> None:
-        """Stop advancing the run now; nothing is finished."""
+        """Stop advancing the run now; unfinished work stays unfinished."""
         cut = ", ".join(str(one.call) for one in self.finishing())
         self.stop = f"{why}{CUT_OFF}{cut}" if cut else self.stop or why
         self._until = 0.0
@@ -217,13 +216,13 @@ class Control:
         asyncio.get_running_loop().call_later(grace_s, self._cancel_if_open, section)
 
     def _cancel_if_open(self, section: Section) -> None:
-        """Cancel the task of a section that it is still in: what else goes on, a commit of a pass beside it, is none of this."""
+        """Cancel the task of a section if it is still inside: its other work, such as a commit of a pass beside it, is not affected."""
         if section.task is not None and section in self.sections:
             section.task.cancel()
             section.pending = True
 
     def interrupted(self) -> bool:
-        """Whether a `CancelledError` that just arrived is this control's own; if so it is spent."""
+        """Return whether a `CancelledError` that just arrived is this control's own. If so, it is used up."""
         if not self.cancelled or self.stop:
             return False
         if (task := asyncio.current_task()) is not None:

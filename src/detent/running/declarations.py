@@ -1,6 +1,6 @@
-"""What tools declare, and what a run holds them to: a level that was lowered meanwhile counts only once a person has accepted that.
+"""What tools declare, and what a run holds them to: a level that was lowered since counts only once a person has accepted it.
 
-The levels that hold stand in the log (`RunStarted.levels`, `RunResumed.levels`, `LevelsAccepted`), so a replay decides by the same ones.
+The log has the current levels (`RunStarted.levels`, `RunResumed.levels`, `LevelsAccepted`), so a replay decides by the same ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asks(self) -> Callable[[dict[str, Any]], str] | None:
-        """What says whether a call must be approved whatever the policy allows, as the tool has it."""
+        """The tool's own function that says whether a call needs approval, whatever the policy allows."""
         return asks_of(self.tool)
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -38,12 +38,12 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         return await self.tool.run(args, context)
 
     async def settle(self, context: ToolContext) -> ToolOutcome | None:
-        """Ask the tool what became of an earlier attempt."""
+        """Ask the tool about an earlier attempt."""
         return await self.tool.settle(context)
 
 
 def held(tools: dict[str, Tool], levels: Mapping[str, SideEffect]) -> dict[str, Tool]:
-    """Return the tools at the levels that hold in the run; one that nothing is recorded of, and a meta-tool, is as it declares."""
+    """Return the tools at the levels of the run. A tool without a recorded level, and a meta-tool, keeps the level that it declares."""
     others: dict[str, Tool] = {}
     for name, tool in tools.items():
         level = levels.get(name, tool.spec.side_effect)
@@ -58,7 +58,7 @@ def levels_of(tools: Mapping[str, Tool]) -> dict[str, SideEffect]:
 
 
 def declared_of(tools: dict[str, Tool]) -> dict[str, Any]:
-    """Return what MCP servers declare of these tools, as it is recorded."""
+    """Return what MCP servers declare of these tools, in recorded form."""
     return {name: {**_beside_defaults(tool.spec), "name": name} for name, tool in tools.items() if tool.spec.server}
 
 
@@ -69,7 +69,7 @@ def _beside_defaults(spec: ToolSpec) -> dict[str, Any]:
 
 
 def resumption(state: RunState, digests: dict[str, str], levels: Mapping[str, SideEffect], *, worker: str) -> RunResumed:
-    """Return the record of taking the run up with code of these digests and levels: what differs from what holds in the run."""
+    """Return the record of resuming the run with code of these digests and levels: the differences from those of the run."""
     changed = tuple(sorted(k for k in {*digests, *state.digests} if digests.get(k) != state.digests.get(k)))
     strict: dict[str, SideEffect] = {name: level for name, level in levels.items() if rank(level) > rank(state.levels.get(name))}
     lowered: dict[str, SideEffect] = {
@@ -86,7 +86,7 @@ def resumption(state: RunState, digests: dict[str, str], levels: Mapping[str, Si
 
 
 def kept_policy(policy: Policy, patterns: Sequence[str]) -> dict[str, Any]:
-    """Return what a run keeps of the engine's policy: nothing of the plain tiers, of a function, and of one in which `patterns` match."""
+    """Return the stored form of the engine's policy: none for the plain tiers, for a function, and for a policy in which `patterns` match."""
     said = data_of(policy)
     return said if len(said) > 1 and not (patterns and hidden(said, patterns) != said) else {}
 
@@ -97,11 +97,11 @@ def rank(level: SideEffect | None) -> int:
 
 
 def refuse_unfounded(accepted: LevelsAccepted, state: RunState, levels: Mapping[str, SideEffect]) -> None:
-    """Raise `NotAllowedNow` for a level that is accepted where the tool is stricter than that, or is held to no other."""
+    """Raise `NotAllowedNow` for an accepted level if the tool is stricter than it, or the run does not hold the tool to another one."""
     for name, level in accepted.levels.items():
         holds, declared = state.levels.get(name), levels.get(name)
         if holds is None or declared is None or rank(declared) > rank(level) or rank(level) >= rank(holds):
-            why = f"the run holds it to {holds or 'nothing'}, and it is declared {declared or 'nowhere here'}"
+            why = f"the run holds it to {holds or 'nothing'}, and it declares {declared or 'nothing here'}"
             raise NotAllowedNow(
                 state.run_id,
                 f"run {state.run_id!r} cannot accept the level {level!r} of tool {name!r}: {why}",
@@ -110,7 +110,7 @@ def refuse_unfounded(accepted: LevelsAccepted, state: RunState, levels: Mapping[
 
 
 def one_level(level: str, tool: str) -> SideEffect:
-    """Return a side-effect level; raise `ConfigError` for what is none."""
+    """Return a side-effect level. Raise `ConfigError` for an invalid one."""
     for known in get_args(SideEffect):
         if level == known:
             return known

@@ -1,4 +1,4 @@
-"""The one loop that drives a run to its end or its wait."""
+"""The one loop that drives a run until it ends or waits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from detent.running.endings import finish, honest
 from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
 
 BOUNDS = ("max_iterations", "budget_exhausted")
-"""The reasons that do not win over a cancellation which is recorded."""
+"""The reasons that do not win over a recorded cancellation."""
 
 
 async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Callable[[str], Kernel], *, turns: int | None = None) -> None:
-    """Take the run on until it finishes, waits, or `turns` more turns are begun and done; its state says which."""
+    """Advance the run until it finishes, waits, or `turns` more turns are done. Its state says which."""
     get = kernels if callable(kernels) else kernels.__getitem__
     await run.world.absorb(run, fresh=True)
     if run.state.terminal:
@@ -55,12 +55,12 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
 
 
 def _woken(state: RunState) -> bool:
-    """Whether a pass that waited can go on: what it waited for came while another one, beside it, went on and took it up."""
+    """Whether a pass that waited can continue: what it waited for arrived while another pass beside it continued and picked it up."""
     return any(known.status not in CLOSED and not known.ended and not waits(state, known) for known in state.passes.values())
 
 
 async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:
-    """Run the strategy from its top; return what its end means for the run."""
+    """Run the strategy from its top. Return what its end means for the run."""
     try:
         work = strategy(passes)
         returned = await passes.presented(await (work if ours(strategy) else run.world.attend(work, passes.hold)))
@@ -79,14 +79,14 @@ async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Sett
             raise
         return Settled(reason="kernel_error", error=await run.world.scrub(raised_by(error, f"the strategy {run.state.agent.strategy!r}")))
     if not isinstance(returned, Passed) and (problem := json_problem(returned, escaping=True)):
-        return Settled(reason="kernel_error", error=f"the strategy returned what is no JSON: {problem}")
+        return Settled(reason="kernel_error", error=f"the strategy returned a value that is not JSON: {problem}")
     if isinstance(returned, Passed):
         return Settled(reason=returned.reason, output=returned.output, error=returned.error, bound=returned.bound)
     return Settled(reason="final_answer", output=returned)
 
 
 def _close(run: Run, settled: Settled) -> None:
-    """Record the end of every open pass and the one exit of the run; an effect that is still open is in doubt from here on."""
+    """Record the end of every open pass and the one exit of the run. An effect that is still open is in doubt from here on."""
     settled = honest(run.state, settled)
     for scope in run.state.passes:
         end_pass(run, scope, settled)

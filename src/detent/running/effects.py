@@ -1,4 +1,4 @@
-"""The calls with an effect that are in progress in one run, each from before its intent is recorded until its outcome is.
+"""Tracks the calls with an effect in progress in one run, each from before its intent is recorded until its outcome is.
 
 A run that stops lets them finish (`Control.drain`). Each runs in one task, which commits the intent, then the outcome.
 """
@@ -25,7 +25,7 @@ class Effect:
 
 
 class Effects:
-    """Those of one run, by task. `stopping` is set while the run stops; it is called when one of them is over."""
+    """The calls of one run, by task. `stopping` is set while the run stops; it is called when one of the calls is over."""
 
     __slots__ = ("by_task", "stopping")
 
@@ -39,7 +39,7 @@ class Effects:
         return effect
 
     def committed(self) -> None:
-        """The current task has committed; after an intent, that was the outcome. Raise `CancelledError` where the run stops."""
+        """Note that the current task has committed; after an intent, that was the outcome. Raise `CancelledError` if the run stops."""
         effect = self.by_task.get(task := asyncio.current_task())
         if effect is None or not effect.begun:
             return
@@ -49,14 +49,14 @@ class Effects:
             raise asyncio.CancelledError
 
     def not_executed(self) -> None:
-        """The attempt in the current task did not happen: nothing is in progress until the next one."""
+        """Note that the attempt in the current task did not happen: nothing is in progress until the next one."""
         self.by_task.pop(asyncio.current_task(), None)
 
     def awaited(self) -> list[Effect]:
-        """Return those whose task still runs."""
+        """Return the calls whose task still runs."""
         return [effect for task, effect in self.by_task.items() if task is not None and not task.done()]
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget all calls."""
         self.by_task.clear()
         self.stopping = None

@@ -1,9 +1,9 @@
-"""Honest endings: whether an answer may end the run, what it must have rested on, and that nothing internal leaves with it. Pure.
+"""Decides whether an answer may end the run: evidence, required tools, no internal markup. Pure.
 
-An answer that holds nothing to read is not accepted, and one of an agent that declares `required_tools` or `deliverables` is held against
-them. The first that falls short is not accepted: the planner is told what is missing, once a pass. The second ends the run: as
-`missing_required_tool`, or, where no call has succeeded at all, as `abstained`, because two answers in a row rested on nothing. A missing
-deliverable alone never fails a run; its receipt says so.
+An answer without readable text is not accepted. The answer of an agent with `required_tools` or `deliverables` is checked against them. The first
+answer that falls short is not accepted: the planner is told what is missing, once a pass. The second ends the run: as `missing_required_tool`, or, if
+no call has succeeded at all, as `abstained`, because two answers in a row rested on nothing. A missing deliverable alone never fails a run; its
+receipt says so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REFUSED = "answer_refused"
 
 
 def work(run: RunState) -> Iterator[Item]:
-    """Yield the observed calls that were work: no meta-tools, none that were never to run, none that only hand the answer over."""
+    """Yield the observed calls that did work: no meta-tools, no calls that were never to run, no calls that only submit the answer."""
     for state in run.passes.values():
         for item in state.results:
             call = state.calls.get(item.call_id)
@@ -57,7 +57,7 @@ def missing_tools(run: RunState) -> dict[str, int]:
 
 
 def produced(run: RunState, deliverable: dict[str, str], output: Any) -> bool:
-    """Whether a declared file was named by a call that succeeded and may have changed something, or a section stands in the answer."""
+    """Whether a successful call that may have changed something named a declared file, or the answer contains a declared section."""
     if "section" in deliverable:
         return has_section(output, deliverable["section"])
     return any(
@@ -69,7 +69,7 @@ def produced(run: RunState, deliverable: dict[str, str], output: Any) -> bool:
 
 
 def same_file(declared: str, said: str) -> bool:
-    """Whether a path that a call named is the declared one: equal, or, where only one of them is absolute, the end of it."""
+    """Whether a path that a call named is the declared one: equal, or the end of it if only one of them is absolute."""
     wanted, given = _parts(declared), _parts(said)
     if not wanted or not given or len(said) > 4096 or "\n" in said:
         return False
@@ -85,7 +85,7 @@ def _parts(path: str) -> list[str]:
 
 
 def has_section(output: Any, heading: str) -> bool:
-    """Whether an answer has something under a heading: Markdown heading or bold line, `Heading:`, or a key of a typed answer."""
+    """Whether an answer has text under a heading: Markdown heading or bold line, `Heading:`, or a key of a typed answer."""
     if isinstance(output, dict):
         fields = cast("dict[str, Any]", output)
         return any(_word(key) == _word(heading) and value not in (None, "", [], {}) for key, value in fields.items())
@@ -118,7 +118,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def answers_goal(context: KernelContext) -> bool:
-    """Whether what the pass answers is the run's goal itself, alone or with what was found out so far below it, not a step towards it."""
+    """Whether the pass answers the run's goal itself, alone or with the earlier findings below it, and not a step towards it."""
     return is_for(context.input.task, context.run.state.goal)
 
 
@@ -139,7 +139,7 @@ def _was_refused(item: Item) -> bool:
 
 
 def objection(action: Any, context: KernelContext) -> str:
-    """Return why an answer or abstention is not accepted yet, "" where it is; never more than once a pass, never in its last turn."""
+    """Return why an answer or abstention is not accepted yet, "" if it is; at most once a pass, never in its last turn."""
     run, state, agent = context.run.state, context.state, context.agent
     if not isinstance(action, (FinalAnswer, Abstain)):
         return ""
@@ -154,12 +154,12 @@ def objection(action: Any, context: KernelContext) -> str:
     if isinstance(action, Abstain):
         tried = {item.tool for item in work(run)}
         untried = [tool for tool in missing if tool not in tried]
-        return f"Not accepted yet: {_counts(missing)} must be tried before you give up." if untried and len(untried) == len(missing) else ""
+        return f"Not accepted yet: {_counts(missing)} must be tried first." if untried and len(untried) == len(missing) else ""
     said = [f"this work requires {_counts(missing)}; call it first"] if missing else []
     unmade = [one for one in agent.deliverables if _can_make(one, context) and not produced(run, one, action.content)]
     if unmade:
         said.append(f"not produced yet: {', '.join(named(one) for one in unmade)}")
-    return f"This answer is not accepted yet: {'; '.join(said)}. An answer that rests on less is not accepted." if said else ""
+    return f"This answer is not accepted yet: {'; '.join(said)}. An answer based on less is not accepted." if said else ""
 
 
 def _offers_work(context: KernelContext) -> bool:
@@ -167,13 +167,13 @@ def _offers_work(context: KernelContext) -> bool:
 
 
 def _said_badly(answer: str, context: KernelContext) -> str:
-    """Return what is wrong with the words of an answer, whatever it is about; "" where nothing is."""
+    """Return the fault of an answer's wording, whatever its subject; "" if there is none."""
     text = clean(answer)
     if is_blank(text) or (context.agent.plain_answers and is_blank(without_tags(text))):
-        return "This answer is not accepted: it is empty, or holds only markup that is not for the reader. Answer in plain words."
+        return "This answer is not accepted: it is empty, or has only internal markup. Answer in plain words."
     if context.agent.plain_answers and announces(text) and _offers_work(context):
         return (
-            "This answer is not accepted: it only announces what comes next. Do that now, with a call of a tool; answer when you have what "
+            "This answer is not accepted: it only announces what comes next. Do that now with a tool call; answer when you have what "
             "was asked for, or say plainly what is missing."
         )
     return ""
@@ -184,14 +184,14 @@ def _can_make(deliverable: dict[str, str], context: KernelContext) -> bool:
 
 
 def last_turn(run: RunState, state: KernelState) -> bool:
-    """Whether no turn may follow the current one; those that correct an answer do not count against the share of the pass."""
+    """Whether no turn may follow the current one; turns that correct an answer do not count against the share of the pass."""
     mine = state.usage.iterations - state.refused
     bounds = ((run.budget.max_iterations, run.usage.iterations), (state.limits.max_iterations, mine))
     return any(most is not None and used >= most for most, used in bounds)
 
 
 def named(deliverable: dict[str, str]) -> str:
-    """Return a deliverable in words."""
+    """Return a deliverable as text."""
     return " ".join(f"{kind} {name!r}" for kind, name in deliverable.items())
 
 
@@ -200,9 +200,9 @@ def _counts(tools: dict[str, int]) -> str:
 
 
 def honest(run: RunState, settled: Settled, *, only: Sequence[str] | None = None) -> Settled:
-    """Return the end that may be told: an answer without internal markup, or, where required tools are missing, no answer.
+    """Return the end that the run may report: an answer without internal markup, or no answer if required tools are missing.
 
-    `only` narrows which required tools count (none: ()): a pass that works on a step of the goal answers for none of them.
+    `only` narrows which required tools count (none: ()): a pass that works on a step of the goal is not responsible for any of them.
     """
     if REASONS[settled.reason] != "completed":
         return settled
@@ -213,12 +213,12 @@ def honest(run: RunState, settled: Settled, *, only: Sequence[str] | None = None
     if any(item.ok and item.executed for item in work(run)) or not refusals(run.passes.values()):
         return msgspec.structs.replace(settled, reason="missing_required_tool", output=None, error=error)
     return msgspec.structs.replace(
-        settled, reason="abstained", output=None, error=f"two answers rested on no successful call (missing: {', '.join(missing)})"
+        settled, reason="abstained", output=None, error=f"two answers were based on no successful call (missing: {', '.join(missing)})"
     )
 
 
 def finished(settled: Settled) -> PassFinished:
-    """Return the end of a pass that does not end the run; a blank answer is no answer."""
+    """Return the end of a pass that does not end the run; a blank answer does not count as an answer."""
     output = settled.output
     done = REASONS[settled.reason] == "completed" and not is_blank(output)
     reason = settled.reason if done or REASONS[settled.reason] != "completed" else "planner_error"

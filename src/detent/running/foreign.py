@@ -1,7 +1,7 @@
-"""Phases and meta-tools that are not Detent's own: they are given a facade and copies, and what they do to these is recorded or refused.
+"""Runs phases and meta-tools from outside Detent with a facade and copies; their changes to these are recorded or refused.
 
-A phase may change `meta`, `scratchpad` and `guidance` of the state that it returns, in place or by `transition`; every other field is a fact
-that only events change. What it writes into a state that it was given and does not return would be lost, and is refused.
+A phase may change `meta`, `scratchpad` and `guidance` of the state that it returns, in place or by `transition`. Every other field is a fact that
+only events change. If it writes into a state that it was given and does not return, the change would be lost, so it is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def sheltered(kernel: Kernel) -> Kernel:
-    """Return the kernel for one pass, its foreign phases given a facade of the pass's context and copies of its state."""
+    """Return the kernel for one pass. Its foreign phases get a facade of the pass's context and copies of its state."""
     if all(map(ours, kernel.phases)):
         return kernel
     handed: list[Handed] = []
@@ -37,7 +37,7 @@ def sheltered(kernel: Kernel) -> Kernel:
 def _apart(phase: Phase, number: int, shared: list[Handed]) -> Phase:
     async def apart(state: KernelState, context: KernelContext) -> KernelState:
         if not shared:
-            shared.append(Handed(context))  # the phases of a pass are given one object
+            shared.append(Handed(context))  # all phases of a pass get the same object
         handed = shared[0]
         given = handed.begin()
         returned = await context.run.world.attend(phase(given, handed.context), handed.hold)
@@ -48,7 +48,7 @@ def _apart(phase: Phase, number: int, shared: list[Handed]) -> Phase:
 
 
 def answering(tools: dict[str, Tool]) -> dict[str, Tool]:
-    """Return the tools as a pass has them: handlers of foreign meta-tools are given a facade and copies."""
+    """Return the tools of a pass: handlers of foreign meta-tools get a facade and copies."""
     foreign = {name: tool for name, tool in tools.items() if isinstance(tool, MetaTool) and not ours(tool.handler)}
     return {**tools, **{name: _answering(tool) for name, tool in foreign.items()}} if foreign else tools
 
@@ -64,19 +64,19 @@ def _answering(tool: MetaTool) -> MetaTool:
 
 
 class Given:
-    """The states that foreign code was given, with what each is a copy of; `now` returns the state of its pass."""
+    """The states that foreign code was given, each with its original; `now` returns the state of its pass."""
 
     def __init__(self, now: Callable[[], KernelState], run_id: str) -> None:
         self._now, self._run_id = now, run_id
         self._given: list[tuple[Any, Any]] = []
 
     def begin(self) -> KernelState:
-        """Return the copy of the state that a phase begins with; what was handed before is forgotten."""
+        """Return the copy of the state that a phase begins with. Earlier copies are forgotten."""
         self._given.clear()
         return self.copy(self._now())
 
     def came_to(self, returned: Any, who: str) -> KernelState:
-        """Return the state that a phase leaves behind; raise `UnrecordedChange` where it changed what is not its own, or what it lost."""
+        """Return the state that a phase leaves behind. Raise `UnrecordedChange` if it changed fields it does not own, or lost a change."""
         now, run_id = self._now(), self._run_id
         if not isinstance(returned, KernelState):
             why = f"{who} returned {type(returned).__name__}, not a KernelState; return `context.state` or a transition of it"
@@ -91,18 +91,18 @@ class Given:
         return msgspec.structs.replace(now, **{field: getattr(returned, field) for field in OWNED})
 
     def refuse_changes(self, who: str, returned: KernelState | None = None) -> None:
-        """Raise `UnrecordedChange` for what was written into a state that was handed out, and that is not part of the one that is `returned`."""
+        """Raise `UnrecordedChange` for a change to a copied state that is not part of the one that is `returned`."""
         for given, origin in self._given:
             fields = [field for field in given.__struct_fields__ if getattr(given, field) is not getattr(returned, field, _NOWHERE)]
             if (field := _differing(fields, given, origin)) is not None:
                 raise UnrecordedChange(
                     self._run_id,
-                    f"{who} wrote into {field!r} of a {type(given).__name__} that it was given, where it would be lost: return the state that "
+                    f"{who} wrote into {field!r} of a {type(given).__name__} that it was given, where the change is lost: return the state that "
                     "you change, or transition(context.state, meta=...)",
                 )
 
     def copy(self, origin: T) -> T:
-        """Return the copy of a state that was handed out already, else a new one."""
+        """Return the existing copy of a state, else a new one."""
         for given, known in self._given:
             if known is origin:
                 return given
@@ -111,7 +111,7 @@ class Given:
 
 
 class Handed(Given):
-    """What foreign code of one pass is handed: its facade, and the states that it asked for."""
+    """What foreign code of one pass gets: its facade, and the states that it asked for."""
 
     def __init__(self, context: KernelContext) -> None:
         super().__init__(lambda: context.state, context.run.state.run_id)
@@ -119,7 +119,7 @@ class Handed(Given):
         self.context = self._facade(context)
 
     def _facade(self, context: KernelContext) -> PhaseContext:
-        """Return the facade. Its functions are plain ones: a bound method would have what it is bound to as an attribute."""
+        """Return the facade. Its functions are plain: a bound method would expose its object as an attribute."""
         run, world, hold, stranger = context.run, context.run.world, self.hold, self._refuse_stranger
         copy_of, planned = self.copy, list[tuple[Planned, Planned]]()
 
@@ -187,12 +187,12 @@ class Handed(Given):
 
     def _refuse_stranger(self, phase: int) -> None:
         if phase < 0:
-            why = f"an effect of phase {phase} is not a phase's to record: hooks and the run itself keep theirs there; give the phase's number"
+            why = f"phase {phase} is reserved: only hooks and the run itself record effects there; give the phase's number"
             raise UnrecordedChange(self._context.run.state.run_id, why)
 
 
 class _Models(msgspec.Struct, frozen=True):
-    """The run's way to models (`ports.Models`), and no way to anything else."""
+    """Gives access to the run's models (`ports.Models`) and to nothing else."""
 
     call: Callable[..., CoroutineType[Any, Any, ModelAnswer]]
     emit: Callable[..., None]

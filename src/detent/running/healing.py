@@ -1,9 +1,9 @@
-"""Healing: a call that is written differently from what its tool declares is put into that form, where it says the same. Pure; each repair is recorded.
+"""Repairs calls that are written differently from what their tool declares, if the meaning stays the same. Pure; each repair is recorded.
 
-In this order: the tool's name, a wrapper around the arguments, names of parameters, paths of the tool's own directory, types. Nothing is ever
-guessed. Names are healed by case and separators alone, and only where one can be meant; for a tool that only reads, what models put before
-any name is also dropped. Values are converted where the new one says all that the old one said. Nothing is renamed for a tool with sensitive
-arguments, whose values are hidden by name. What was healed is then validated, and decided by guards and policy, like any call.
+Repairs happen in this order: the tool's name, a wrapper around the arguments, names of parameters, paths of the tool's own directory, types. Nothing
+is ever guessed. Names are repaired by case and separators alone, and only if just one can be meant. For a read-only tool, the prefixes that models
+put before any name are dropped too. Values are converted if the new value says everything that the old one said. Nothing is renamed for a tool with
+sensitive arguments, because their values are hidden by name. A repaired call is then validated, and decided by guards and policy, like any call.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from detent.ports import UNREADABLE, ToolSpec, read_json
 
 WRAPPERS = ("input", "args", "arguments", "params", "parameters", "kwargs")
 PREFIXES = ("default_api", "function", "functions", "multi_tool_use", "tool", "tools")
-"""What models and harnesses put before a tool's name; any other word before it may name another tool's owner, and so another tool."""
+"""Prefixes that models and harnesses put before a tool's name. Any other prefix may name another tool's owner, and so another tool."""
 PATHS = ("path", "file", "filename", "file_path", "filepath", "directory", "dir", "folder")
 _ELSEWHERE = ("$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "dependentSchemas")
-"""Where a schema may take arguments that are not among its properties."""
+"""The places where a schema may take arguments that are not among its properties."""
 
 
 class Healed(msgspec.Struct, frozen=True, kw_only=True):
-    """A call in the form that its tool declares, and what was repaired; where something was, `args` is an object."""
+    """A call in the form that its tool declares, and its repairs; if there are any, `args` is an object."""
 
     tool: str
     args: Any
@@ -38,7 +38,7 @@ class Healed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def heal(call: CallState, context: KernelContext) -> CallHealed | None:
-    """Return the record of a call's repairs, None where there is nothing to repair, or more than one thing that it can mean."""
+    """Return the record of a call's repairs; None if there is nothing to repair, or if the meaning is ambiguous."""
     if call.provenance == "text" or call.edited or call.approved_by:
         return None
     healed = mended(call.tool, call.args, {name: tool.spec for name, tool in context.tools.items()})
@@ -76,7 +76,7 @@ def mended(tool: str, args: Any, tools: Mapping[str, ToolSpec]) -> Healed:
 
 
 def _named(said: str, tools: Mapping[str, ToolSpec]) -> str | None:
-    """Return the offered tool that is meant, None where that is not clear."""
+    """Return the offered tool that is meant, None if that is not clear."""
     if said in tools:
         return said
     same = _alike(said, tools)
@@ -92,13 +92,13 @@ def _named(said: str, tools: Mapping[str, ToolSpec]) -> str | None:
 
 
 def _alike(said: str, names: Iterable[str]) -> list[str]:
-    """Return the names that differ from `said` in nothing but case and separators."""
+    """Return the names that differ from `said` only in case and separators."""
     form = _folded(said)
     return [name for name in names if form and _folded(name) == form]
 
 
 def _folded(name: str) -> str:
-    """Return a name without case and separators; between two digits a separator counts, for `v1_2` is not `v12`."""
+    """Return a name without case and separators; a separator between two digits counts, because `v1_2` is not `v12`."""
     return re.sub(r"(?<![0-9])_|_(?![0-9])", "", re.sub(r"[-_. ]+", "_", name.lower()))
 
 
@@ -106,7 +106,7 @@ def _folded(name: str) -> str:
 
 
 def _parsed(args: Any) -> dict[str, Any] | None:
-    """Return the arguments as an object, also where they are text, fenced, or encoded twice; None where they are none."""
+    """Return the arguments as an object, even if they are text, fenced, or encoded twice; None if they are not an object."""
     for _ in range(3):
         if isinstance(args, dict):
             return cast("dict[str, Any]", args)
@@ -130,7 +130,7 @@ def _is_object(text: str) -> bool:
 
 
 def _unwrapped(args: dict[str, Any], schema: dict[str, Any], repairs: list[str]) -> dict[str, Any]:
-    """Return what is in a wrapper, where the tool takes no such argument and the wrapper holds nothing but arguments of the tool."""
+    """Return the content of a wrapper, if the tool takes no such argument and the wrapper contains only arguments of the tool."""
     if len(args) != 1 or schema.get("additionalProperties") is not False:
         return args
     properties: dict[str, Any] = schema["properties"]
@@ -143,9 +143,9 @@ def _unwrapped(args: dict[str, Any], schema: dict[str, Any], repairs: list[str])
 
 
 def _renamed(args: dict[str, Any], schema: dict[str, Any], repairs: list[str]) -> dict[str, Any]:
-    """Return the arguments under the names that the tool declares, where those differ in case and separators alone and one can be meant.
+    """Return the arguments under their declared names, if those differ only in case and separators and just one can be meant.
 
-    Where the tool takes arguments that it does not name, an unknown one may be one of these: only a required one that is missing can be meant.
+    If the tool takes undeclared arguments, an unknown name may be one of these: then only a missing required one can be meant.
     """
     properties: dict[str, Any] = schema["properties"]
     closed = schema.get("additionalProperties") is False
@@ -161,7 +161,7 @@ def _renamed(args: dict[str, Any], schema: dict[str, Any], repairs: list[str]) -
 
 
 def _path(key: str, value: Any, schema: Any, root: str, repairs: list[str]) -> Any:
-    """Return a path inside of the directory `root`, to which the tool is confined, as seen from there; any other stays, for the tool to refuse."""
+    """Return a path inside the tool's own directory `root` relative to it. Any other path stays, for the tool to refuse."""
     if not root or schema is None or not isinstance(value, str) or key not in PATHS:
         return value
     top = root.rstrip("/")
@@ -175,13 +175,13 @@ def _path(key: str, value: Any, schema: Any, root: str, repairs: list[str]) -> A
 
 
 def _kind(value: Any) -> str:
-    """Return the JSON type of a value that may be converted, or have been; "" for others."""
+    """Return the JSON type of a value that can take part in a conversion; "" for others."""
     names = {int: "integer", str: "string", list: "array", dict: "object"}
     return names.get(cast("Any", type(value)), "")
 
 
 def _kinds(schema: Any) -> tuple[str, ...]:
-    """Return the JSON types that a schema takes, as far as it says so plainly."""
+    """Return the JSON types that a schema accepts, as far as it states them plainly."""
     if not isinstance(schema, dict):
         return ()
     said: Any = cast("dict[str, Any]", schema).get("type")
@@ -203,7 +203,7 @@ _WORDS: dict[str, dict[str, Any]] = {
 
 
 def _typed(key: str, value: Any, schema: Any, repairs: list[str]) -> Any:
-    """Return a value in the type that is declared, where that says all that the value says."""
+    """Return a value in the declared type, if that says everything that the value says."""
     kinds, kind = _kinds(schema), _kind(value)
     if not kinds or kind in kinds or (kind == "integer" and "number" in kinds):
         return value
@@ -215,7 +215,7 @@ def _typed(key: str, value: Any, schema: Any, repairs: list[str]) -> Any:
 
 
 def _as(wanted: str, value: Any) -> list[Any]:
-    """Return `value` as a value of the type, nothing where it is not unmistakably one."""
+    """Return `value` as a value of the type; nothing if the conversion is ambiguous."""
     if wanted == "string" and isinstance(value, int) and not isinstance(value, bool):
         return [str(value)]
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What of a run's values stays out of its log: what is sensitive, and what is too large for a record. Both are kept beside it as blobs."""
+"""Keeps values out of a run's log: sensitive ones, and those too large for a record. Both are stored beside it as blobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY_BLOB = "redaction-key"
 
 
 def blob_of(placeholder: str) -> str:
-    """Return the blob key under which a placeholder's value is kept."""
+    """Return the blob key for a placeholder's value."""
     return "secret-" + placeholder[8:-1]
 
 
@@ -48,13 +48,13 @@ class Values:
         self._redactor: Redactor | None = None
         self._nothing_hidden: dict[str, ToolSpec] | None = None
         self._kept: dict[str, Kept] = {}
-        self.damage: CorruptLog | None = None  # what was kept of the run is not what was stored: it is not advanced any further
+        self.damage: CorruptLog | None = None  # the stored values of the run have changed: it is not advanced any further
 
     def _run(self) -> RunState:
         return self._journal.state
 
     async def full(self, item: Item) -> Any:
-        """Return the whole value of a tool item, read from the run's artifacts where the item holds a preview; raise `CorruptLog`."""
+        """Return the whole value of a tool item, read from the run's artifacts if the item holds a preview. Raise `CorruptLog`."""
         if item.artifact is None:
             return item.content
         try:
@@ -64,7 +64,7 @@ class Values:
             raise
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
-        """Return the plan with sensitive values replaced by placeholders; they, and files that a model made, are stored before it is recorded."""
+        """Return the plan with placeholders for sensitive values. These values, and files that a model created, are stored before it is recorded."""
         if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance] - a planner may answer anything
             return plan
         if plan.files:
@@ -85,7 +85,7 @@ class Values:
                 for said, tool, args in calls_in(action.content, specs):  # a call in the text of an answer hides its fields too
                     hidden_call = f"{tool}({msgspec.json.encode(redactor.arguments(args, specs[tool])).decode()})"
                     text = text.replace(said, hidden_call)
-            builtins = redactor.planned(msgspec.to_builtins(action), specs)  # calls to come, in an answer or any other words
+            builtins = redactor.planned(msgspec.to_builtins(action), specs)  # later calls, in an answer or any other words
             actions.append(msgspec.convert(redactor.data(builtins), type(action)))
         hidden = msgspec.structs.replace(
             plan,
@@ -99,9 +99,10 @@ class Values:
         return hidden
 
     async def scrub(self, value: Any, spec: ToolSpec | None = None, *, known: dict[str, ToolSpec] | None = None, whose: str = OTHER) -> Any:
-        """Return what a person sent (a reply, other arguments for `spec`) with sensitive values replaced by placeholders.
+        """Return a person's input (a reply, other arguments for `spec`) with placeholders for sensitive values.
 
-        In what a model said that is no plan, values of sensitive fields of the tools `known` are replaced, too. `whose` are the words.
+        In a model's words that are not a valid plan, values of sensitive fields of the tools `known` are replaced too. `whose` names the author of
+        the words.
         """
         if known:
             value = walk(value, lambda text: rejected(text, known.values()))
@@ -113,7 +114,7 @@ class Values:
         return shown
 
     async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
-        """Redact a result and store it whole where it is over the cap, before the record that names it."""
+        """Redact a result, and store it whole before the record that names it if it is over the cap."""
         if self._patterns and outcome.kind == "ok":
             redactor = await self._redacting(self._giver(call_id))
             shown = redactor.data(msgspec.json.decode(outcome.result))
@@ -133,7 +134,7 @@ class Values:
         return outcome
 
     async def _stored(self, file: Any) -> ArtifactRef:
-        """Store a file as an artifact of the run and return what names it; raise `TypeError` where a planner gave something else."""
+        """Store a file as an artifact of the run and return its reference. Raise `TypeError` if a planner gave something else."""
         if not isinstance(file, MadeFile):
             raise TypeError(f"Plan(files=...) holds a {type(file).__name__}; it takes MadeFile(data=..., media_type=...)")
         key = sha256(file.data).hexdigest()
@@ -141,7 +142,7 @@ class Values:
         return ArtifactRef(key=key, size_bytes=len(file.data), media_type=file.media_type)
 
     async def redactor(self) -> Redactor:
-        """Return the run's redactor; its key is kept with the run."""
+        """Return the run's redactor; its key is stored with the run."""
         if self._redactor is None:
             run_id = self._run().run_id
             key = await find_blob(self._store, self._run(), KEY_BLOB)
@@ -152,13 +153,13 @@ class Values:
         return self._redactor
 
     async def _redacting(self, whose: str) -> Redactor:
-        """Return the redactor for words of `whose`; nothing may be awaited before what it finds is kept."""
+        """Return the redactor for words of `whose`. Await nothing before its findings are stored."""
         redactor = await self.redactor()
         redactor.whose = whose
         return redactor
 
     async def _keep_secrets(self, redactor: Redactor, call_id: str = "", data: Any = None) -> None:
-        """Keep what was found, with who gave it: the call whose result is `data`, else whose words the redactor was given."""
+        """Store the findings and their origin: the call whose result is `data`, else the author that the redactor was given."""
         found = kept_of(redactor)
         tool = self._giver(call_id).removeprefix("tool ")
         fields = fields_of(data) if found and call_id else {}
@@ -172,28 +173,28 @@ class Values:
                 await self._store.put_blob(self._run().run_id, blob_of(name), msgspec.json.encode(now))
 
     def _giver(self, call_id: str) -> str:
-        """Return the tool of a call as the giver of what it returns; a tool may be called `user`."""
+        """Return the tool of a call as the origin of its results; a tool may be called `user`."""
         call = self._run().call(call_id) if call_id else None
         return OTHER if call is None else f"tool {call.tool}"
 
     async def _look_up(self, names: Iterable[str]) -> None:
-        """Read what is kept of these placeholders."""
+        """Read the stored values of these placeholders."""
         for name in sorted(set(names) - self._kept.keys()):
             data = await find_blob(self._store, self._run(), blob_of(name))
             if data is not None and name not in self._kept:
                 if not is_kept(data, name, await self.redactor()):
-                    self.damage = CorruptLog(self._run().run_id, 0, f"the value that is kept for {name} was altered")
+                    self.damage = CorruptLog(self._run().run_id, 0, f"the value stored for {name} was altered")
                     raise self.damage
                 self._kept[name] = kept_in(data)
 
     def misplaced(self, call_id: str, tool: Tool, args: dict[str, Any]) -> str:
-        """Return why a call must not get the hidden values that it names, as far as they were looked up; "" where nothing speaks against it."""
+        """Return why a call must not get the hidden values that it names, as far as they were looked up; "" if it may."""
         if not self._kept or isinstance(tool, MetaTool) or not placeholders(args):
             return ""
         return misplaced(tool.spec, args, self._kept, self._run())
 
     async def _resolved(self, tool: ToolSpec, args: Any) -> Any:
-        """Return the arguments with the hidden values that they name; raise `ToolFailed` where one must not get there."""
+        """Return the arguments with the hidden values that they name. Raise `ToolFailed` if one must not get there."""
         await self._look_up(placeholders(args))
         if problem := misplaced(tool, args, self._kept, self._run()):
             raise ToolFailed(problem, error_code=REFUSED)

@@ -1,6 +1,6 @@
-"""The inbox: what signals from outside mean for a run, and putting that on record.
+"""The inbox: what signals from outside mean for a run, and how they are recorded.
 
-A signal is taken up by the append that records it. One that does not pass the `rules` is dropped by an append that records why
+An append records a signal and takes it out of the inbox. A signal that does not pass the `rules` is dropped by an append that records why
 (`AnswerRefused`); it never stops the run.
 """
 
@@ -28,29 +28,29 @@ from detent.secrecy.redact import hidden
 log = logging.getLogger("detent")
 
 MOST_REFUSED = 100
-"""How many refused answers of a run are recorded: whoever floods its inbox does not fill its log."""
+"""How many refused answers of a run are recorded: flooding its inbox does not fill its log."""
 
 
 async def take(signal: Signal, run: Run) -> None:
-    """Put one signal on record; one that does not count is dropped, and why is recorded."""
+    """Record one signal. A signal that does not count is dropped, and the reason is recorded."""
     if not rules.moot(signal, run.state):
         try:
             while True:
                 state = run.state
                 counts = rules.vetted(signal, state)
                 scrubbed = await _scrubbed(counts, run)
-                if run.state is state:  # else another pass has recorded something meanwhile
+                if run.state is state:  # otherwise another pass has recorded something meanwhile
                     break
             run.journal.record(event_of(scrubbed, state), scope=scope_of(scrubbed, state))
         except NotAllowedNow as error:
             put_refused(signal, run.journal, error.reason_code, await run.world.scrub(str(error)))
         except (LookupError, TypeError, ValueError, AttributeError, IllegalEvent) as error:  # msgspec's errors are ValueErrors
-            put_refused(signal, run.journal, "unreadable", await run.world.scrub(f"it cannot be taken up: {error}"))
+            put_refused(signal, run.journal, "unreadable", await run.world.scrub(f"it cannot be applied: {error}"))
     run.journal.consume(signal.id)
 
 
 async def begins(run: Run, control: Control, store: EventStore) -> bool:
-    """Commit the intent of a call, durably; return False where a cancellation came first (`EventStore.append`): it does not begin."""
+    """Commit the intent of a call, durably. Return False if a cancellation came first (`EventStore.append`): the call does not begin."""
     while not control.cancelled:
         try:
             await run.journal.commit(durable=True, intent=True)
@@ -62,12 +62,12 @@ async def begins(run: Run, control: Control, store: EventStore) -> bool:
             if control.cancelled:
                 break
             for signal in control.drop([signal for signal in waiting if signal.kind == "cancel"]):
-                await take(signal, run)  # nobody's: it is refused, and keeps nothing from beginning
+                await take(signal, run)  # from nobody: it is refused, and prevents nothing
     return not control.cancelled
 
 
 def counts(signal: Signal, state: RunState) -> bool:
-    """Whether a signal means anything for the run as it stands."""
+    """Whether a signal means anything for the run in its present state."""
     try:
         rules.vetted(signal, state)
     except NotAllowedNow:
@@ -76,7 +76,7 @@ def counts(signal: Signal, state: RunState) -> bool:
 
 
 def drop(signals: Sequence[Signal], journal: Journal, patterns: Sequence[str]) -> None:
-    """Put on record that signals do not count for the run, which is not taken on: why, with what `patterns` match hidden."""
+    """Record that signals do not count for a run that is not resumed: the reason, with matches of `patterns` hidden."""
     for signal in signals:
         try:
             rules.vetted(signal, journal.state)
@@ -89,7 +89,7 @@ def drop(signals: Sequence[Signal], journal: Journal, patterns: Sequence[str]) -
 
 
 def put_refused(signal: Signal, journal: Journal, code: str, reason: str) -> None:
-    """Put on record that a signal does not count, and why: as much of it as fits, and of a run so many and no more."""
+    """Record that a signal does not count, and why: as much of it as fits, and only a limited number for a run."""
     run_id, before = journal.state.run_id, sum(one.kind == "answer_refused" for one in journal.state.interventions)
     log.warning("run %s: signal %s (%s) is dropped: %s", run_id, signal.id[:LONGEST], signal.kind, reason)
     if before >= MOST_REFUSED:
@@ -118,11 +118,11 @@ def _cut(text: str, most: int = LONGEST) -> str:
 
 
 SPOKEN = ("reply", "result", "output", "reason", "why")
-"""Parts of a signal's payload that hold what somebody said."""
+"""Parts of a signal's payload that hold somebody's words."""
 
 
 async def _scrubbed(signal: Signal, run: Run) -> Signal:
-    """Return the signal with sensitive values in what it says, or in other arguments of a call, replaced."""
+    """Return the signal with placeholders for sensitive values in its words, or in other arguments of a call."""
     world, told = run.world, dict(signal.payload)
     for part in SPOKEN:
         if part in told:
@@ -135,13 +135,13 @@ async def _scrubbed(signal: Signal, run: Run) -> Signal:
 
 
 def scope_of(signal: Signal, state: RunState) -> str:
-    """Return the pass that a signal is about, "" for the run."""
+    """Return the pass that a signal concerns, "" for the run."""
     call: Any = signal.payload.get("call")
     return call.rsplit(".", 2)[0] if isinstance(call, str) and state.call(call) is not None else ""
 
 
 def event_of(signal: Signal, state: RunState) -> e.AnyEvent:
-    """Return what a signal that passed the rules means for the run."""
+    """Return the events that an accepted signal means for the run."""
     said: rules.Told = rules.told(signal, state.run_id)
     by, via, of = signal.by, signal.via, signal.id
     match said:

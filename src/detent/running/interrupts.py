@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: heard by the event loop, so that what is under way can be suspended instead of torn apart."""
+"""Handles Ctrl-C and SIGTERM in the event loop, so that work in progress is suspended instead of torn apart."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator
 
 @contextlib.contextmanager
 def on_signals(stop: Callable[[str], None]) -> Generator[None]:
-    """Call `stop` with the name of each Ctrl-C and SIGTERM meanwhile; never outside of the main thread, which alone hears of them.
+    """Call `stop` with the name of each Ctrl-C and SIGTERM inside the block. Only the main thread receives them; elsewhere it does nothing.
 
-    What whoever started this process has ignored stays so; the program's own handlers are back in place afterwards.
+    Signals that the parent process ignores stay ignored. The program's own handlers are restored afterwards.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -28,5 +28,5 @@ def on_signals(stop: Callable[[str], None]) -> Generator[None]:
     finally:
         for number, handler in heard.items():
             loop.remove_signal_handler(number)
-            if handler is not None:  # of another language: it cannot be set from here
+            if handler is not None:  # not a Python handler: it cannot be set from here
                 signal.signal(number, handler)

@@ -1,6 +1,6 @@
-"""Which record fires which of the five lifecycle hooks (`ports.KernelHooks`): one place, after the commit (rows S0-12 to S0-14).
+"""Which record fires which of the five lifecycle hooks (`ports.KernelHooks`): in one place, after the commit (rows S0-12 to S0-14).
 
-Whose outcome a call has is seen from the state itself; hooks are handed copies of it.
+The state itself shows which call an outcome belongs to; hooks get copies of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from detent.ports.telling import Fan, Listener
 
 
 class LifecycleHooks(Fan):
-    """Tells the hooks of a kernel what was recorded, as an observer is told; each that fails is reported once."""
+    """Calls the hooks of a kernel with what was recorded, as observers are called; each failing hook is reported once."""
 
     def __init__(self, hooks: KernelHooks) -> None:
         super().__init__()
@@ -29,13 +29,13 @@ class LifecycleHooks(Fan):
         self._error = _listeners(hooks.on_error)
 
     def on_record(self, record: Record, state: RunState) -> Awaitable[None] | None:
-        """Call the hook that `record` stands for, if any; the answer must be awaited when there is one."""
+        """Call the hook for `record`, if there is one; if so, the caller must await the answer."""
         event = record.event
         pass_state = state.passes.get(record.envelope.scope)
         match event:
             case e.Planned(text=text):
                 return self._tell(self._thought, pass_state, text)
-            case e.ToolStarted():  # and before it those attempts that have no record
+            case e.ToolStarted():  # and before it the attempts that have no record
                 return self._tell(self._action * (1 + event.untold), pass_state, event.tool, event.call)
             case e.ToolFinished() | e.ToolReconciled():
                 return self._outcome(event, pass_state, state.call(event.call))
@@ -49,7 +49,7 @@ class LifecycleHooks(Fan):
     def _outcome(
         self, event: e.ToolFinished | e.ToolReconciled, pass_state: KernelState | None, call: CallState | None
     ) -> Awaitable[None] | None:
-        """Tell of an outcome, and of the action before it where its begin has no record."""
+        """Call the hooks for an outcome, and first for its action if the call's beginning has no record."""
         item = call.item if call is not None and _gave_outcome(event, call) else None
         if call is None or item is None:
             return None
@@ -67,7 +67,7 @@ class LifecycleHooks(Fan):
         return self._tell(self._observation, state, *told) if before is None else both(before)
 
     def _tell(self, listeners: Sequence[Listener], state: KernelState | None, *args: Any) -> Awaitable[None] | None:
-        """Tell each with copies, which are made only where somebody is told."""
+        """Call each with copies, which are made only if there is a hook."""
         if not listeners:
             return None
         shown = None if state is None else self._copier.copied(state, state.scope)
@@ -79,7 +79,7 @@ def _listeners(hook: Callable[..., Any]) -> tuple[Listener, ...]:
 
 
 def _gave_outcome(event: e.ToolFinished | e.ToolReconciled, call: CallState) -> bool:
-    """Whether the outcome that `call` has came with this event: a late worker's word about a settled call changes nothing."""
+    """Whether this event brought the outcome of `call`: a late worker's report about a settled call changes nothing."""
     item = call.item
     if item is None or isinstance(event, e.ToolFinished):
         return item is not None

@@ -1,11 +1,12 @@
-"""What a fork has of the runs that it was branched from: their records up to there, their artifacts, and what their calls came to.
+"""What a fork takes from the runs that it was branched from: their records up to that point, their artifacts, and the outcomes of their calls.
 
-A fork's log does not repeat what came before it: it is read from its ancestors. Before one of them is removed, its records and artifacts are
-copied into its forks (`remove`), and a fork that leaves for another store takes such a copy along (`carried`). A copy is one blob: a line
-of JSON that says whose lines follow and how many of them the fork begins with, then the lines, the first ancestor's first.
+A fork's log does not repeat earlier records: they are read from its ancestors. Before an ancestor is removed, its records and artifacts are copied
+into its forks (`remove`), and a fork that moves to another store takes such a copy along (`carried`). A copy is one blob: a line of JSON that says
+whose lines follow and how many of them the fork begins with, then the lines, the first ancestor's first.
 
-No lock keeps a run from being forked while it is removed or erased. Each side writes first and looks then: who removes it marks it (`LEAVING`), then
-looks for forks; who forks it writes the fork, then looks for the mark (`refuse_gone`). One of the two sees the other, and a fork that sees it is undone.
+No lock keeps a run from being forked while it is removed or erased. Each side writes first and checks afterwards: the remover marks the run
+(`LEAVING`), then looks for forks; the forker writes the fork, then looks for the mark (`refuse_gone`). One of the two sees the other, and a fork that
+sees the mark is undone.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from detent.core.state import TERMINAL, CallState, Item, RunState
 from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, RunQuery, ToolOutcome, give_back
 
 PREFIX_BLOB = "fork-prefix"
-"""The key of the copy; shorter than an artifact's."""
+"""The key of the copy; it is shorter than an artifact's."""
 LEAVING = "leaving"
-"""The key of the mark on a run that is being removed or erased. One that a dead process left keeps the run from being forked; `gc` takes it away."""
+"""The key of the mark on a run that is being removed or erased. The mark of a dead process keeps the run from being forked until `gc` removes it."""
 SECRET = "secret-"
 _FORKED = b'","body":{"type":"forked"'
-"""Stands in a line only where its body begins: inside a JSON string the quotes would be escaped."""
+"""Appears in a line only where its body begins: inside a JSON string the quotes would be escaped."""
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """The lines of one ancestor, of which the fork below it begins with the first `used`."""
+    """The lines of one ancestor; the fork below it begins with the first `used`."""
 
     run_id: str
     lines: Sequence[bytes]
@@ -50,7 +51,7 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 def forked_of(line: bytes) -> Forked | None:
-    """Return the event by which a log begins as a fork; None for any other first line, also one that was erased."""
+    """Return the event by which a log begins as a fork; None for any other first line, including an erased one."""
     if _FORKED not in line:
         return None
     event = read_record(line).event
@@ -63,15 +64,15 @@ def body_of(line: bytes) -> bytes:
 
 
 def ends_with(line: bytes, digest: str) -> bool:
-    """Whether this is the digest that the line carries."""
+    """Whether the line carries this digest."""
     return line.endswith(b'"digest":"%b"}' % digest.encode())
 
 
 async def segments(store: EventStore, run_id: str, lines: Sequence[bytes], *, whole: bool = False) -> list[Segment]:
-    """Return what the log `lines` of a run goes on from, the first ancestor first; nothing where it is no fork.
+    """Return the lines that the log `lines` of a run continues from, the first ancestor first; nothing if it is not a fork.
 
-    `whole`: also what the ancestors have on record after that, as far as it is known. Raise `CorruptLog` where they are not what the fork was
-    branched from, or are not there; `RunErased` where their content is gone.
+    `whole`: include the ancestors' later records, as far as they are known. Raise `CorruptLog` if the ancestors are missing or are not what the fork
+    was branched from; `RunErased` if their content is gone.
     """
     forked = forked_of(lines[0]) if lines else None
     if forked is None:
@@ -87,7 +88,7 @@ async def segments(store: EventStore, run_id: str, lines: Sequence[bytes], *, wh
         raise CorruptLog(
             run_id,
             1,
-            f"it goes on from record {forked.sequence} of run {forked.parent!r}, which is not in {store.url}; copy or import that run into it",
+            f"it continues from record {forked.sequence} of run {forked.parent!r}, which is not in {store.url}; copy or import that run into it",
         )
     if not ends_with(last.lines[forked.sequence - 1], forked.digest):
         raise CorruptLog(run_id, 1, f"record {forked.sequence} of run {forked.parent!r} is not the one that it was branched from")
@@ -108,7 +109,7 @@ def unpacked(run_id: str, data: bytes) -> list[Segment]:
     try:
         parts = msgspec.json.decode(head, type=list[_Part])
     except ValueError as error:  # msgspec's errors are ValueErrors
-        raise CorruptLog(run_id, 1, f"the copy of what it goes on from cannot be read ({error})") from error
+        raise CorruptLog(run_id, 1, f"the copy of its ancestors' records cannot be read ({error})") from error
     found: list[Segment] = []
     for part in parts:
         found.append(Segment(part.run, lines[: part.records], part.used))
@@ -117,7 +118,7 @@ def unpacked(run_id: str, data: bytes) -> list[Segment]:
 
 
 async def history(store: EventStore, run_id: str) -> list[Record]:
-    """Return the records that a run's state is made of, those of its ancestors first; empty for an unknown run.
+    """Return the records that make up a run's state, those of its ancestors first; empty for an unknown run.
 
     Each is checked in the chain of its own log.
     """
@@ -142,7 +143,7 @@ async def forks_of(store: EventStore, run_id: str) -> list[str]:
 
 
 async def find_blob(store: EventStore, state: RunState, key: str) -> bytes | None:
-    """Return a blob of the run, else of the nearest of its ancestors that has it."""
+    """Return a blob of the run, else of its nearest ancestor that has it."""
     for run_id in (state.run_id, *state.ancestors):
         data = await store.get_blob(run_id, key)
         if data is not None:
@@ -151,9 +152,9 @@ async def find_blob(store: EventStore, state: RunState, key: str) -> bytes | Non
 
 
 async def carried(store: EventStore, run_id: str, lines: Sequence[bytes], *, finished: bool) -> dict[str, bytes]:
-    """Return the blobs that make a fork independent of its ancestors, without those that it has; nothing where the run is no fork.
+    """Return the blobs that make a fork independent of its ancestors, without those that it has; nothing if the run is not a fork.
 
-    A fork that is not finished also gets what they have on record after it was branched: its calls may be answered from that.
+    An unfinished fork also gets the ancestors' records from after the branch: its calls may be answered from them.
     """
     found = await segments(store, run_id, lines, whole=not finished)
     if not found:
@@ -177,7 +178,7 @@ async def carried(store: EventStore, run_id: str, lines: Sequence[bytes], *, fin
 
 
 async def remove(store: EventStore, run_id: str) -> None:
-    """Remove a run, which is held by a claim; its forks are given first what they refer to in it and before it."""
+    """Remove a run that is held by a claim. Its forks first get what they refer to in it and its ancestors."""
     async with unforked(store, run_id):
         await _preserve(store, run_id)
         await store.delete(run_id)
@@ -185,18 +186,18 @@ async def remove(store: EventStore, run_id: str) -> None:
 
 @contextlib.asynccontextmanager
 async def unforked(store: EventStore, run_id: str) -> AsyncGenerator[None]:
-    """Keep a run from being forked in the block, which removes or erases it: it has no forks but those that are found there."""
+    """Keep a run from being forked in the block, which removes or erases it: it has no forks except those found there."""
     await store.put_blob(run_id, LEAVING, b"")
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Exception):  # what was in the way is said, and `gc` does it
+        with contextlib.suppress(Exception):  # the obstacle was reported, and `gc` removes the mark
             await store.delete_blob(run_id, LEAVING)
         raise
 
 
 async def _above(store: EventStore, run_id: str) -> AsyncGenerator[RunHead]:
-    """Yield the listing entries of a run and of those whose records it reads from them, the nearest first."""
+    """Yield the listing entries of a run and of the runs that it reads records from, the nearest first."""
     while (head := await store.head(run_id)) is not None:
         yield head
         lines = await store.read(run_id, limit=1)
@@ -207,7 +208,7 @@ async def _above(store: EventStore, run_id: str) -> AsyncGenerator[RunHead]:
 
 
 async def erased_above(store: EventStore, run_id: str) -> str:
-    """Return the nearest run that was erased of those that a run goes on from, "" where none was."""
+    """Return the nearest erased run among a run's ancestors, "" if there is none."""
     async for head in _above(store, run_id):
         if head.run_id != run_id and head.reason == ERASED:
             return head.run_id
@@ -215,7 +216,7 @@ async def erased_above(store: EventStore, run_id: str) -> str:
 
 
 async def refuse_gone(store: EventStore, child_id: str, run_id: str) -> None:
-    """Raise for a fork that was just written where a run that it goes on from is removed or erased: it is to be undone, for nobody knows of it.
+    """Raise for a fork that was just written, if one of its ancestors is being removed or was erased. The caller undoes it: nobody knows of it yet.
 
     `RunNotFound`, `NotAllowedNow` (`being_removed`), or `RunErased`.
     """
@@ -248,7 +249,7 @@ async def _preserve(store: EventStore, run_id: str) -> None:
 
 
 async def _clear(store: EventStore, fork: str) -> None:
-    """Remove what was given to a fork that was undone meanwhile; a new run under its id has the claim, and is left alone."""
+    """Remove what was given to a fork that was undone meanwhile. A new run under its id has the claim, and is left alone."""
     with contextlib.suppress(RunBusy, RunNotFound):
         await store.claim(fork)
         try:
@@ -259,7 +260,7 @@ async def _clear(store: EventStore, fork: str) -> None:
 
 
 async def forget(store: EventStore, fork: str, claim: int) -> None:
-    """Remove from a fork what was in a run above it that was erased, and the words of a goal that is not its own. It can be read no more.
+    """Remove from a fork the content of an erased ancestor, and the words of a goal that is not its own. Nobody can read the fork any more.
 
     Its own records stay, and its listing entry says why (`PARENT_ERASED`).
     """
@@ -271,7 +272,7 @@ async def forget(store: EventStore, fork: str, claim: int) -> None:
     for key in await store.list_blobs(fork):
         copied = len(key) == ARTIFACT_KEY_LENGTH or key.startswith(SECRET)
         if key not in (PREFIX_BLOB, LEAVING) and not (copied and key.removeprefix(SECRET).encode() not in own):
-            with contextlib.suppress(CorruptLog):  # its run is damaged without it as with it
+            with contextlib.suppress(CorruptLog):  # its run is damaged with or without it
                 blobs[key] = await store.get_blob(fork, key) or b""
     words = {} if "goal" in forked.edits else {"goal": "", "title": ""}
     head = msgspec.structs.replace(head, reason=PARENT_ERASED, digest=read_record(lines[-1]).digest, **words)
@@ -280,13 +281,13 @@ async def forget(store: EventStore, fork: str, claim: int) -> None:
         await store.put_blob(fork, key, data)
 
 
-# What their calls came to -----------------------------------------------------------------------------------------------------------------
+# The outcomes of their calls -----------------------------------------------------------------------------------------------------------------
 
 
 class Recorded:
-    """The outcomes of the ancestors' calls, by tool and digest of the arguments, in the order in which the calls were begun.
+    """The outcomes of the ancestors' calls, by tool and digest of the arguments, in the order in which the calls began.
 
-    The n-th equal call of a fork, counted from the beginning of its history, is answered by the n-th of the nearest ancestor that has one.
+    The n-th equal call of a fork, counted from the beginning of its history, gets the n-th outcome of the nearest ancestor that has one.
     """
 
     def __init__(self, logs: Sequence[Sequence[bytes]], state: RunState) -> None:
@@ -304,7 +305,7 @@ class Recorded:
         return known[1]
 
     def outcome(self, call: CallState) -> ToolOutcome | None:
-        """Return what this call came to where it was made before; None where that is not on record."""
+        """Return the earlier outcome of this call; None if none is recorded."""
         key = call.tool, digest_of([call.tool, call.args])
         number = self._number(call.call_id, key)
         for outcomes in self._outcomes:
@@ -315,14 +316,14 @@ class Recorded:
 
 
 def _executed(state: RunState) -> Iterator[Item]:
-    """Yield the observations of calls that were begun, pass by pass; also those that wait for the outcome of an earlier call."""
+    """Yield the observations of calls that had begun, pass by pass, including those that wait for the outcome of an earlier call."""
     for known in state.passes.values():
         yield from (item for item in known.results if item.executed)
         yield from (c.item for c in list(known.calls.values())[known.observed :] if c.item is not None and c.item.executed)
 
 
 def _outcomes(lines: Sequence[bytes]) -> dict[tuple[str, str], list[ToolOutcome | None]]:
-    """Return the outcomes of the calls of a log that were begun with a record of their own; None for one that has none."""
+    """Return the outcomes of a log's calls that have a record of their beginning; None for a call without an outcome."""
     found: dict[tuple[str, str], list[ToolOutcome | None]] = {}
     places: dict[str, tuple[list[ToolOutcome | None], int]] = {}
     for line in lines:
@@ -353,13 +354,13 @@ def _outcome(event: ToolFinished | ToolReconciled) -> ToolOutcome:
 
 
 def stub(tool: str) -> ToolOutcome:
-    """Return what stands for the outcome of a call that is not executed and was not made before."""
-    said = {"dry_run": f"{tool} was not executed: this run is a fork that has no effects, and no such call is on record"}
+    """Return the stub outcome of a call that is not executed and has no earlier outcome."""
+    said = {"dry_run": f"{tool} was not executed: this run is a fork without effects, and no outcome of such a call is recorded"}
     return ToolOutcome(kind="ok", result=msgspec.json.encode(said), final=True, source="stub")
 
 
 async def recorded(store: EventStore, state: RunState) -> Recorded:
-    """Return what the calls of the run's ancestors came to."""
+    """Return the outcomes of the calls of the run's ancestors."""
     found = await segments(store, state.run_id, await store.read(state.run_id, limit=1), whole=True)
     logs = [[line for above in found[:index] for line in above.lines[: above.used]] + list(one.lines) for index, one in enumerate(found)]
     return Recorded(logs[::-1], state)

@@ -1,4 +1,4 @@
-"""The live world: a planner that is asked, tools that run, clocks that tick, an inbox that fills."""
+"""The live world: it calls planners and tools, reads clocks and the inbox."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ _NOT_BEGUN = ToolOutcome(
 
 
 _NO_PLANNERS: Mapping[bytes, Planner] = MappingProxyType({})
-"""Of all runs whose passes have no models of their own: the dictionary of a run is never changed, but replaced."""
+"""Shared by all runs whose passes have no models of their own: a run's dictionary is never changed, but replaced."""
 
 MAKING: ContextVar[str] = ContextVar("detent_making", default="")
 """The label of the effect that the current task is making, "" outside of one."""
 
 
 def refuse_inside_effect(what: str) -> None:
-    """Raise `ConfigError` where an effect is being made: nothing that has records of its own can be part of one."""
+    """Raise `ConfigError` inside an effect: nothing with its own records can be part of one."""
     if outer := MAKING.get():
         raise ConfigError(
-            f"{what} was begun inside of the effect {outer!r}, whose value is made once and then taken from the log with nothing in it done "
-            "again; do it before, and use what it gave"
+            f"{what} was begun inside the effect {outer!r}. A replay takes the effect's value from the log and runs nothing inside it "
+            "again. Do this before the effect, and use the result in it"
         )
 
 
 class LiveWorld(Calls):
-    """What a live run reaches the world through."""
+    """The connection of a live run to the outside."""
 
     scheduled: bool = False
     stays: bool = False
@@ -106,7 +106,7 @@ class LiveWorld(Calls):
         tenants: Tenants | None = None,
         planner_of: Callable[[AgentSpec, Budget, Host], Planner] | None = None,
     ) -> None:
-        """`planner_of` says who plans a pass with a model of its own, and raises `ConfigError` where it cannot be asked from here."""
+        """Set up the world. `planner_of` returns the planner of a pass with its own model, and raises `ConfigError` if it is unavailable here."""
         self._planner_of, self._planners = planner_of, _NO_PLANNERS
         self._traffic, self._room, self._tenants = traffic or Traffic(), Room(), tenants
         super().__init__(journal, store, redact, clock=clock, control=control, chunk=chunk, secrets=secrets)
@@ -121,21 +121,21 @@ class LiveWorld(Calls):
         return time_left(self._journal.state, self.running_ms)
 
     def _late(self) -> BoundReached | None:
-        """Return the bound of time that is used up, to be raised."""
+        """Return the error of the used-up time bound, for the caller to raise."""
         state, running_s = self._journal.state, self.running_ms() / 1000
         total_s = running_s + state.away_ms / 1000
         bound = exhausted(state.budget, state.usage, running_s=running_s, total_s=total_s, only=("running_s", "total_s"))
         return None if bound is None else BoundReached(bound)
 
     def proceed(self) -> None:
-        """Stop here when the run stops or was found to be damaged, also where a tool has swallowed the cancellation."""
+        """Stop here if the run stops or was found damaged, even if a tool has swallowed the cancellation."""
         if self.control.stop:
             raise asyncio.CancelledError
         if self.damage is not None:
             raise self.damage
 
     def running_ms(self) -> float:
-        """How long the run has been advanced, here and before, without waits and downtime."""
+        """The time that the run has been advanced, here and before, without waits and downtime."""
         return int(self._base_ms * 1000 + (self._clock.monotonic() - self._since) * 1_000_000 + 0.5) / 1000
 
     async def attend(self, work: Awaitable[Any], hold: Hold) -> Any:
@@ -150,10 +150,10 @@ class LiveWorld(Calls):
             raise
 
     async def effect(self, make: Callable[[], Awaitable[Any]], label: str, occurrence: int, phase: int) -> Any:
-        """Make a value that the log cannot give; a cancellation ends that. What it raises is a value, too (`ports.outside.made`).
+        """Make a value that is not in the log; a cancellation ends that. An exception is recorded as a value too (`ports.outside.made`).
 
-        Raise `ConfigError` for one that is no JSON data, and inside of another effect: a replay takes that as it was recorded, makes nothing,
-        and so does not come by here.
+        Raise `ConfigError` for a value that is not JSON data, and inside another effect: a replay takes that effect from the log, makes nothing, and
+        so never gets here.
         """
         refuse_inside_effect(f"the effect {label!r}")
         self.proceed()
@@ -170,7 +170,7 @@ class LiveWorld(Calls):
         finally:
             MAKING.reset(token)
         if problem := json_problem(value, escaping=True):
-            raise ConfigError(f"the effect {label!r} came to what is no JSON data, which the log cannot keep: {problem}")
+            raise ConfigError(f"the effect {label!r} returned a value that is not JSON data, so the log cannot keep it: {problem}")
         return value
 
     async def reading(self, what: Literal["now", "random"]) -> float:
@@ -182,9 +182,9 @@ class LiveWorld(Calls):
         await asyncio.sleep(0)
 
     async def pause(self, seconds: float, call: CallState | None = None) -> None:
-        """Sleep between two attempts, as the clock does where it has a `sleep` of its own; a cancellation ends the sleep.
+        """Sleep between two attempts, with the clock's own `sleep` if it has one; a cancellation ends the sleep.
 
-        Where the run stops, record that the call may run again: its last attempt did not happen, so nothing is in doubt.
+        If the run stops, record that the call may run again: its last attempt did not happen, so nothing is in doubt.
         """
         try:
             if call is not None:
@@ -203,7 +203,7 @@ class LiveWorld(Calls):
 
     @property
     def quiet(self) -> bool:
-        """Whether no signal came and the run's tenant has no account that is to be read: asked several times a turn."""
+        """Whether no signal came and no account of the run's tenant is to be read: called several times a turn."""
         return not (self.control.waiting or self._tenants or (BRANCH.get() and self._is_cancelled))
 
     @property
@@ -222,13 +222,13 @@ class LiveWorld(Calls):
         return self._is_cancelled
 
     async def weigh(self, context: KernelContext, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
-        """Read what the run's tenant has used, where that is bounded; `calls` of tools are about to begin."""
+        """Read the usage of the run's tenant, if that is bounded; `calls` of tools are about to begin."""
         if not self._tenants or (calls and all(call.attempt for call in calls)):
             return None
         return await self._tenants.weigh(context, calls)
 
     async def absorb(self, run: Run, *, fresh: bool) -> bool:
-        """Put the signals that came on record, in the store's order; `fresh` reads the inbox instead of relying on the watcher."""
+        """Record the signals that arrived, in the store's order; `fresh` reads the inbox instead of relying on the watcher."""
         self._inbox.closed = not self._inbox.closed or await self._inbox.turn()  # no pass decides on a signal before an earlier one
         try:
             if fresh:
@@ -245,11 +245,11 @@ class LiveWorld(Calls):
         return bool(came)
 
     def models(self, context: KernelContext) -> Gateway:
-        """Return the way to models for the pass of `context`."""
+        """Return the access to models for the pass of `context`."""
         return Gateway(context, self._traffic, self._room, self._chunk, tenants=self._tenants, patterns=self._patterns)
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan:
-        """Ask the planner, for at most the time that is left."""
+        """Call the planner, for at most the time that is left."""
         self.proceed()
         started = self._clock.monotonic()
         with self.control.during(0):
@@ -271,14 +271,14 @@ class LiveWorld(Calls):
                 raise
 
     async def _asked(self, view: View) -> Plan:
-        """Ask the planner; what it leaves open of its model calls is closed with its answer. Raise `MalformedPlan` for what no JSON can say."""
+        """Call the planner. Its model calls that are still open are closed with its answer. Raise `MalformedPlan` for what JSON cannot express."""
         try:
             planner = self._planner_for(view)
             asked = planner.plan(view)
             if type(asked) is not CoroutineType and not inspect.isawaitable(asked):
                 raise PlannerFailed(f"{type(planner).__name__}.plan cannot be awaited; write `async def plan(self, view)`")
             answer: Any = await asked
-            if isinstance(answer, Action):  # it stands for the plan with that one action
+            if isinstance(answer, Action):  # it means the plan with that one action
                 answer = Plan(actions=cast("tuple[AnyAction, ...]", (answer,)))
         finally:
             if isinstance(view.models, Gateway):
@@ -288,9 +288,9 @@ class LiveWorld(Calls):
         return answer
 
     def _planner_for(self, view: View) -> Planner:
-        """Return who plans a pass: the run's planner, or that of a model of the pass's own. Raise `Suspended` where it cannot be asked from here.
+        """Return the planner of a pass: the run's, or that of the pass's own model. Raise `Suspended` if it is unavailable here.
 
-        A name that no provider takes is `PlannerFailed`.
+        A name that no provider takes raises `PlannerFailed`.
         """
         own, state = view.agent, self._run()
         usual = state.agent
@@ -300,18 +300,18 @@ class LiveWorld(Calls):
         if key not in self._planners:
             try:
                 self._planners = {**self._planners, key: self._planner_of(own, state.budget, state.host)}
-            except UnknownModel as error:  # no process can ask it: the pass fails as where a provider refuses the name
+            except UnknownModel as error:  # no process can call it: the pass fails as if a provider refused the name
                 raise PlannerFailed(str(error)) from error
             except ConfigError as error:  # another process, or this one later, may have what is missing: the pass has not failed
                 raise Suspended(view.run_id, f"pass {view.scope!r} cannot be planned here: {error}") from error
         return self._planners[key]
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: KernelContext) -> None:
-        """Run calls at the same time; a cancellation of the run reaches each of them, which puts it on record."""
+        """Run calls at the same time. A cancellation of the run reaches each of them, and each records it."""
         refuse_failed(await asyncio.gather(*(begin() for _, begin in calls), return_exceptions=True))
 
     async def intend(self, context: KernelContext, call: CallState) -> ToolOutcome | None:
-        """See `World.intend`; a cancellation that is posted before the intent is recorded keeps the call from beginning."""
+        """See `World.intend`. A cancellation that is posted before the intent is recorded keeps the call from beginning."""
         if call.read_only:
             return None if await begins(context.run, self.control, self._store) else _NOT_BEGUN
         effect = self.control.effects.intends(call)
@@ -323,20 +323,20 @@ class LiveWorld(Calls):
 
 
 def _unsayable(answer: Any) -> str:
-    """Return what of a plan's actions would become null on record, or cannot be written at all, "" where all of it can be kept."""
+    """Return which part of a plan's actions would become null in the log, or cannot be written at all; "" if all of it can be kept."""
     if not isinstance(answer, Plan):
         return ""
-    # what can be gone through once would be empty when it is recorded
+    # an iterator would be empty by the time it is recorded
     if not isinstance(answer.actions, (tuple, list)):  # pyright: ignore[reportUnnecessaryIsInstance]
         return f"its actions are a {type(answer.actions).__name__}, not a tuple"
     for action in answer.actions:
-        if isinstance(action, ToolCall):  # asked first: every turn has one
+        if isinstance(action, ToolCall):  # checked first: every turn has one
             if not isinstance(action.tool, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 return f"a tool call names a {type(action.tool).__name__}, not a tool"
             said, problem = action.tool, json_problem(action)
         elif isinstance(action, FinalAnswer):
             said, problem = "the final answer", not isinstance(action.content, str) and json_problem(action.content, escaping=True)
-        else:  # what is no action is told apart with the plan's form
+        else:  # the check of the plan's form reports anything that is not an action
             said, problem = type(action).__name__, isinstance(action, Action) and json_problem(action)  # pyright: ignore[reportUnnecessaryIsInstance]
         if problem:
             return f"{said} is not JSON data: {problem}"

@@ -1,4 +1,4 @@
-"""How a pass is configured, what share of the budget it gets, and the one place where its context is assembled."""
+"""How a pass is configured, its share of the budget, and the one place that assembles its context."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from detent.running.foreign import answering
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
-    """How a strategy configures one pass; unset (None) means: as the agent and the run have it.
+    """How a strategy configures one pass; None means the setting of the agent and the run.
 
-    `guards` are names of guards that are checked beside those of the run and of the pass's kernel, `guidance` is shown in every turn of the
-    pass, `small` asks for the small model. An empty `output_schema` means that any answer will do. `model`, `planner` and `settings` are
-    explained at `ports.Branch`.
+    `guards` are names of guards that are checked in addition to those of the run and of the pass's kernel, `guidance` is shown in every turn of the
+    pass, `small` selects the small model. An empty `output_schema` means that any answer will do. `model`, `planner` and `settings` are explained at
+    `ports.Branch`.
     """
 
     task: str = ""
@@ -42,7 +42,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_agent(agent: AgentSpec, given: Pass | OwnModel) -> AgentSpec:
-    """Return the agent as a pass with a model, a planner or settings of its own has it: rules plan no such pass, and the tier is that model's."""
+    """Return the agent for a pass with its own model, planner or settings: rules plan no such pass, and the tier is that model's."""
     settings = given.settings if given.model else {**agent.model_settings, **given.settings}
     if not (given.model or given.planner):
         return msgspec.structs.replace(agent, model_settings=settings) if given.settings else agent
@@ -54,7 +54,7 @@ def own_agent(agent: AgentSpec, given: Pass | OwnModel) -> AgentSpec:
 
 
 def refuse_unusable(agent: AgentSpec, given: Pass | OwnModel, where: str) -> None:
-    """Raise `ConfigError` for settings that no model has, and for a planner that needs a model where there is none."""
+    """Raise `ConfigError` for settings that no model has, and for a planner that needs a model if there is none."""
     if given.settings:
         check_settings(given.settings, f"{where}: settings")
     if given.planner and not (given.model or agent.model):
@@ -62,7 +62,7 @@ def refuse_unusable(agent: AgentSpec, given: Pass | OwnModel, where: str) -> Non
 
 
 def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> KernelContext:  # noqa: B008 - frozen
-    """Assemble the one context of a pass: all that every strategy and every pass gets is put together here and nowhere else."""
+    """Assemble the one context of a pass. The parts of every strategy and every pass are put together only here."""
     state = run.state
     agent = own_agent(state.agent, given)
     profile = run.profile if agent.profile == state.agent.profile else make_profile(agent.profile)
@@ -96,12 +96,12 @@ def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> 
 
 
 def meta_tools_of(kernel: Kernel, names: Collection[str]) -> dict[str, Tool]:
-    """Return the meta-tools that a kernel brings to a pass with tools of these names."""
+    """Return the meta-tools that a kernel adds to a pass with tools of these names."""
     return {tool.spec.name: tool for tool in kernel.meta_tools if tool.spec.name in names}
 
 
 def shared(budget: Budget, parts: int) -> Budget:
-    """Return the share of `budget` that one of `parts` passes side by side gets; time passes for all of them alike."""
+    """Return the share of `budget` for one of `parts` passes side by side; time passes for all of them alike."""
     countable = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens")
     shares: dict[str, float] = {f"max_{d}": max(1, limit // parts) for d in countable if (limit := getattr(budget, f"max_{d}")) is not None}
     if budget.max_cost_usd is not None:

@@ -1,17 +1,17 @@
 """What a strategy works with: passes and values, each recorded once under its label and occurrence. `driving` runs the strategy.
 
-Theory of operation. A strategy is an async function over `StrategyRun`. After a crash, or when a wait is over, it starts from its top: what
-the log has returns at once, an open pass continues from its fold, and so the function comes to where it was. What cannot return to the
-function leaves it as an exception that it does not catch: the end of the run (`Ends`), a wait (`Waits`). A pass ends the run only with what
-is about the run: cancellation, its bounds, what governance stops, a fatal tool. With anything else it returns to the strategy.
+Theory of operation. A strategy is an async function over `StrategyRun`. After a crash, or when a wait is over, it starts from its top. Values in the
+log return at once, and an open pass continues from its fold, so the function gets back to where it was. Some outcomes cannot return to the function
+and leave it as an exception that it does not catch: the end of the run (`Ends`), a wait (`Waits`). A pass ends the run only for reasons that concern
+the run: cancellation, its bounds, a stop by governance, a fatal tool. In all other cases it returns to the strategy.
 
-Effects have one implementation, `kernel.context.Run.effect`: it looks the value up in the fold, else lets the world make it, and records it.
-Phases, hooks and strategies use it; a live world makes the value, a replay reads it from the log. A failure is a value: it is recorded at
-once and raised (`EffectFailed`) whenever it is asked for. Only when a run that ended as `kernel_error` is opened again or forked is the
-failure dropped after which the strategy recorded nothing. A cancellation ends what is being made: nothing is recorded of it, and the run ends.
+Effects have one implementation, `kernel.context.Run.effect`: it looks the value up in the fold, else lets the world make it, and records it. Phases,
+hooks and strategies use it; a live world makes the value, a replay reads it from the log. A failure is a value: it is recorded at once and raised
+(`EffectFailed`) whenever it is requested. There is one exception: when a run that ended as `kernel_error` is opened again or forked, the failure is
+dropped if the strategy recorded nothing after it. A cancellation ends an effect that is being made: nothing is recorded of it, and the run ends.
 
-A run that is opened again or forked goes the way that it went: of the passes that failed, only those continue after which the strategy has
-recorded nothing (`RunState.unanswered`). All others began before these, so their digests bind.
+A run that is opened again or forked follows its earlier path: a failed pass continues only if the strategy recorded nothing after it
+(`RunState.unanswered`). All other passes began before these, so their digests are binding.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ from detent.running.verifying import behind_act, holds, presenting, unchecked
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
 CALLS = "calls"
-"""The name of the kernel that carries out the calls that a strategy makes."""
-WAYS_OUT = "Install the code that the run was started with, look at `detent check-upgrade`, or fork the run before this pass"
+"""The name of the kernel that executes the calls that a strategy makes."""
+WAYS_OUT = "Install the code that the run was started with, run `detent check-upgrade`, or fork the run before this pass"
 
 
 class Ends(BaseException):
-    """The run is to end; passes through a strategy, which has no part in it."""
+    """Ends the run; passes through a strategy without its involvement."""
 
     def __init__(self, settled: Settled) -> None:
         self.settled = settled
 
 
 class Waits(BaseException):
-    """No pass can move; `status` says what the run waits for."""
+    """No pass can continue; `status` says what the run waits for."""
 
     def __init__(self, status: str) -> None:
         self.status = status
 
 
 class TurnsUsed(BaseException):
-    """The turns that were asked for are done."""
+    """The requested turns are done."""
 
 
 def end_pass(run: Run, scope: str, settled: Settled) -> None:
-    """Record that an open pass ends with its run; a pass that has ended stays as it is."""
+    """Record that an open pass ends with its run. A finished pass stays as it is."""
     state = run.state.passes[scope]
     for call in state.calls.values():
         if call.status == "started" and not call.read_only:
@@ -97,7 +97,7 @@ class StrategyPasses:
         self.hold = Hold()
         self._unasked = {scope: None for scope, state in run.state.passes.items() if state.digest}
 
-    # What is known --------------------------------------------------------------------------------------------------------------
+    # Reading the run --------------------------------------------------------------------------------------------------------------
 
     @property
     def goal(self) -> str:
@@ -106,7 +106,7 @@ class StrategyPasses:
 
     @property
     def agent(self) -> AgentSpec:
-        """Who works on it."""
+        """The agent of the run."""
         return self._run.state.agent
 
     @property
@@ -121,7 +121,7 @@ class StrategyPasses:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """The tools that the agent lists; meta-tools are none of them: what they say is for the planner that calls them."""
+        """The tools that the agent lists, without meta-tools: those are for the planner that calls them."""
         return tuple(copied(tool.spec) for tool in self._run.tools.values() if not isinstance(tool, MetaTool))
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
@@ -130,7 +130,7 @@ class StrategyPasses:
 
     @property
     def budget_remaining(self) -> Budget:
-        """What is left of each bound of the run. It changes with time: decide from it only through `effect`."""
+        """What is left of each bound of the run. It changes with time: base decisions on it only through `effect`."""
         state = self._run.state
         used = reduce(Usage.plus, state.reserved.values(), state.usage)
         return remaining(state.budget, used, running_s=state.running_ms / 1000, total_s=state.total_s)
@@ -143,11 +143,11 @@ class StrategyPasses:
     # Passes ---------------------------------------------------------------------------------------------------------------------
 
     def kernel(self, label: str, **options: Any) -> CoroutineType[Any, Any, Passed]:
-        """Run one pass and return what came of it; see `ports.StrategyRun.kernel`."""
+        """Run one pass and return its outcome; see `ports.StrategyRun.kernel`."""
         return self._pass(Branch(label=label, **options), self._scope(label))
 
     async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = True, **options: Any) -> Any:
-        """Make one model call and return its answer; raise `PassFailed` when there is none. See `ports.StrategyRun.ask`."""
+        """Make one model call and return its answer. Raise `PassFailed` if there is none. See `ports.StrategyRun.ask`."""
         branch = Branch(label=label, task=prompt, kernel=ASK.name, tools=(), output_schema=schema or {}, small=small, **options)
         passed = await self._pass(branch, self._scope(label), Budget(max_iterations=1))
         return self._output(passed)
@@ -158,7 +158,7 @@ class StrategyPasses:
         return self._output(await self._pass(branch, self._scope(label)))
 
     def _output(self, passed: Passed) -> Any:
-        """Return what a pass gave; raise `PassFailed` where it gave nothing."""
+        """Return the result of a pass. Raise `PassFailed` if there is none."""
         if passed.status != "done":
             raise PassFailed(self._run.state.run_id, passed)
         return passed.output
@@ -183,11 +183,11 @@ class StrategyPasses:
         if self._run.world.cancelled:
             await self._run.world.absorb(
                 self._run, fresh=False
-            )  # here, and not where it came while the last passes ended: a replay finds it here, too
+            )  # here, and not when it came while the last passes ended: a replay finds it here too
         return self._together(ended)
 
     def _refuse_late(self, scopes: Sequence[str]) -> None:
-        """End the run where its time is over and calls of open turns would begin: here, where no pass has gone on that changes the reading."""
+        """End the run if its time is over and calls of open turns would begin: here, where no pass has continued and changed the reading."""
         state = self._run.state
         going_on = [known for scope in scopes if (known := state.passes[scope]).status not in CLOSED and not known.ended]
         if state.cancel is None and any(call.status != "finished" for known in going_on for call in known.calls.values()):
@@ -202,14 +202,14 @@ class StrategyPasses:
 
     @staticmethod
     def _together(ended: Sequence[Passed | BaseException]) -> tuple[Passed, ...]:
-        """Return the results, or raise what weighs most: what went wrong, what stopped a pass amid its work, the end of the run, a wait."""
+        """Return the results, or raise the most important outcome: an error, a stopped pass with open work, the end of the run, a wait."""
         raised = [one for one in ended if isinstance(one, BaseException)]
         if raised:
             raise min(raised, key=_lightness)
         return tuple([one for one in ended if isinstance(one, Passed)])
 
     async def presented(self, returned: Any) -> Any:
-        """Return what the strategy has returned, or, where that is an answer that no pass has had checked, what comes of checking it."""
+        """Return what the strategy returned. If that is an answer that no pass had checked, return the outcome of its check."""
         branch = Branch(label="verify", guards=("side_effect_once",))
         behind = behind_act(self._kernel_of(branch.kernel))
         if not unchecked(self._run, returned, behind=behind):
@@ -254,7 +254,7 @@ class StrategyPasses:
             refuse_unanswerable(branch.question)
         refuse_unusable(self.agent, configured(branch), f"the pass {scope!r}")
         if problem := json_problem(branch, escaping=True):
-            raise ConfigError(f"the pass {scope!r} is begun with what is no JSON data, which the log cannot keep: {problem}")
+            raise ConfigError(f"the pass {scope!r} was started with input that is not JSON data, so the log cannot keep it: {problem}")
         self.all_asked_for(f"pass {scope!r}")
         digest = self._digest(branch, kernel)
         began = e.PassStarted(
@@ -273,12 +273,12 @@ class StrategyPasses:
         self._run.record(scope, began)
 
     def all_asked_for(self, now: str) -> None:
-        """Raise `Divergence` where the log has a pass that the strategy has not asked for before `now`: it has another label, or is left out."""
+        """Raise `Divergence` if the log has a pass that the strategy has not asked for before `now`: its label changed, or it is left out."""
         for left in self._unasked:
             raise self._parted(f"pass {left!r}", f"{now}: the strategy does not ask for that pass")
 
     def _parted(self, logged: str, now: str) -> BaseException:
-        """Return what a strategy ends with that is not the one of the log; a run that is cancelled ends all the same: its end uses none of the code."""
+        """Return the end that a strategy gives if it differs from the log's. A cancelled run ends in any case: its end uses none of the code."""
         run = self._run.state
         if run.cancel is not None:
             return Ends(Settled(reason="cancelled", error=run.cancel))
@@ -292,15 +292,15 @@ class StrategyPasses:
         return hooked(ASK if branch.kernel == ASK.name else sheltered(self._kernel_of(branch.kernel)), self._run.hooks)
 
     def _digest(self, branch: Branch, kernel: Kernel) -> str:
-        """Return what a restart compares: kernel, limits and input of the pass."""
+        """Return the digest that a restart compares: kernel, limits and input of the pass."""
         return digest_of([kernel.name, kernel.version, self.goal, msgspec.to_builtins(branch)])
 
     def _scope(self, label: str) -> str:
-        """Return the key of the next pass under this label: label, occurrence. Raise `ValueError` for a label that is no key."""
+        """Return the key of the next pass under this label: label, occurrence. Raise `ValueError` for an invalid label."""
         refuse_inside_effect(f"the pass {label!r}")
         if not label.strip() or "#" in label:
             raise ValueError(
-                f"a pass cannot be labelled {label!r}: a label is not blank, and '#' stands before the number of its occurrence"
+                f"a pass cannot be labelled {label!r}: a label is not blank, and has no '#', which precedes the number of its occurrence"
             )
         before = self._before(label)
         scope = f"{label}#{before + 1}" if before else label
@@ -310,7 +310,7 @@ class StrategyPasses:
     # Values ---------------------------------------------------------------------------------------------------------------------
 
     def _before(self, label: str) -> int:
-        """Return how often the strategy has asked for this label before; count this time, too."""
+        """Return how often the strategy has used this label before, and count this use."""
         self._seen[label] = self._seen.get(label, 0) + 1
         return self._seen[label] - 1
 
@@ -319,7 +319,7 @@ class StrategyPasses:
         return copied(made(await self._value(label, make, self._before(f"effect {label}"), commit=True)))
 
     async def _value(self, label: str, make: Callable[[], Awaitable[Any]], occurrence: int = 0, *, commit: bool = False) -> Any:
-        """Return the value of an effect of the run (`Run.effect`); where a cancellation ends it, the strategy does not continue."""
+        """Return the value of an effect of the run (`Run.effect`). If a cancellation ends it, the strategy does not continue."""
         run = self._run
         try:
             with self.hold:
@@ -355,7 +355,7 @@ class StrategyPasses:
         return await self.effect("random", lambda: self._run.world.reading("random"))
 
     async def sleep(self, seconds: float | str) -> None:
-        """Wait that long, in no memory and in any process."""
+        """Wait that long. The wait takes no memory, and any process can continue the run."""
         lasts = in_seconds(seconds, "sleep")
         run, timer = self._run, f"sleep#{self._before('sleep') + 1}"
         begins = f"-1:{timer}:0" not in run.state.effects
@@ -369,7 +369,7 @@ class StrategyPasses:
         return await self._run.world.reading("now") + max(0.0, seconds)
 
     async def switch(self, name: str, why: str = "") -> None:
-        """Put on record that the strategy `name` takes over, once; what runs after a restart is still the strategy that the run began with."""
+        """Record once that the strategy `name` takes over. After a restart, the run still begins with its original strategy."""
         run, before = self._run, self._before("switch")
         if f"-1:switch:{before}" not in run.state.effects:
             run.journal.record(e.StrategySwitched(old=run.state.strategy, new=name, why=why))
@@ -377,12 +377,12 @@ class StrategyPasses:
 
 
 def configured(branch: Branch) -> Pass:
-    """Return how a branch configures its pass."""
+    """Return the configuration of a branch's pass."""
     return Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__})
 
 
 def _lightness(raised: BaseException) -> int:
-    """Return a number that is the less, the more it weighs that a pass of several ended so."""
+    """Return the rank of an outcome among several passes: the lower, the more important."""
     match raised:
         case Exception():
             return 0
@@ -399,7 +399,7 @@ def _lightness(raised: BaseException) -> int:
 
 
 def passed(run: RunState, scope: str, label: str) -> Passed:
-    """Return what came of a pass that has ended."""
+    """Return the outcome of a finished pass."""
     state = run.passes[scope]
     plan = state.plan
     whole = Passed(
@@ -420,16 +420,16 @@ def passed(run: RunState, scope: str, label: str) -> Passed:
 
 
 def carrying_out(calls: tuple[ToolCall, ...], chosen: Kernel | None = None) -> Kernel:
-    """Return the kernel that carries these calls out as one batch, on the one path of every call; no planner is asked.
+    """Return the kernel that executes these calls as one batch, on the one path of every call; no planner is called.
 
-    The guards and meta-tools of the kernel that is `chosen` for the pass hold in it.
+    It has the guards and meta-tools of the kernel that is `chosen` for the pass.
     """
 
     async def plan(state: KernelState, context: KernelContext) -> KernelState:
         if state.plan is None and state.iteration == 1:
             world = context.run.world
             hidden = await world.hide(Plan(actions=calls), context.known)
-            await world.breathe()  # passes beside this one go on here, live and in replay alike
+            await world.breathe()  # passes beside this one continue here, live and in a replay alike
             context.run.record(context.scope, e.Planned(actions=hidden.actions))
         return context.state
 

@@ -1,13 +1,13 @@
-"""How long a run waits for foreign code: without end while nobody wants it to stop and the run has time, and then for a grace.
+"""How long a run waits for foreign code: without limit while nobody stops the run and it has time, and for a grace after that.
 
-Theory of operation. What is awaited is driven step by step in the run's own task: no task of its own, no difference to what it sees. A run that
-is cancelled, or whose time is up, asks it to stop (`CancelledError`): a hook or an observer after the grace of a call of a tool, a phase, a strategy
-and what makes an effect at once, but never while they wait for the kernel (`Hold`), which ends what it does there itself. One that is suspended
-asks at once. Who goes on after that, because it tidies up or because it swallows its cancellation, has the grace once more; then its coroutine is
-closed where it stands, and the run goes on without it.
+Theory of operation. The awaited code is driven step by step in the run's own task: it has no task of its own, and it sees no difference. If the run
+is cancelled, or its time is up, the code is asked to stop (`CancelledError`): a hook or an observer after the grace of a tool call; a phase, a
+strategy and an effect at once, but never while they wait for the kernel (`Hold`), which ends its own work there. If the run is suspended, it is asked
+at once. Code that continues after that, because it cleans up or because it swallows its cancellation, gets the grace once more. Then its coroutine is
+closed, and the run continues without it.
 
-Why no ordinary tasks: an async observer adds 64 to 80 µs to an iteration here, 119 to 131 as tasks (153 to 178 with `asyncio.wait`), and a task
-that swallows its cancellation cannot be closed. `asyncio.timeout` costs as much as this, and asks only once.
+Why no ordinary tasks: an async observer adds 64 to 80 µs to an iteration here, 119 to 131 as tasks (153 to 178 with `asyncio.wait`), and a task that
+swallows its cancellation cannot be closed. `asyncio.timeout` costs as much as this, and asks only once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from detent.ports.telling import from_inside, named
 from detent.running.control import Control
 
 IMPATIENT = 10
-"""By how much less time is given, in a run that is cancelled, after each hook or observer that has used up its time."""
+"""In a cancelled run, the reduction of the allowed time after each hook or observer that has used up its time."""
 
 
 def patience_of(control: Control) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
-    """Return what awaits each hook and observer of a run (`ports.PATIENCE`); it raises `TimeoutError` for one that had to be stopped."""
+    """Return the function that awaits each hook and observer of a run (`ports.PATIENCE`); it raises `TimeoutError` for one that had to be stopped."""
     given_s = control.grace_s
 
     async def patient(answer: Awaitable[Any]) -> Any:
@@ -43,7 +43,7 @@ def patience_of(control: Control) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
             name = named(answer)
             if not held.stopped:
                 raise from_inside(answer) from error
-            swallowed = " and swallowed its cancellation: it is closed, and what it still had to do is not done" if held.closing else ""
+            swallowed = " and swallowed its cancellation: it is closed, and its remaining work is lost" if held.closing else ""
             after = "the run was cancelled" if control.cancelled else "the run's time was up"
             raise TimeoutError(f"{name} did not return within {given_s:g} s after {after}{swallowed}") from None
         finally:
@@ -55,9 +55,9 @@ def patience_of(control: Control) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
 
 
 async def attended(control: Control, work: Awaitable[Any], hold: Hold | None = None, *, who: Any = None) -> Any:
-    """Return what a phase, a strategy or what makes an effect returns; `hold` says when it waits for the kernel, `who` what it is called.
+    """Return the result of a phase, a strategy or an effect. `hold` says when it waits for the kernel, `who` is its name.
 
-    Raise `Interrupted` where a cancellation of the run ended it, `BoundReached` where the run's time was up.
+    Raise `Interrupted` if a cancellation of the run ended it, `BoundReached` if the run's time was up.
     """
     held = _Held(control, 0.0, control.grace_s, hold)
     try:
@@ -70,7 +70,7 @@ async def attended(control: Control, work: Awaitable[Any], hold: Hold | None = N
         raise held.why() from None
     except (BoundReached, DetentError, Interrupted):
         raise
-    except Exception as error:  # foreign code: one that is stopped may raise anything
+    except Exception as error:  # foreign code: it may raise anything when it is stopped
         if held.stopped and not held.let_go():
             raise held.why() from error
         raise
@@ -83,9 +83,9 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 
 class _Held:
-    """One wait of the current task. `stopped` counts the cancellations that are this wait's own; `closing` is the last of them.
+    """One wait of the current task. `stopped` counts this wait's own cancellations; `closing` is the last of them.
 
-    It is asked to stop `first_s` after the run was cancelled or its time was up, and closed `given_s` after that.
+    The code is asked to stop `first_s` after the run was cancelled or its time was up, and closed `given_s` after that.
     """
 
     def __init__(self, control: Control, first_s: float, given_s: float, hold: Hold | None = None) -> None:
@@ -104,25 +104,25 @@ class _Held:
             self._clock = asyncio.get_running_loop().call_later(left, self._look)
 
     def why(self) -> BaseException:
-        """Return what to raise for what was stopped."""
+        """Return the error to raise for stopped code."""
         return self._reason or Interrupted()
 
     def hurry(self) -> None:
-        """The run is cancelled or stops, or its time is up: ask for an end when the first time is over.
+        """Ask for an end once the first time is over: the run is cancelled or stops, or its time is up.
 
-        Hooks and observers of a run that stops may go on as long as its calls do: they hear what is recorded of these.
+        Hooks and observers of a stopping run may continue as long as its calls do: they get the records of these.
         """
         if self._timer is None and not (self._control.stop and self._first_s):
             self._timer = asyncio.get_running_loop().call_later(self._first_s, self._stop)
 
     def goes_on(self) -> None:
-        """It was cancelled and awaits something: where somebody wants it to stop, it is closed when the time is up again."""
+        """Close the code once the time is up again, if somebody wants it to stop: it was cancelled and still awaits something."""
         if self._wanted() and not self.closing:
             self._drop(self._timer)
             self._timer = asyncio.get_running_loop().call_later(self._given_s, self._close)
 
     def _look(self) -> None:
-        """Hurry where the run's time is up; the clock of the run may go slower than that of the event loop."""
+        """Hurry once the run's time is up; the clock of the run may be slower than that of the event loop."""
         self._reason = None if self._control.cancelled else self._control.late()
         if self._reason is not None:
             self.hurry()
@@ -140,11 +140,11 @@ class _Held:
             self._stop()
 
     def _wanted(self) -> bool:
-        """Whether somebody wants it to stop: a timeout of its own is over by now. What it was asked it cannot take back (`uncancel`)."""
+        """Whether somebody wants it to stop: its own timeout is over by now. It cannot take back the request (`uncancel`)."""
         return bool(self.stopped or self._control.stop) or self._task.cancelling() > self._before
 
     def _put_off(self, call: Callable[[], None]) -> bool:
-        """Whether it waits for the kernel now; `call` then follows when it goes on by itself, or what was put off before it."""
+        """Whether it waits for the kernel now; `call` is then called when it continues by itself, or the call put off before it."""
         if self._hold is None or not self._hold.inside:
             return False
         self._hold.left = self._hold.left or partial(self._soon, call)
@@ -156,7 +156,7 @@ class _Held:
         self._timer = asyncio.get_running_loop().call_soon(call)
 
     def let_go(self) -> bool:
-        """End the wait, and take back what is its own; return whether somebody else has cancelled the task."""
+        """End the wait and take back its own cancellations. Return whether somebody else has cancelled the task."""
         self._control.told.pop(self.hurry, None)
         self._drop(self._timer)
         self._drop(self._clock)
@@ -175,7 +175,7 @@ class _Held:
 
 @coroutine
 def _driven(work: Coroutine[Any, Any, Any], held: _Held) -> Generator[Any, Any, Any]:
-    """Await `work`; close it where it goes on when it is to be closed."""
+    """Await `work`. Close it if it continues after it should be closed."""
     step: Callable[[Any], Any] = work.send
     given: Any = None
     while True:
@@ -187,9 +187,9 @@ def _driven(work: Coroutine[Any, Any, Any], held: _Held) -> Generator[Any, Any, 
             held.goes_on()
         try:
             step, given = work.send, (yield waits_for)
-        except BaseException as error:  # handed on to foreign code: a hook or an observer
+        except BaseException as error:  # foreign code gets it: a hook or an observer
             if held.closing or isinstance(error, GeneratorExit):
-                with contextlib.suppress(Exception):  # it does not even let itself be closed: nobody awaits it any more
+                with contextlib.suppress(Exception):  # it cannot even be closed: nobody awaits it any more
                     work.close()
                 raise
             step, given = work.throw, error

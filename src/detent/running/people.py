@@ -1,6 +1,6 @@
-"""Who answers: names in the form in which they are compared and recorded, and what a process says about itself.
+"""Names of people in the form that is compared and recorded, and what a process says about itself.
 
-The normal form is made here, before anything is recorded: the fold compares strings.
+The names are normalised here, before anything is recorded: the fold compares strings.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import unicodedata
 from pathlib import Path
 
 LONGEST = 200
-"""How many characters of a name, and of what a process says about itself, are recorded."""
+"""The longest recorded name, and the longest text of a process about itself, in characters."""
 
 _UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]")
-"""Letters, marks and code points that show nothing, beside those of the category Cf (Default_Ignorable_Code_Point of Unicode)."""
+"""Invisible letters, marks and code points outside the category Cf (Default_Ignorable_Code_Point of Unicode)."""
 
 _TOGETHER = ({"LATIN", "CJK", "HIRAGANA", "KATAKANA"}, {"LATIN", "CJK", "HANGUL"}, {"LATIN", "CJK", "BOPOMOFO"})
 """Scripts that are written together: Japanese, Korean, Chinese ("highly restrictive" of UTS 39)."""
 
 _PUNCTUATION = frozenset("\u00b7\u2010\u2011\u2013\u2018\u2019\u30fb")
-"""What is written in names beyond letters and ASCII: dots in the middle, hyphens, apostrophes."""
+"""Characters in names beyond letters and ASCII: middle dots, hyphens, apostrophes."""
 
 MOST_MARKS = 3
 
 _OF_ANY = ("COMBINING", "MODIFIER")
-"""How the names of marks and letters begin that belong to no script."""
+"""Beginnings of the Unicode names of marks and letters that belong to no script."""
 
 
 def person(name: str) -> str:
-    """Return a name as it is compared: white space, case, invisible characters and compatibility forms make nobody another person."""
-    for _ in range(4):  # what one step leaves may combine in the next
+    """Return a name in the form that is compared: white space, case, invisible characters and compatibility forms make no difference."""
+    for _ in range(4):  # the result of one step may combine in the next
         before, name = name, _folded(name)
         if name == before:
             break
@@ -46,9 +46,9 @@ def _folded(name: str) -> str:
 
 
 def mixed_scripts(name: str) -> tuple[str, ...]:
-    """Return the scripts of the letters of a name where nobody writes these together, such as a Cyrillic letter among Latin ones; else nothing.
+    """Return the scripts of a name's letters if nobody writes these together, such as a Cyrillic letter among Latin ones; else nothing.
 
-    Names that look alike in one script are not found, nor those of which every letter is of another script than it seems.
+    It misses names that look alike in one script, and names whose letters all come from another script than it seems.
     """
     found: dict[str, None] = {}
     for c in unicodedata.normalize("NFKC", name):
@@ -59,10 +59,10 @@ def mixed_scripts(name: str) -> tuple[str, ...]:
 
 
 def strange(name: str) -> str:
-    """Return the character in a name that names are not written with, as `U+20E3 (...)`, "" where there is none; what is folded away counts as none.
+    """Return a character that names are not written with, as `U+20E3 (...)`, or "". Characters that normalising removes do not count.
 
-    Letters, decimal digits, what ASCII has and some punctuation are. A mark belongs to a letter of its own script (three at most), or, where it
-    is of no script, is one with its letter in the composed form, as in "José".
+    Allowed are letters, decimal digits, ASCII and some punctuation. A mark must belong to a letter of its own script (three marks at most). A mark of
+    no script must form one composed character with its letter, as in "José".
     """
     marks = 0
     for c in unicodedata.normalize("NFC", name):
@@ -78,7 +78,7 @@ def strange(name: str) -> str:
 
 
 def me() -> str:
-    """Return the user of the operating system as whom this process runs."""
+    """Return the user of the operating system that this process runs as."""
     try:
         import pwd
 
@@ -90,7 +90,7 @@ def me() -> str:
 
 
 def poster() -> str:
-    """Return what this process says about itself, as `user@host program`. Nobody checks it."""
+    """Return the process's own description, as `user@host program`. Nobody checks it."""
     program = Path(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else Path("python")
     name = program.parent.name if program.name == "__main__.py" else program.name
     said = f"{me()}@{socket.gethostname()} {name}"

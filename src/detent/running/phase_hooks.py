@@ -1,7 +1,7 @@
-"""Hooks before and after the phases of a kernel (`ports.KernelHooks.before`, `after`): a phase is wrapped, the loop stays as it is.
+"""Hooks before and after the phases of a kernel (`ports.KernelHooks.before`, `after`): they wrap a phase, and the loop stays unchanged.
 
-What a hook decides is an `EffectRecorded` of the pass: it is asked once a turn, whoever resumes or replays the turn finds its answer. Without
-hooks a kernel is returned as it is.
+A hook's decision is an `EffectRecorded` of the pass: the hook is called once a turn, and a resume or replay of the turn uses the recorded decision.
+Without hooks a kernel is returned as it is.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from detent.ports.telling import answer_of
 log = logging.getLogger("detent")
 
 HOOK = -1
-"""Stands for the phase where a hook decided something: it belongs to none."""
+"""Recorded as the phase of a hook's decision: it belongs to no phase."""
 
 
 ANSWER = "answer"
-"""What a hook may stand before beside the phases: an answer is about to count. Every kernel has that step."""
+"""A step beside the phases that a hook may precede: an answer is about to count. Every kernel has that step."""
 CLOSING = ("before act", f"before {ANSWER}")
-"""The hooks whose failure lets nothing through."""
+"""The hooks whose failure blocks the step."""
 
 
 def phase_name(phase: Phase) -> str:
-    """Return what a phase is called: its function's name."""
+    """Return the name of a phase: its function's name."""
     return getattr(phase, "__name__", type(phase).__name__)
 
 
@@ -52,7 +52,7 @@ def hooked(kernel: Kernel, hooks: KernelHooks) -> Kernel:
 
 
 def check_hooks(hooks: KernelHooks, kernels: Mapping[str, Kernel]) -> None:
-    """Raise `ConfigError` for a hook that cannot be one, or of a phase that no kernel has."""
+    """Raise `ConfigError` for an invalid hook, or a hook of a phase that no kernel has."""
     for when in ("before", "after"):
         check_functions("hook", **{f"hooks.{when}": getattr(hooks, when)})
     names = sorted({phase_name(phase) for kernel in kernels.values() for phase in getattr(kernel, "phases", ())})
@@ -62,7 +62,7 @@ def check_hooks(hooks: KernelHooks, kernels: Mapping[str, Kernel]) -> None:
 
 
 def missing_hooks(records: Sequence[Record], hooks: KernelHooks) -> list[str]:
-    """Return which hooks of phases decided something in these records and are not among `hooks`, such as "before act"."""
+    """Return the phase hooks with decisions in these records that are not among `hooks`, such as "before act"."""
     here = {f"before {name}" for name in hooks.before} | {f"after {name}" for name in hooks.after}
     said = (record.event for record in records if record.envelope.scope and isinstance(record.event, EffectRecorded))
     labels = {event.label for event in said if event.phase == HOOK}
@@ -92,7 +92,7 @@ def _wrapped(phase: Phase, before: PhaseHook | None, after: PhaseHook | None) ->
 
 
 async def decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple[str, str]:
-    """Return what the hook decided in this turn: ("", ""), ("skip", reason) or ("abort", reason); one of `CLOSING` that fails skips."""
+    """Return the hook's decision in this turn: ("", ""), ("skip", reason) or ("abort", reason); a failing one of `CLOSING` skips."""
 
     async def ask() -> list[str]:
         answer: Any = None
@@ -109,7 +109,7 @@ async def decided(hook: PhaseHook, label: str, context: KernelContext) -> tuple[
 
 
 def apart(sink: Sink) -> Sink:
-    """Return a sink that is told copies: what observers do to arguments, plans and variables reaches neither the run nor its tools."""
+    """Return a sink that gets copies: an observer's changes to arguments, plans and variables reach neither the run nor its tools."""
     copier = Copier()
 
     def told(record: Record, state: RunState) -> Any:

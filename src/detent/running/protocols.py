@@ -28,9 +28,9 @@ async def embed(
 ) -> Embeddings:
     """Return one vector a text, in the order of the texts; `usage` has the tokens and the cost of all calls.
 
-    `model`: a name such as "openai:text-embedding-3-small", or an embedder (None: that of `Engine(models=Models(embedder=...))`). `purpose`:
-    what is searched, or what is searched with. `budget` bounds the calls, over the engine's. Nothing is recorded, and no tenant is charged: inside a
-    run, use the tool `find`, or `context.models` of a tool. Raises `ConfigError`, `BudgetRefused` at a bound, `ModelCallFailure`.
+    `model`: a name such as "openai:text-embedding-3-small", or an embedder (None: that of `Engine(models=Models(embedder=...))`). `purpose`: whether
+    the texts are searched or are search queries. `budget` bounds the calls, over the engine's. Nothing is recorded, and no tenant is charged: inside
+    a run, use the tool `find`, or `context.models` of a tool. Raises `ConfigError`, `BudgetRefused` at a bound, `ModelCallFailure`.
     """
     if isinstance(texts, str):
         raise ConfigError("embed: texts is one text; give a list, such as [text]")
@@ -54,11 +54,11 @@ async def transcribe(
     language: str = "",
     budget: Budget | None = None,
 ) -> Transcript:
-    """Return what is said in a recording: the path of an audio file, or an attachment.
+    """Return the words of a recording: the path of an audio file, or an attachment.
 
-    `model`: a name such as "openai:whisper-1", a transcriber, or a model of pydantic-ai that hears (None: that of
-    `Engine(models=Models(transcriber=...))`). `hint` names what may be spoken of, `language` is an ISO 639-1 code. `budget` bounds the calls, over
-    the engine's. Nothing is recorded, and no tenant is charged: inside a run, use the tool `transcribe`. Raises `ConfigError`, `BudgetRefused` at a
+    `model`: a name such as "openai:whisper-1", a transcriber, or a model of pydantic-ai that accepts audio (None: that of
+    `Engine(models=Models(transcriber=...))`). `hint` names likely topics, `language` is an ISO 639-1 code. `budget` bounds the calls, over the
+    engine's. Nothing is recorded, and no tenant is charged: inside a run, use the tool `transcribe`. Raises `ConfigError`, `BudgetRefused` at a
     bound, `ModelCallFailure`.
     """
     check_is(dict | str | Path, audio=audio)

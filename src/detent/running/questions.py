@@ -1,8 +1,7 @@
-"""Questions that a strategy puts to the user: asked in a pass without a planner, answered by a reply that fits.
+"""Questions from a strategy to the user: a pass without a planner asks, and a fitting reply answers.
 
-The pass is one turn: its plan is the question, its outcome the reply. It waits as rows in a store, like a question of a model. What was replied
-is read from state: the replies of a pass are items of its transcript, and which question each answers, in the same order, is in
-`RunState.interventions`.
+The pass is one turn: its plan is the question, its outcome the reply. It waits as rows in a store, like a question of a model. The reply is read from
+state: the replies of a pass are items of its transcript, and `RunState.interventions` has the questions that they answer, in the same order.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from detent.running.admission import fitting_reply
 
 
 def refuse_unanswerable(question: AskUser) -> None:
-    """Raise `ConfigError` for a question that says nothing, or expects what is no JSON Schema: no reply could fit it."""
+    """Raise `ConfigError` for a blank question, or one whose expected schema is not a valid JSON Schema: no reply could fit it."""
     if is_blank(question.question):
         raise ConfigError("a question to the user is blank; say what you want to know")
     try:
@@ -34,13 +33,13 @@ def refuse_unanswerable(question: AskUser) -> None:
 
 
 def asking(question: AskUser) -> Kernel:
-    """Return the kernel that asks this and ends with the reply as its output."""
+    """Return the kernel that asks this question and ends with the reply as its output."""
 
     async def plan(state: KernelState, context: KernelContext) -> KernelState:
         if state.plan is None and state.iteration == 1:
             world = context.run.world
             said = await world.scrub(question.question)
-            await world.breathe()  # passes beside this one go on here, live and in replay alike
+            await world.breathe()  # passes beside this one continue here, live and in a replay alike
             context.run.record(context.scope, e.Planned(actions=(msgspec.structs.replace(question, question=said),)))
         return context.state
 
@@ -62,7 +61,7 @@ def asked(run: RunState, scope: str) -> bool:
 
 
 def replies(run: RunState, state: KernelState) -> dict[str, str]:
-    """Return the replies to the questions of a pass that is one turn: the question's id -> what was replied, as text."""
+    """Return the replies to the questions of a pass that is one turn: the question's id -> the reply as text."""
     calls = {item.call_id for item in state.results}
     questions = [
         one.about for one in run.interventions if one.kind == "user_replied" and (one.about in calls or one.about == f"{state.scope}.1")
@@ -72,7 +71,7 @@ def replies(run: RunState, state: KernelState) -> dict[str, str]:
 
 
 def replied(run: RunState, state: KernelState) -> tuple[Item, ...]:
-    """Return the results of a pass, with what was replied in place of what a call says that asked for it."""
+    """Return the results of a pass, with replies in place of the results of the calls that asked for them."""
     said = replies(run, state)
     return tuple(
         [msgspec.structs.replace(item, result=_raw(said[item.call_id])) if item.call_id in said else item for item in state.results]
@@ -84,7 +83,7 @@ def _raw(text: str) -> msgspec.Raw:
 
 
 def _typed(run_id: str, said: str, expected: dict[str, Any] | None) -> Any:
-    """Return the reply as JSON where the question expects something other than text; one that a fork has edited may not fit, and is text."""
+    """Return the reply as JSON if the question expects something other than text. A reply that a fork edited may not fit, and is text."""
     try:
         return fitting_reply(run_id, said, expected)
     except NotAllowedNow:

@@ -1,4 +1,4 @@
-"""The receipt of a run: what it rested on, what it produced, who intervened, what ended it. Derived from the state, never a certificate of truth."""
+"""The receipt of a run: its evidence, its products, who intervened, why it ended. Derived from the state; it does not certify the truth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Used(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Deliverable(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that the work was to produce, and whether it did."""
+    """A declared product of the work, and whether it was produced."""
 
     kind: str
     name: str
@@ -29,11 +29,11 @@ class Deliverable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be said about a run from its log alone.
+    """What a run's log alone tells about the run.
 
-    `verdict`: "" while the run is not over; `abstained`; `failed` (also stopped without an answer); `partially` where a deliverable is
-    missing, the last call of some tool failed, or no call succeeded; `grounded` where calls succeeded; `ungrounded` where nothing was
-    called. `missing`: required tools, deliverables, and what the planner said it would have needed.
+    `verdict`: "" while the run is not over; `abstained`; `failed` (also stopped without an answer); `partially` if a deliverable is missing, the last
+    call of some tool failed, or no call succeeded; `grounded` if calls succeeded; `ungrounded` if nothing was called. `missing`: required tools,
+    deliverables, and what the planner said it would have needed.
     """
 
     run_id: str
@@ -49,7 +49,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def receipt_of(state: RunState) -> Receipt:
-    """Return the receipt of a run as it stands."""
+    """Return the present receipt of a run."""
     used: dict[str, Used] = {}
     last: dict[str, Item] = {}
     for item in work(state):
@@ -116,5 +116,5 @@ def lines_of(receipt: Receipt) -> list[str]:
 
 
 def who(by: str, via: str) -> str:
-    """Return who answered, and how that came: what the process that sent it says about itself."""
+    """Return who answered, and through what: the description that the sending process gave of itself."""
     return f"{by or 'nobody'} via {via}" if via else by

@@ -1,4 +1,4 @@
-"""What a person should know of a call before approving it, read from the run's state alone: what was written, where it came from, what is new."""
+"""What a person needs to know about a call before approving it, from the run's state alone: what was written, its origins, what is new."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _APPROVED = ("approved", "approval_edited")
 
 
 def healed(state: RunState, call: CallState) -> dict[str, Any] | None:
-    """Return what the planner wrote, where the call was repaired: {"tool", "args", "repairs"}, and "text" where it was read from a broken one.
+    """Return what the planner wrote, if the call was repaired: {"tool", "args", "repairs"}, and "text" if it was read from a broken one.
 
-    None where nothing was repaired.
+    None if nothing was repaired.
     """
     known = state.passes[call.call_id.rsplit(".", 2)[0]]
     if known.plan is None or call.edited:
@@ -26,7 +26,7 @@ def healed(state: RunState, call: CallState) -> dict[str, Any] | None:
 
 
 def origins(state: RunState, call: CallState) -> dict[str, dict[str, Any]]:
-    """Return where each leaf of the arguments came from: path -> {"label", "origin", "tool": that of the call it was found in}."""
+    """Return the origin of each leaf of the arguments: path -> {"label", "origin", "tool": that of the call it was found in}."""
     args: Any = call.args
     if not isinstance(args, dict):
         return {}
@@ -39,7 +39,7 @@ def origins(state: RunState, call: CallState) -> dict[str, dict[str, Any]]:
 
 
 def differs(state: RunState, call: CallState) -> dict[str, Any] | None:
-    """Return what differs from the last call of the same tool that was approved in this run; None where there was none.
+    """Return the difference from the last approved call of the same tool in this run; None if there was none.
 
     `call_id` is that call, `args` a path -> {"before", "now"}; a side that has nothing there lacks its key.
     """
@@ -52,7 +52,7 @@ def differs(state: RunState, call: CallState) -> dict[str, Any] | None:
 
 
 def _args(state: RunState, call_id: str, tool: str) -> Any:
-    """Return the arguments of a call of `tool`, None for one of another tool or one that nobody knows."""
+    """Return the arguments of a call of `tool`; None for a call of another tool or an unknown call."""
     now = state.call(call_id)
     if now is not None:
         return now.args if now.tool == tool else None
@@ -61,7 +61,7 @@ def _args(state: RunState, call_id: str, tool: str) -> Any:
 
 
 def _changes(before: Any, now: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what differs, an object's fields each by its own path."""
+    """Yield the differences, an object's fields each by its own path."""
     if isinstance(before, dict) and isinstance(now, dict):
         old, new = cast("dict[str, Any]", before), cast("dict[str, Any]", now)
         for key in dict.fromkeys((*old, *new)):

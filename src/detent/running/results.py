@@ -23,7 +23,7 @@ from detent.running.tracebacks import traceback_behind, tracebacks
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SHOWN_WHOLE_BYTES = 64 * 1024
-"""Arguments over this many bytes of JSON are not shown in a terminal; what is bound then is shown by its digest."""
+"""A terminal does not show arguments over this many bytes of JSON, only the digest that the approval binds."""
 
 
 Reason = Literal[
@@ -35,9 +35,9 @@ Reason = Literal[
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of what somebody sent to a run: it counts, it does not (`code` and `why` say why), or nobody has decided yet (`posted`).
+    """The outcome of what somebody sent to a run: it counts, it does not (`code` and `why` say why), or nobody has decided yet (`posted`).
 
-    `signal` is the id under which the log has it once it is decided.
+    `signal` is its id in the log once it is decided.
     """
 
     signal: str
@@ -47,7 +47,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Protocol):
-    """How a run stands: what `run` and `load` both return, for a function that takes either."""
+    """The status of a run: `run` and `load` both return one, for functions that take either."""
 
     @property
     def run_id(self) -> str: ...
@@ -90,7 +90,7 @@ def _state(outcome: Any) -> RunState:
 
 
 class Readings:
-    """What a result and a run that was loaded say beside their fields, each read from the state."""
+    """What a result and a loaded run offer beside their fields, all read from the state."""
 
     __slots__ = ()
 
@@ -101,32 +101,31 @@ class Readings:
 
     @property
     def artifacts(self) -> tuple[ArtifactRef, ...]:
-        """The files that models made in any turn, beside an answer or a call, each once; `engine.artifact(run_id, key)` returns the bytes."""
+        """The files that models created in any turn, beside an answer or a call, each once; `engine.artifact(run_id, key)` returns the bytes."""
         return files_of(_state(self))
 
     @property
     def tools_used(self) -> frozenset[str]:
-        """The tools of which a call succeeded."""
+        """The tools with a successful call."""
         return frozenset(name for p in _state(self).passes.values() for name in p.tools_used)
 
     @property
     def title(self) -> str:
-        """What the run is called in lists, "" without a title (`Engine(models=Models(titles=True))`)."""
+        """The run's title in lists, "" without one (`Engine(models=Models(titles=True))`)."""
         return title_of(_state(self))
 
     @property
     def traceback(self) -> str:
-        """What your own code raised, as Python shows it: behind `error` where the run failed for it, else the last one where it
-        did not fail; "" for none.
+        """The traceback of your own code as Python prints it: the one behind `error` if that failed the run, else the last one; "" if there is none.
 
-        Redacted and bounded. `detent show RUN` shows all that are kept with the run.
+        Redacted and bounded. `detent show RUN` shows all that are stored with the run.
         """
         kept, behind = tracebacks(_state(self)), traceback_behind(_state(self), _state(self).error)
         return kept[behind - 1].text if kept and (behind or not _state(self).error) else ""
 
     @property
     def receipt(self) -> Receipt:
-        """What the run rested on, what it produced, who intervened, what ended it."""
+        """What the run's answer is based on, what it produced, who intervened, why it ended."""
         return receipt_of(_state(self))
 
     @property
@@ -141,10 +140,10 @@ class Readings:
 
 
 class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
-    """How a run stands. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
+    """The result of a run so far. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
 
-    `tool_calls` holds every executed or refused call that got an observation, in index order, those of meta-tools not. `answered` is set where
-    something was sent to the run: what became of it.
+    `tool_calls` holds every executed or refused call that got an observation, in index order, without those of meta-tools. `answered` is set if
+    something was sent to the run: its outcome.
     """
 
     run_id: str
@@ -159,7 +158,7 @@ class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=Tr
     answered: Answered | None = None
 
     def __str__(self) -> str:
-        """Return how the run stands, in at most five lines."""
+        """Return the status of the run, in at most five lines."""
         return "\n".join(f"{name:<7} {_CONTROLS.sub('?', said)}" for name, said in self._said())
 
     __repr__ = __str__
@@ -183,15 +182,15 @@ class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=Tr
 
 
 def files_of(state: RunState) -> tuple[ArtifactRef, ...]:
-    """Return the files that models made in a run, each once, in the order of its passes."""
+    """Return the files that models created in a run, each once, in the order of its passes."""
     plans = (item.plan for p in state.passes.values() for item in p.steps)
     return tuple(dict.fromkeys(file for plan in plans if plan is not None for file in plan.files))
 
 
 class LoadedRun(Readings, RunState, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The state of a run that was loaded, with everything that a `Result` has.
+    """The state of a loaded run, with everything that a `Result` has.
 
-    Where the type of its answers is known, `output` is an instance, and `recorded` the state with the JSON that the log has.
+    If the type of its answers is known, `output` is an instance, and `recorded` is the state with the JSON from the log.
     """
 
     recorded: RunState | None = None
@@ -221,13 +220,13 @@ class LoadedRun(Readings, RunState, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def loaded(state: RunState, output: Any) -> LoadedRun:
-    """Return a state as `load` does, with its output or the instance that is made of it."""
+    """Return a state as `load` does, with its output or the instance created from it."""
     fields = {name: getattr(state, name) for name in RunState.__struct_fields__}
     return LoadedRun(**fields) if output is state.output else LoadedRun(**{**fields, "output": output}, recorded=state)
 
 
 def result_of(state: RunState) -> Result:
-    """Return the result that `state` means."""
+    """Return the result for `state`."""
     return Result(
         run_id=state.run_id,
         status=state.status,
@@ -244,14 +243,13 @@ def result_of(state: RunState) -> Result:
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """A call that waits for a person: approve or deny exactly this.
 
-    `digest` is that of the arguments and of the tool's declaration: given back with the answer, it makes sure that nothing changed in
-    between. `rule` and `policy` say who asks, `facts` what the decision was based on, `approved_by` who of the `approvers` people that must
-    approve has done so.
+    `digest` is that of the arguments and of the tool's declaration: pass it with the answer to make sure that nothing changed in between. `rule` and
+    `policy` say who asks, `facts` what the decision was based on, `approved_by` which of the required `approvers` people have approved.
 
-    `sandbox`: where what the tool starts would run ("": it starts nothing). `healed`: the call as it was written, {"tool", "args",
-    "repairs"}, where it was repaired, and "text" where it was read from a text with broken JSON in it. `origins`: where each leaf of the
-    arguments came from, path -> {"label", "origin", "tool"}. `differs`: what is new since the last call of that tool that was approved in
-    this run, {"call_id", "args": path -> {"before", "now"}}; None: there was none.
+    `sandbox`: where the programs that the tool starts would run ("": it starts none). `healed`: the call as it was written, {"tool", "args",
+    "repairs"}, if it was repaired, and "text" if it was read from a text with broken JSON in it. `origins`: where each leaf of the arguments came
+    from, path -> {"label", "origin", "tool"}. `differs`: what is new since the last call of that tool that was approved in this run, {"call_id",
+    "args": path -> {"before", "now"}}; None: there was none.
     """
 
     run_id: str
@@ -274,12 +272,12 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def too_long(self) -> bool:
-        """Whether the arguments are too long to be read in a terminal: only their digest is shown there, and approving needs it."""
+        """Whether the arguments are too long to read in a terminal: it shows only their digest, and approving needs it."""
         return len(msgspec.json.encode(self.args)) > SHOWN_WHOLE_BYTES
 
 
 def approvals_of(state: RunState) -> list[Approval]:
-    """Return the open approvals of a run, with what a person should know of each."""
+    """Return the open approvals of a run, with what a person should know about each."""
     found: list[Approval] = []
     for call_id, asked in () if state.terminal else state.approvals.items():
         call = state.call(call_id)
@@ -309,7 +307,7 @@ def approvals_of(state: RunState) -> list[Approval]:
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a re-execution parts from the log: the sequence, what the log has, what the code gives (JSON text)."""
+    """The first difference between a replay and the log: the sequence, what the log has, what the code gives (JSON text)."""
 
     sequence: int
     expected: str
@@ -317,11 +315,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of re-executing a log: identical, or the first divergence; `records` were gone through.
+    """The outcome of replaying a log: identical, or the first divergence; `records` were compared.
 
-    `judged_by` are the versions of policies, other than the one at hand, that were kept with the run as data: what they had decided was judged
-    again by them. `not_judged` are the calls on which any other policy had decided, `not_checked` those of tools that had another declaration
-    than now: what was decided, and found of the arguments, is taken from the log and not judged again.
+    `judged_by` are the versions of policies that were stored with the run as data, other than the engine's: they judged their own decisions again.
+    `not_judged` are the calls that any other policy had decided, `not_checked` those of tools whose declaration has changed: these decisions, and the
+    findings about the arguments, are taken from the log and not judged again.
     """
 
     run_id: str
@@ -334,19 +332,19 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of an erased run beside its digests: `ids_with_goal_words`, which stay because the chain covers them (its own, its forks')."""
+    """What remains of an erased run beside its digests: `ids_with_goal_words`, which stay because the chain covers them (its own, its forks')."""
 
     run_id: str
     ids_with_goal_words: tuple[str, ...] = ()
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a run is sound: number of records and head digest, or why not (`problem`), and the record that it concerns (`sequence`).
+    """Whether a run is sound: number of records and head digest, or why not (`problem`), and the record concerned (`sequence`).
 
-    Without `sequence` the records are sound, and what is kept beside them is not. `further` are more problems like it; `missing` says how many
-    hidden values are not there, as after an archive was read back: it is no problem of the log. `listing` is the one that concerns the listing
-    entry alone, which can be made again from the log. `parent_erased` is the run that it goes on from and that was erased, "" where none was: it
-    can neither be loaded nor resumed.
+    Without `sequence` the records are sound, and something stored beside them is not. `further` are more problems like it; `missing` is the number of
+    missing hidden values, as after an archive was imported: it is not a problem of the log. `listing` is the problem that concerns the listing entry
+    alone, which can be rebuilt from the log. `parent_erased` is the erased run that it continues from, "" if there is none: it can neither be loaded
+    nor resumed.
     """
 
     run_id: str

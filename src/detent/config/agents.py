@@ -168,7 +168,9 @@ def check_ending(agent: Agent, checks: Sequence[Mapping[str, Any]]) -> None:
             raise ConfigError(f"agent {agent.name!r}: required_tools: {tool} = {count}; give at least 1")
     for said in agent.deliverables:
         if len(said) != 1 or next(iter(said)) not in ("file", "section") or not next(iter(said.values())).strip():
-            raise ConfigError(f"agent {agent.name!r}: deliverables: {said!r} is not a deliverable; write {{'file': PATH}} or {{'section': HEADING}}")
+            raise ConfigError(
+                f"agent {agent.name!r}: deliverables: {said!r} is not a deliverable; write {{'file': PATH}} or {{'section': HEADING}}"
+            )
 
 
 def _check_raw_text(agent: Agent) -> None:

@@ -306,7 +306,9 @@ def _named_by(table: Mapping[str, Any], home: Path) -> Iterator[Path]:
         below = (path for path in (home / Path(root).expanduser()).rglob("*") if path.suffix in (".py", ".so", ".pyd"))
         found = list(islice(below, MOST_FILES + 1))
         if len(found) > MOST_FILES:
-            raise ConfigError(f"import_roots: more than {MOST_FILES} modules are in {clean(root)}; name the directory that holds only your own")
+            raise ConfigError(
+                f"import_roots: more than {MOST_FILES} modules are in {clean(root)}; name the directory that holds only your own"
+            )
         yield from sorted(found)
 
 

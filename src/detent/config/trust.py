@@ -91,7 +91,9 @@ def remember(found: Listing, *, pin: bool = False) -> None:
         with private_file(place / TRUST_FILE) as file:
             file.write(msgspec.json.encode(said))
     except OSError as error:
-        raise ConfigError(f"trust in {home} cannot be saved in {place}: {error.strerror}; correct that, or set {VARIABLE}={home}") from error
+        raise ConfigError(
+            f"trust in {home} cannot be saved in {place}: {error.strerror}; correct that, or set {VARIABLE}={home}"
+        ) from error
 
 
 def revoke(directory: Path) -> bool:

@@ -52,7 +52,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     function: str = ""
     """A function of the answer and the view, as `module:function` or `./file.py:function`; it returns the problem, or nothing."""
     command: Sequence[str] = ()
-    """A program with its arguments, run in the sandbox of the workspace; it gets the answer as JSON on its input. An exit code other than 0 rejects the answer."""
+    """A program with its arguments, run in the workspace sandbox. Its input is the answer as JSON. An exit code other than 0 rejects the answer."""
     rubric: str = ""
     """What a model must check, in words."""
     says: str = ""
@@ -234,9 +234,7 @@ class Verifiers:
         from detent.planners.verdicts import rubric
 
         if not model and (agent.rules or not agent.model) and (agent.rules or self._planners.own is None):
-            raise ConfigError(
-                f'agent {agent.name!r}: verify: a rubric needs a model as judge; give the entry model = "provider:name"'
-            )
+            raise ConfigError(f'agent {agent.name!r}: verify: a rubric needs a model as judge; give the entry model = "provider:name"')
         named = msgspec.structs.replace(agent, model=model, small_model="", planner="", rules=(), model_settings={}) if model else agent
         planner = self._planners.model_of(named, check=check) if model else self._planners.of(agent, check=check)
         return rubric(wanted, planner, agent, model=model)

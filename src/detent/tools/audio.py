@@ -73,7 +73,9 @@ def _read(path: str, root: str) -> dict[str, Any]:
         raise ToolFailed(f"no recording named {path[:200]!r} is attached, and there is no workspace to look in", error_code="not_found")
     media_type = mimetypes.guess_type(path)[0] or ""
     if not media_type.startswith("audio/"):
-        raise ToolFailed(f"{path[:200]!r} does not have the name of an audio file; give one, such as meeting.mp3", error_code="invalid_arguments")
+        raise ToolFailed(
+            f"{path[:200]!r} does not have the name of an audio file; give one, such as meeting.mp3", error_code="invalid_arguments"
+        )
     data = b""
     with Workspace(Path(root)).reading(path) as descriptor:
         while len(data) <= MOST_BYTES and (chunk := os.read(descriptor, 1_048_576)):

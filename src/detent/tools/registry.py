@@ -83,7 +83,9 @@ class Registry:
         tool = self._runnable.get(name)
         if tool is None and (found := self._more(name)) is not None:
             if _name(found) != name:
-                raise ConfigError(f"a plug-in offers a tool as {name!r}, but the tool's own name is {_name(found)!r}; give both the same name")
+                raise ConfigError(
+                    f"a plug-in offers a tool as {name!r}, but the tool's own name is {_name(found)!r}; give both the same name"
+                )
             self.register(found)
             tool = self._runnable[name]
         if tool is None:

@@ -81,9 +81,7 @@ def check_schema(schema: dict[str, Any], *, what: str) -> None:
             raise ConfigError(f"{what}: it {error}") from error
         raise ConfigError(f"{what}: not a valid JSON Schema at {error.where or 'the schema'}: {problems.short(error.said)}") from error
     if (reference := json_schema.dangling(schema)) is not None:
-        raise ConfigError(
-            f"{what}: $ref {reference!r} is not in the schema, and nothing is fetched; define it under $defs"
-        )
+        raise ConfigError(f"{what}: $ref {reference!r} is not in the schema, and nothing is fetched; define it under $defs")
 
 
 _WHERE_DECLARED = ("sensitive", "scopes", "credentials", "trust", "ends_turn")

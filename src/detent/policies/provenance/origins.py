@@ -146,7 +146,7 @@ class PassIndex:
         return self.sources.setdefault(label, Evidence())
 
     def _add_user(self, item: Item, *, first: bool) -> None:
-        """Add a reply. The first step is the pass's input, which a strategy may have written, so it counts as the user's only if it is the goal."""
+        """Add a reply. The first step is the pass's input, which a strategy may have written, so it is skipped. Only the goal itself is the user's."""
         if not first:
             self._evidence("user").add(item.text, f"reply {item.iteration}")
 

@@ -1,8 +1,8 @@
 """Capabilities as data, and the registry that resolves them for a host (rows K86, K87).
 
 A capability is something that an agent may rely on: a tool, a model, a memory, an environment. It names what it needs: other capabilities,
-scopes, credentials (by name, never by value), kinds of environment. Resolving answers what is there, what is missing, and what this host
-may not use and why.
+scopes, credentials (by name, never by value), kinds of environment. Resolving returns what is available, what is missing, and what this host may
+not use and why.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 
 class Capability(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """What one capability is and needs. `version` is numeric ("2", "1.10"); a dependency is "id" or "id@version".
+    """One capability and what it needs. `version` is numeric ("2", "1.10"). A dependency is "id" or "id@version".
 
-    `scopes` and `credentials` are what the host must have been given, `environments` what this process must be. `traits`, `cost`,
-    `limits`, `audit` and `metadata` are the owner's own data: kept, compared, and not interpreted.
+    The host must have the `scopes` and `credentials`. This process must be one of the `environments`. `traits`, `cost`, `limits`, `audit` and
+    `metadata` are the owner's data: kept and compared, but not interpreted.
     """
 
     id: str
@@ -62,7 +62,7 @@ class Capability(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True,
 
 
 def split_version(wanted: str) -> tuple[str, str]:
-    """Return id and version ("" for the highest) of "id" or "id@version"; raise `ConfigError` for anything else."""
+    """Return id and version ("" for the highest) of "id" or "id@version". Raise `ConfigError` for anything else."""
     name, at, version = wanted.partition("@")
     if not _ID.fullmatch(name) or (at and not _VERSION.fullmatch(version)):
         raise ConfigError(f"capability {wanted!r}: write 'id', or 'id@version' with a numeric version")
@@ -70,7 +70,7 @@ def split_version(wanted: str) -> tuple[str, str]:
 
 
 def _rank(version: str) -> tuple[int, ...]:
-    """Return what versions are ordered by; "1" and "1.0" are the same."""
+    """Return the sort key of a version. "1" and "1.0" are equal."""
     parts = [int(part) for part in version.split(".")]
     while parts and parts[-1] == 0:
         parts.pop()
@@ -78,7 +78,7 @@ def _rank(version: str) -> tuple[int, ...]:
 
 
 class CapabilityRegistry:
-    """The capabilities that this process knows, and the kinds of `environments` that it is. Raises `ConfigError` for one given twice."""
+    """The capabilities that this process knows, and the `environments` that it is. Raise `ConfigError` for a duplicate."""
 
     @checked_options
     def __init__(self, capabilities: Iterable[Capability] = (), *, environments: Sequence[str] = ()) -> None:
@@ -88,14 +88,14 @@ class CapabilityRegistry:
             self.add(capability)
 
     def add(self, capability: Capability) -> None:
-        """Make a capability known; the same one again is a no-op, another of that id and version an error."""
+        """Register a capability. Registering the same one again does nothing; a different one with that id and version is an error."""
         versions = self._known.setdefault(capability.id, {})
         there = versions.setdefault(_rank(capability.version), capability)
         if there != capability:
-            raise ConfigError(f"capability {capability.id}@{capability.version} is known already, and differs; give it another version")
+            raise ConfigError(f"capability {capability.id}@{capability.version} is already registered and differs; give it another version")
 
     def get(self, wanted: str) -> Capability | None:
-        """Return the capability "id@version", or the highest version of "id"; None when there is none."""
+        """Return the capability "id@version", or the highest version of "id", or None."""
         name, version = split_version(wanted)
         versions = self._known.get(name, {})
         if version:
@@ -103,7 +103,7 @@ class CapabilityRegistry:
         return versions[max(versions)] if versions else None
 
     def resolve(self, wanted: Sequence[str], host: Host) -> Resolution:
-        """Return what `wanted` and all that it depends on come to for this host; each is visited once, so that cycles end."""
+        """Resolve `wanted` and all its dependencies for this host. Each is visited once, so cycles end."""
         found: dict[tuple[str, str], Capability] = {}
         missing: dict[str, None] = {}
         open_ids = list(reversed(wanted))

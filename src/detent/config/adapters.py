@@ -1,4 +1,4 @@
-"""The adapters that rooms above this one use without naming them; each is loaded when it is needed, which keeps `import detent` light."""
+"""Adapters that higher rooms use without naming them. Each is loaded when it is needed, which keeps `import detent` light."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 
 def policy_at(policy: Policy | str | Path | None) -> Policy | None:
-    """Return the policy, read from its file where a path is given."""
+    """Return the policy. A path is read as a policy file."""
     from detent.policies.documents import load_policy
 
     return load_policy(policy) if isinstance(policy, (str, Path)) else policy
 
 
 def governing(policy: Policy | None) -> Callable[[AgentSpec], Policy]:
-    """Return what gives the policy of an agent together with this one."""
+    """Return a function that combines an agent's policy with this one."""
     from detent.policies.combining import governance
 
     return governance(policy)
 
 
 def policy_made_of(data: Mapping[str, Any]) -> Policy:
-    """Return a policy that was kept with a run as data; raise `ConfigError` for what cannot be made again."""
+    """Return the policy that was kept with a run as data. Raise `ConfigError` if it cannot be rebuilt."""
     from detent.policies.kept import made_of
 
     return made_of(data)
 
 
 def narrowed(policy: Mapping[str, Any], edit: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the policy of a fork to which a tenant brings one: it only tightens that of the agent `name`."""
+    """Return the policy of a fork for which a tenant gives one. It only tightens the policy of the agent `name`."""
     from detent.policies.combining import narrowed as tightened
 
     return tightened(policy, edit, name)
 
 
 def recorded_tool(spec: ToolSpec) -> Tool:
-    """Return a tool that is declared as a run recorded it, and is never executed."""
+    """Return a tool with the declaration that a run recorded. It is never executed."""
     from detent.tools.mcp.offered import recorded_tool as made
 
-    made_tool: Any = made(spec)  # a `Tool` whose `spec` is made when it is asked for
+    made_tool: Any = made(spec)  # a `Tool` that builds its `spec` on first use
     return made_tool
 
 
@@ -63,28 +63,28 @@ def is_attachment(value: Any) -> bool:
 
 
 def inlined(attachment: Any) -> Any:
-    """Return an attachment with what it refers to read into it."""
+    """Return the attachment with its referenced content loaded."""
     from detent.planners.model.attachments import inlined as read
 
     return read(attachment)
 
 
 def one_of(observers: Sequence[Observer]) -> tuple[Observer, ...]:
-    """Return the observer that tells them all, alone; nothing where there are none."""
+    """Return one observer that calls them all, in a tuple; an empty tuple if there are none."""
     if not isinstance(observers, (list, tuple)):
         raise ConfigError(f"observers must be a list, not {observers!r}; write observers=[...]")
     return (fan_out(observers),) if observers else ()
 
 
 def fan_out(observers: Sequence[Observer]) -> Observer:
-    """Return one observer that tells them all; one that fails is reported once and fails nothing. Raise `ConfigError` for what is none."""
+    """Return one observer that calls them all. A failing observer is reported once and fails nothing. Raise `ConfigError` for a non-observer."""
     from detent.observers.composite import CompositeObserver
 
     return CompositeObserver(*observers)
 
 
 def traced(args: dict[str, Any], state: RunState, call_id: str) -> dict[str, dict[str, Any]]:
-    """Return where each leaf of a call's arguments came from: path -> {"label", "origin"}."""
+    """Return the source of each leaf of a call's arguments: path -> {"label", "origin"}."""
     from detent.policies.provenance.policy import facts, provenance
 
     return facts(provenance(args, state, call_id=call_id))["args"]

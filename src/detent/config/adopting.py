@@ -1,7 +1,7 @@
-"""Stores that are here and not used: one that lies in the working directory, and those of a directory that was moved. Adopting moves them.
+"""Adopts unused stores: a store inside the working directory, and the stores of a directory that was moved.
 
-What lies in the working directory may be anybody's, such as what came with a clone: it is looked at only when a person says so, links in it are
-refused, and it is copied, so that nobody who still has a file open there writes into the copy.
+Files in the working directory may come from anybody, for example with a clone. So such a store is read only when a person asks for it, links in it
+are refused, and it is copied: a program that still has a file open there does not write into the copy.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from detent.core.errors import ConfigError
 from detent.stores.locks import is_dead
 
 OLD = ".detent"
-"""Where runs were kept in a working directory before there were state directories."""
+"""The folder in a working directory that held runs before state directories existed."""
 _LOCKS = ("-claims", ".claims")
 _LEFT = (DIRECTORY_FILE, "trust.json", "-wal", "-shm", "-journal", *_LOCKS)
-"""How names end that are not copied: whose it is, the trust in another directory, locks, and what SQLite has put into its file by then."""
+"""Endings of files that are not copied: the owner note, trust in another directory, locks, and SQLite side files that are already merged."""
 
 
 def unused(directory: Path) -> Path | None:
-    """Return the folder of a working directory in which a store may lie that is not used; None where there is none."""
+    """Return the folder of a working directory that may hold an unused store, or None."""
     place = directory / OLD
     return place if place.is_symlink() or place.is_dir() else None
 
 
 def moved(directory: Path) -> list[tuple[Path, Directory]]:
-    """Return the state directories of a directory that is gone and may be this one, the likeliest first; none where it has a store of its own.
+    """Return the state directories of missing directories that may be this one, the likeliest first. None if it has its own store.
 
-    That is one that is the same directory under another path, or one of the same name.
+    A candidate is the same directory under another path, or a directory with the same name.
     """
     if (state_directory(directory) / STORE_FILE).exists() or not state_home().is_dir():
         return []
@@ -59,11 +59,11 @@ def moved(directory: Path) -> list[tuple[Path, Directory]]:
 
 
 def adoptable(directory: Path, said: Path | None) -> Path:
-    """Return what is to be adopted by a working directory: what was said, else what lies in it. Raise `ConfigError` where that may not be."""
+    """Return what a working directory adopts: the named state directory, else the store inside it. Raise `ConfigError` if that is not allowed."""
     target = state_directory(directory) / STORE_FILE
     if target.exists():
         raise ConfigError(
-            f"{directory} has a store already, {target}; to add runs of another one to it: detent copy --all --store OTHER --to THIS"
+            f"{directory} already has a store, {target}; to add the runs of another store: detent copy --all --store OTHER --to THIS"
         )
     if said is None:
         source = unused(directory)
@@ -80,7 +80,7 @@ def adoptable(directory: Path, said: Path | None) -> Path:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) and (not stat.S_ISREG(found.st_mode) or found.st_nlink > 1):
             raise ConfigError(
-                f"{path} is a link, or no file; a store that is adopted is made of files and directories alone. Nothing was moved"
+                f"{path} is a link or a special file; only stores made of plain files and directories can be adopted. Nothing was moved"
             )
         if path.parent.name.endswith(_LOCKS) and path.suffix == ".lock" and not is_dead(path):
             raise _in_use(source, f"{path} is locked")
@@ -88,9 +88,9 @@ def adoptable(directory: Path, said: Path | None) -> Path:
 
 
 def adopt(source: Path, directory: Path) -> list[str]:
-    """Move what `adoptable` returned to the state directory of a working directory; return the names of what is there now.
+    """Move the result of `adoptable` to the state directory of a working directory. Return the names of the moved files.
 
-    Raise `ConfigError` where it is in use, or something of its name is there; nothing was moved then.
+    Raise `ConfigError` if it is in use or a name already exists there; then nothing was moved.
     """
     place = made_state_directory(directory)
     draft = place / f"adopting.{os.getpid()}"
@@ -100,7 +100,7 @@ def adopt(source: Path, directory: Path) -> list[str]:
         names = sorted(path.name for path in draft.iterdir())
         for name in names:
             if (place / name).exists():
-                raise ConfigError(f"{place / name} is there already; nothing was moved")
+                raise ConfigError(f"{place / name} already exists; nothing was moved")
         for name in names:
             (draft / name).rename(place / name)
     finally:
@@ -110,7 +110,7 @@ def adopt(source: Path, directory: Path) -> list[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a directory, each SQLite file as nobody else has it open. Raise `ConfigError` for one that somebody has."""
+    """Copy a directory. Raise `ConfigError` if somebody else has one of its SQLite files open."""
     for path in sorted(source.iterdir()):
         if path.name.endswith(_LEFT):
             continue
@@ -138,7 +138,7 @@ def _copy_database(path: Path, target: Path) -> None:
     with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as one, closing(sqlite3.connect(target)) as other:
         (mode,) = one.execute("PRAGMA journal_mode").fetchone()
         one.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
-        one.execute("PRAGMA journal_mode=DELETE").fetchall()  # takes the write-ahead log in; refused while anybody else has it open
+        one.execute("PRAGMA journal_mode=DELETE").fetchall()  # merges the write-ahead log; refused while anybody else has the file open
         one.backup(other)
         other.execute(f"PRAGMA journal_mode={mode}").fetchall()
 
@@ -148,7 +148,7 @@ def _new(path: Path) -> int:
 
 
 def _everything(place: Path) -> Iterator[Path]:
-    """Yield a directory and all that lies in it; links are not followed."""
+    """Yield a directory and everything in it; links are not followed."""
     yield place
     if place.is_dir() and not place.is_symlink():
         for path in sorted(place.iterdir()):

@@ -1,6 +1,6 @@
-"""Agents as data: what a program or a file says of one.
+"""Agents as data: the options that a program or a file gives.
 
-Nothing here reads a file or makes a part: `loading` does the first, `assembly` the second.
+This module reads no file and creates no part: `loading` does the first, `assembly` the second.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from detent.tools.mcp.settings import McpServer
 
 
 class ProgramOptions(AgentOptions, frozen=True, kw_only=True):
-    """The options that programs and agent files have and the recorded `AgentSpec` has not."""
+    """The options that exist in programs and agent files but not in the recorded `AgentSpec`."""
 
     variables: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
-    """What rules and planners read as `variables`; `--var K=V` gives others."""
+    """The values that rules and planners read as `variables`; `--var K=V` overrides them."""
     mcp: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """MCP servers by name: `NAME__tool` and `NAME__*` in `tools` list their tools."""
 
 
 class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
-    """Who works on a goal; each option is explained in `core.agent.AgentOptions`.
+    """An agent works on a goal. `core.agent.AgentOptions` explains each option.
 
-    `output_type` is the type of its answers, for `output_schema` in Python: a pydantic model, dataclass, msgspec struct, typed dict, union or
-    plain type. An answer that is none is not accepted, with the reasons, and `result.output` is an instance. The log keeps JSON.
+    `output_type` is the Python type of its answers, instead of `output_schema`: a pydantic model, dataclass, msgspec struct, typed dict, union or
+    plain type. An answer that does not fit is refused with the reasons. `result.output` is an instance of the type. The log keeps JSON.
 
-    `tools` are names, or tools, which are then registered with the engine that runs the agent. `policy` may be its rules, or a whole document
-    of `policies.documents`. The servers of `mcp` are not recorded.
+    `tools` are names or tools. Tools are registered with the engine that runs the agent. `policy` is a list of rules or a whole document of
+    `policies.documents`. The servers of `mcp` are not recorded.
     """
 
     rules: Sequence[dict[str, Any]] = ()
@@ -65,11 +65,11 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         for item in self.tools:
             if not isinstance(item, str) and (isinstance(item, type) or not hasattr(item, "spec")):
                 what = f"the function {item.__name__!r}" if hasattr(item, "__code__") else shown(item)
-                raise ConfigError(f"agent {self.name!r}: tools has {what}; expected names of tools, or functions decorated with @tool")
+                raise ConfigError(f"agent {self.name!r}: tools has {what}; expected names of tools, or functions with the decorator @tool")
         _check_raw_text(self)
         check_ending(self, entries_of(self.verify, f"agent {self.name!r}")[0])
         if self.output_type is not None and self.output_schema is not None:
-            raise ConfigError(f"agent {self.name!r}: output_type has a schema of its own; leave output_schema out")
+            raise ConfigError(f"agent {self.name!r}: output_type brings its own schema; leave output_schema out")
         self.answers_as()
         if self.output_schema is not None:
             refuse_unusable(self.output_schema, f"agent {self.name!r}: output_schema")
@@ -86,8 +86,8 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
             settings = read_settings(self.model_settings, f"agent {self.name!r}: model_settings")
             if "@" in settings.base_url.partition("://")[2].partition("/")[0]:
                 raise ConfigError(
-                    f"agent {self.name!r}: model_settings: a user or password in base_url would stand on the log; leave it out, and name the "
-                    "variable of a key with api_key_env (--api-key-env)"
+                    f"agent {self.name!r}: model_settings: a user or password in base_url would be recorded in the log; leave it out, and name the "
+                    "variable that holds a key with api_key_env (--api-key-env)"
                 )
             try:
                 offered(self.actions, self.tool_names())
@@ -99,11 +99,11 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         return tuple(dict.fromkeys(t if isinstance(t, str) else t.name for t in self.tools))
 
     def answers_as(self) -> OutputType[OutputT] | None:
-        """Return what `output_type` comes to, None without one. Raise `ConfigError`."""
+        """Return the reader for `output_type`, or None without one. Raise `ConfigError`."""
         return None if self.output_type is None else OutputType(self.output_type, f"agent {self.name!r}")
 
     def verifiers(self) -> dict[str, Verifier]:
-        """Return the functions that `verify` names, by the names that the log has for them."""
+        """Return the functions in `verify`, by the names that the log uses for them."""
         return entries_of(self.verify, f"agent {self.name!r}")[1]
 
     def _policy(self) -> dict[str, Any]:
@@ -114,10 +114,10 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         return policy_of_agent(self.policy, self.name)
 
     def spec(self) -> AgentSpec:
-        """Return the agent as the data that stands in the log."""
+        """Return the agent as the data that the log records."""
         said = {name: getattr(self, name) for name in AgentSpec.__struct_fields__}
         said |= {"tools": self.tool_names(), "profile": sized(self.profile, self.model), "policy": self._policy()}
-        said |= {name: str(getattr(self, name)) for name in ("strategy", "kernel")}  # of an import path nothing but the text is recorded
+        said |= {name: str(getattr(self, name)) for name in ("strategy", "kernel")}  # only the text of an import path is recorded
         said["guards"] = tuple(str(name) for name in self.guards)
         said |= {name: _numbers(getattr(self, name)) for name in ("model_settings", "strategy_options")}
         said["healing"] = bool(self.model) if self.healing is None else self.healing
@@ -130,7 +130,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
 
 
 def _check_named(agent: Agent[Any]) -> None:
-    """Raise `ConfigError` for an object where an agent has a name or data: the log keeps what an agent is, and no code."""
+    """Raise `ConfigError` for an object in an option that takes a name or data: the log records an agent as data, without code."""
     guards = agent.guards if isinstance(agent.guards, (list, tuple)) else ()
     named = [
         ("strategy", "strategies", agent.strategy),
@@ -145,18 +145,18 @@ def _check_named(agent: Agent[Any]) -> None:
     policy: Any = agent.policy
     if not isinstance(policy, (Sequence, Mapping)):
         raise ConfigError(
-            f"agent {agent.name!r}: policy is {shown(policy)}; expected rules, or a document: give a policy as Engine(policy=...)"
+            f"agent {agent.name!r}: policy is {shown(policy)}; expected rules or a document: pass a policy object as Engine(policy=...)"
         )
 
 
 def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with durations that were given as text as the numbers that the log has."""
+    """Return the options with text durations converted to the numbers that the log records."""
     written = {name: value for name, value in options.items() if name.endswith("_s") and isinstance(value, str)}
     return {**options, **{name: seconds(value, name) for name, value in written.items() if re.fullmatch(PATTERN, value)}}
 
 
 def check_ending(agent: Agent, checks: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` for required tools, also of `checks`, that the agent does not list, and for a deliverable that is none."""
+    """Raise `ConfigError` for a required tool (also of `checks`) that the agent does not list, and for an invalid deliverable."""
     names = agent.tool_names()
     wanted = [("required_tools", tool) for tool in agent.required_tools]
     wanted += [(f"verify {number}", tool) for number, entry in enumerate(checks, 1) for tool in tools_in(entry)]
@@ -168,24 +168,26 @@ def check_ending(agent: Agent, checks: Sequence[Mapping[str, Any]]) -> None:
             raise ConfigError(f"agent {agent.name!r}: required_tools: {tool} = {count}; give at least 1")
     for said in agent.deliverables:
         if len(said) != 1 or next(iter(said)) not in ("file", "section") or not next(iter(said.values())).strip():
-            raise ConfigError(f"agent {agent.name!r}: deliverables: {said!r} is none; write {{'file': PATH}} or {{'section': HEADING}}")
+            raise ConfigError(
+                f"agent {agent.name!r}: deliverables: {said!r} is not a deliverable; write {{'file': PATH}} or {{'section': HEADING}}"
+            )
 
 
 def _check_raw_text(agent: Agent) -> None:
-    """Raise `ConfigError` for a planner that there is not, and for what fits only to another one."""
+    """Raise `ConfigError` for an unknown planner, and for options that fit only another planner."""
     if agent.planner not in ("", "on-device"):
         raise ConfigError(f'agent {agent.name!r}: planner is {agent.planner!r}; leave it out, or write "on-device"')
     if agent.planner and not agent.model:
         raise ConfigError(f'agent {agent.name!r}: planner = "on-device" needs a model, such as model = "ollama:qwen3:4b"')
     if agent.planner and agent.output_mode in ("native", "tool"):
         raise ConfigError(
-            f'agent {agent.name!r}: output_mode is {agent.output_mode!r}, but with planner = "on-device" the model is asked for text alone, with the '
-            'schema in words; use output_mode = "prompted", or leave it out'
+            f'agent {agent.name!r}: output_mode is {agent.output_mode!r}, but planner = "on-device" asks the model for plain text, with the '
+            'schema in the prompt; use output_mode = "prompted", or leave it out'
         )
     text = not agent.planner and agent.model_settings.get("tool_calls") == "text"
     if not (agent.planner or text) and "on_device" in agent.model_settings:
         raise ConfigError(
-            f'agent {agent.name!r}: model_settings: on_device holds for planner = "on-device" and tool_calls = "text"; set one, or leave it out'
+            f'agent {agent.name!r}: model_settings: on_device applies only with planner = "on-device" or tool_calls = "text"; set one, or leave it out'
         )
     said: Any = agent.model_settings.get("on_device")
     if text and isinstance(said, dict) and "constrain" in said:

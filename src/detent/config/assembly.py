@@ -1,7 +1,7 @@
-"""Making an engine's parts from a configuration, in the order of `_PARTS`, the store first (rows T7, T8).
+"""Creates an engine's parts from a configuration, in the order of `_PARTS`, the store first (rows T7, T8).
 
-A part that cannot be made names itself: "failed to create store: ...". Parts that the caller gives replace those that were made.
-`Planners` makes those of agents, when they are needed.
+An error names the part: "failed to create store: ...". Parts that the caller gives replace the created ones. `Planners` creates the planners of
+agents when they are needed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from detent.core.errors import ConfigError, UnknownName
 
 
 def engine_options(config: str | Path | Config | None, given: Mapping[str, Any], *, trust: bool = False) -> dict[str, Any]:
-    """Return the keyword arguments of `Engine` that `config` and then `given` say; raise `ConfigError` naming the part that failed.
+    """Return the keyword arguments of `Engine` from `config`, overridden by `given`. Raise `ConfigError`, which names the failed part.
 
-    A file counts in a directory that is trusted (`detent.config.trust`), or where the program says so (`trust`).
+    A file counts if its directory is trusted (`detent.config.trust`), or if the program allows it (`trust`).
     """
     if config is None:
         config = Config()
@@ -80,7 +80,7 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
 
 
 def need_trust(file: Path) -> None:
-    """Return where a program may use a configuration file: in a directory that is trusted, with variables that the operator names."""
+    """Return the trust by which a program uses a configuration file: its directory is trusted, and the operator names its variables."""
     from detent.config.demands import config_demands
     from detent.config.trust import Trust
 
@@ -90,7 +90,7 @@ def need_trust(file: Path) -> None:
 
 
 def store_at(url: str, **options: Any) -> Any:
-    """Return the store that `url` names, not opened yet: one of Detent's own, that of a file, or what a plug-in package offers for its scheme."""
+    """Return the store for `url`, not opened yet: a built-in store, a store from a file, or a store of a plug-in package for the scheme."""
     from detent.stores.urls import FORMS, open_store
 
     if is_code(url):
@@ -101,10 +101,10 @@ def store_at(url: str, **options: Any) -> Any:
 
 
 def _own_store(path: str, options: Mapping[str, Any]) -> Any:
-    """Return the store that an import path names; a class or function is called without arguments."""
+    """Return the store that an import path names. A class or function is called without arguments."""
     if options:
         raise ConfigError(
-            f"store {path!r}: {', '.join(options)}: a store of your own has the options that its code gives it; leave them out"
+            f"store {path!r}: {', '.join(options)}: a store from an import path takes its options in its own code; leave them out here"
         )
     found = load_object(absolute_import(path, Path.cwd()), "store")
     made = found() if callable(found) else found
@@ -129,7 +129,7 @@ def _workspace(config: Config) -> list[Any]:
 
 
 def made_workspace(root: str, said: WorkspaceConfig, *, sandbox: str | None = None) -> list[Any]:
-    """Return the workspace tools of `root` as configured; of `said` and an agent's own wish for a `sandbox` the stricter holds."""
+    """Return the workspace tools of `root` as configured. The stricter of `said` and the agent's own `sandbox` applies."""
     from detent.config.trust import govern_trusted
     from detent.tools.workspace.sandbox import Sandbox, SandboxLimits, stricter
     from detent.tools.workspace.tools import workspace_tools
@@ -175,7 +175,7 @@ def _planner(config: Config) -> Any:
 
 
 def _part(name: str, kind: str) -> Any:
-    """Return what an import path names, or what a plug-in package offers under a plain name; a class is called without arguments."""
+    """Return the part that an import path names, or a plug-in's part with this plain name. A class is called without arguments."""
     if ":" in name:
         return load_part(name, kind)
     found = plugged(kind, name)
@@ -203,7 +203,7 @@ def _observers(config: Config) -> tuple[Any, ...]:
 
 
 def _fitting(kind: str, part: Any, path: str) -> Any:
-    """Return the part; raise `ConfigError` when it lacks what its seam needs (see `detent.extend`)."""
+    """Return the part. Raise `ConfigError` if it lacks something that its seam needs (see `detent.extend`)."""
     try:
         check_parts(approver=None, ceiling=1, **{kind: part})
     except ConfigError as error:

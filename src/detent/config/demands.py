@@ -1,7 +1,7 @@
-"""What the files of a directory ask for: what they would have imported, started, sent, read, opened or decided. Reading them does nothing of it.
+"""Lists what the files of a directory ask for: imports, started programs, and what is sent, read, opened or decided. Nothing of it is done here.
 
-Files are read as TOML and nothing else, so that they can be shown before anything happens. What is wrong in one is passed over here:
-`loading` refuses it, and then nothing of it happens either.
+Files are read only as TOML, so you can see the list before anything happens. Mistakes in a file are skipped here: `loading` refuses the file, so
+nothing of it happens either.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from detent.tools.mcp.secrets import REFERENCE
 
 CONFIG_NAME = "detent.toml"
 ALWAYS_READ = frozenset(("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"))
-"""The variables that every program of an MCP server is given anyway."""
+"""The variables that every MCP server program always gets."""
 NAMING = ("tools", "guards", "strategy", "kernel", "phases")
-"""The keys of an agent file that take import paths beside names."""
+"""The keys of an agent file that take import paths as well as names."""
 _LOCAL_STORES = ("sqlite", "file", "ram")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_KEPT = 200_000
-"""So many bytes of a file are kept to show later what changed in it."""
+"""How many bytes of a file are kept, to show later what changed in it."""
 MOST_FILES = 10_000
-"""So many files may lie below the import roots of a configuration that is to be trusted."""
+"""The maximum number of files below the import roots of a trusted configuration."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a file asks for: the key that says it, in words what happens, and the environment variables that are read for it."""
+    """One thing that a file asks for: its key, what happens in words, and the environment variables that it reads."""
 
     file: Path
     key: str
@@ -46,20 +46,20 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     variables: tuple[str, ...] = ()
 
     def line(self, width: int = 0) -> str:
-        """Return what happens on one line, with everything that could steer a terminal written as an escape; the key takes `width` characters."""
+        """Return the demand as one line. The key takes `width` characters. Characters that could control a terminal are escaped."""
         names = ", ".join(f"${name}" for name in self.variables)
         return clean(f"{self.does:<6}  {self.key:<{width}}  {self.what}" + (f"; reads {names}" if names else ""))
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a file holds: its digest, and its text, of which a long one is cut."""
+    """The content of a file: its digest and its text. A long text is cut."""
 
     digest: str
     text: str
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files of one directory ask for, and the files: those that ask, and those that they name. `files` holds None for a missing one."""
+    """What the files of one directory ask for, with these files and the files that they name. `files` holds None for a missing file."""
 
     directory: Path
     demands: tuple[Demand, ...]
@@ -67,7 +67,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """The digest of all files, with their names as seen from the directory."""
+        """The digest of all files, with their names relative to the directory."""
         each = [f"{name}\0{content.digest if content else ''}\n" for name, content in sorted(self.files.items())]
         return sha256("".join(each).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -81,22 +81,22 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def texts(self) -> dict[str, str]:
-        """Return the files as texts, to be kept; a long one is cut."""
+        """Return the files as texts to keep. A long text is cut."""
         return {name: content.text for name, content in self.files.items() if content is not None}
 
 
 def home_of_config(file: Path) -> Path:
-    """Return the directory that holds a configuration file, from which its paths are seen."""
+    """Return the directory that holds a configuration file; its paths are relative to it."""
     return file.parent.resolve()
 
 
 def home_of_agent(file: Path) -> Path:
-    """Return the directory that holds an agent file, from which its paths are seen."""
+    """Return the directory that holds an agent file; its paths are relative to it."""
     return file.resolve().parent
 
 
 def listing(directory: Path, *, others: Iterable[Demand] = ()) -> Listing:
-    """Return what the files of a directory ask for; `others` are demands that come from elsewhere, such as a log."""
+    """Return what the files of a directory ask for. `others` are demands from elsewhere, such as a log."""
     home = directory.resolve()
     configs, agents = _governing(home, {demand.file for demand in others})
     demands = [demand for file in configs for demand in config_demands(file)]
@@ -111,7 +111,7 @@ def listing(directory: Path, *, others: Iterable[Demand] = ()) -> Listing:
 
 
 def _governing(home: Path, used: set[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the configuration files and the agent files of a directory; one that is `used` counts whatever it is called."""
+    """Return the configuration and agent files of a directory. A `used` file counts under any name."""
     configs: list[Path] = []
     agents: list[Path] = []
     try:
@@ -131,7 +131,7 @@ def _governing(home: Path, used: set[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def config_demands(file: Path, *, without: Iterable[str] = ()) -> tuple[Demand, ...]:
-    """Return what a configuration file asks for; the keys `without` are not looked at."""
+    """Return what a configuration file asks for, leaving out the keys `without`."""
     table = {key: value for key, value in _table_in(file).items() if key not in without}
     return tuple(_of_config(_placed(file), table, home_of_config(file)))
 
@@ -249,13 +249,13 @@ def _servers(file: Path, said: Any) -> Iterator[Demand]:
 
 
 def _referred(value: Any) -> str:
-    """Return the value of a variable as a file says it."""
+    """Return a variable in the form that the file writes it."""
     name = _table(value).get("env")
     return f"${{{name}}}" if isinstance(name, str) else str(value)
 
 
 def _lowered(pins: Mapping[str, Any]) -> list[str]:
-    """Return, in words, what pins make easier of a tool, which is destructive and not believed without them."""
+    """Return in words what the pins of a tool relax. Without pins a tool is destructive and not trusted."""
     level = pins.get("side_effect")
     found = [f"its level is {level}"] if level is not None and level != "destructive" else []
     found += ["it may be repeated"] if pins.get("idempotent") is True else []
@@ -263,7 +263,7 @@ def _lowered(pins: Mapping[str, Any]) -> list[str]:
 
 
 def _opened(file: Path, before: str, said: Mapping[str, Any], home: Path) -> Iterator[Demand]:
-    """Yield what lets tools do more than they may in a directory by itself."""
+    """Yield the demands that let tools do more than the default in a directory."""
     root = said.get("root")
     if isinstance(root, str) and not (home / Path(root).expanduser()).resolve().is_relative_to(home):
         yield Demand(file=file, key=f"{before}{'root' if before else 'workspace'}", does="open", what=f"tools work in {root}")
@@ -284,7 +284,7 @@ def _opened(file: Path, before: str, said: Mapping[str, Any], home: Path) -> Ite
 
 
 def _named_by(table: Mapping[str, Any], home: Path) -> Iterator[Path]:
-    """Yield the files that a file names, whose content is what happens: of tools, rules, policies, servers, and below import roots."""
+    """Yield the files that a file names and whose content takes effect: tools, rules, policies, servers, and modules below import roots."""
     store: Any = table.get("store")
     stores = _texts(store if isinstance(store, str) else _table(store).get("url"))
     for key in (*NAMING, "planner", "observers", "policy", "store"):
@@ -306,25 +306,27 @@ def _named_by(table: Mapping[str, Any], home: Path) -> Iterator[Path]:
         below = (path for path in (home / Path(root).expanduser()).rglob("*") if path.suffix in (".py", ".so", ".pyd"))
         found = list(islice(below, MOST_FILES + 1))
         if len(found) > MOST_FILES:
-            raise ConfigError(f"import_roots: more than {MOST_FILES} modules lie in {clean(root)}; name the directory of your own")
+            raise ConfigError(
+                f"import_roots: more than {MOST_FILES} modules are in {clean(root)}; name the directory that holds only your own"
+            )
         yield from sorted(found)
 
 
 def _files_among(words: Iterable[Any], place: Path) -> Iterator[Path]:
-    """Yield the files that words of a command line name, seen from the directory in which it starts."""
+    """Yield the files that the words of a command line name, relative to its start directory."""
     for word in words:
         if isinstance(word, str) and word and "\0" not in word and len(word) < 1000 and (place / word).is_file():
             yield place / word
 
 
 def _workspace_of(table: Mapping[str, Any], home: Path) -> Path:
-    """Return where the commands of an agent file's checks are looked for: in the workspace that it names, else beside it."""
+    """Return the directory in which the commands of an agent file's checks are found: its workspace, else its own directory."""
     said = table.get("workspace")
     return home / Path(said).expanduser() if isinstance(said, str) and said else home
 
 
 def govern(*files: Path) -> None:
-    """Say that these files govern, with everything that they name: what they have imported, started, decided and read. Nothing is imported."""
+    """Mark these files as governing, with every file that they import, start, read or decide by. Nothing is imported."""
     for file in files:
         table, home = _table_in(file), home_of_agent(file)
         without_roots = {key: value for key, value in table.items() if key != "import_roots"}
@@ -340,13 +342,13 @@ def govern(*files: Path) -> None:
 
 
 def govern_directory(directory: Path) -> None:
-    """Say that the configuration and agent files of a directory govern, with everything that they name."""
+    """Mark the configuration and agent files of a directory as governing, with every file that they name."""
     configs, agents = _governing(directory.resolve(), set())
     govern(*configs, *agents)
 
 
 def imported_file(path: str, home: Path) -> Path | None:
-    """Return the file that an import path names, None for one of a module."""
+    """Return the file that an import path names, or None if it names a module."""
     module = path.rpartition(":")[0]
     return (home / module).resolve() if module.endswith(".py") else None
 
@@ -357,7 +359,7 @@ def _seen_from(home: Path, file: Path) -> str:
 
 def _content_of(file: Path) -> Content | None:
     try:
-        if not file.is_file():  # a device, or a pipe, would have no end
+        if not file.is_file():  # a device or a pipe may have no end
             return None
         with file.open("rb") as opened:
             digest = file_digest(opened, "sha256").hexdigest()
@@ -373,7 +375,7 @@ def _content_of(file: Path) -> Content | None:
 def _table_in(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError):  # whoever reads the file to use it refuses it
+    except (OSError, ValueError):  # the code that reads the file to use it will refuse it
         return {}
 
 
@@ -402,7 +404,7 @@ def _variables(values: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _without_password(url: str) -> str:
-    """Return a URL without the user and password in it, and without its query."""
+    """Return a URL without its user, password and query."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reading values that people write as text: `DETENT_*` variables and `--budget K=V`."""
+"""Reads values that people write as text: `DETENT_*` variables and `--budget K=V`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "DETENT_PROGRESS": ("output", "progress"),
     **{f"DETENT_{field.upper()}": ("budget", field) for field in FIELDS},
 }
-"""The environment variables that the command line reads, each with the key of `detent.toml` that it stands for."""
+"""The environment variables that the command line reads, each with its key of `detent.toml`."""
 
 
 OTHERS = ("DETENT_CONFIG", "DETENT_DEBUG", "DETENT_TRUST")
-"""Read before there is a configuration: which file to read, whether to show tracebacks, and which directories are trusted."""
+"""Read before the configuration: which file to read, whether to show tracebacks, and which directories are trusted."""
 
 
 def config_from_environment(environment: Mapping[str, str]) -> Config:
-    """Return what the `DETENT_*` variables say; an empty one says nothing. Raise `ConfigError` for a wrong value or a misspelt name."""
+    """Return the configuration in the `DETENT_*` variables. An empty variable is ignored. Raise `ConfigError` for a wrong value or a misspelt name."""
     table: dict[str, Any] = {}
     for name, text in environment.items():
         if not name.startswith("DETENT_") or not text or name in OTHERS:
@@ -62,7 +62,7 @@ def _field_type(outer: list[str], key: str) -> Any:
 
 
 def parse_text(text: str, kind: Any, where: str) -> Any:
-    """Return `text` as a value of type `kind`: text, number, duration or truth value; raise `ConfigError` naming `where`."""
+    """Return `text` as a value of type `kind`: text, number, duration or truth value. Raise `ConfigError`, which names `where`."""
     kinds = [k for k in (get_args(kind) or (kind,)) if k is not type(None)]
     if str in kinds or any(get_origin(k) is Literal for k in kinds):
         return text
@@ -80,7 +80,7 @@ def parse_text(text: str, kind: Any, where: str) -> Any:
 
 
 def parse_budget(pairs: Iterable[str], where: str = "--budget") -> Budget:
-    """Return the budget that `K=V` texts say: `max_iterations=20`, or without `max_`; `max_calls_of.TOOL=5`. Raise `ConfigError`, `BudgetRefused`."""
+    """Return the budget of `K=V` texts: `max_iterations=20`, or without `max_`; `max_calls_of.TOOL=5`. Raise `ConfigError`, `BudgetRefused`."""
     types = {f.name: f.type for f in msgspec.structs.fields(Budget)}
     said: dict[str, Any] = {}
     for pair in pairs:
@@ -103,7 +103,7 @@ def parse_budget(pairs: Iterable[str], where: str = "--budget") -> Budget:
 
 
 def check_budget(budget: Budget, where: str) -> None:
-    """Raise `BudgetRefused` beginning with `where` for a bound that cannot be."""
+    """Raise `BudgetRefused`, beginning with `where`, for an invalid bound."""
     try:
         checked(budget, ceiling=sys.maxsize)
     except BudgetRefused as error:

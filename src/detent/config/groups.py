@@ -1,4 +1,4 @@
-"""What `Engine` takes together: plain settings that belong to one thing. What is plugged in has a parameter of its own."""
+"""Groups of plain settings that `Engine` takes together. Each pluggable part has its own parameter instead."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from detent.ports.options import check_fields
 
 GRACE_S = 5.0
 DRAIN_S = 25.0
-"""Less than the 30 s that supervisors give a process between SIGTERM and SIGKILL."""
+"""Less than the 30 s that supervisors leave between SIGTERM and SIGKILL."""
 
 
 class Models(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """How the models of an engine are asked.
+    """How an engine calls models.
 
-    `limits`: how many calls and tokens a provider gets (an object shared by engines, or limits by provider); `retries`: how failed calls are
-    tried again; `titles`: whether an agent's small model is asked once what its run is called in lists. `embedder` and `transcriber`: what `embed`,
-    `transcribe` and the tools `find` and `transcribe` ask, by name ("openai:text-embedding-3-small", "openai:whisper-1"), with settings, or as
-    objects.
+    `limits`: how many calls and tokens a provider gets (an object that engines share, or limits by provider). `retries`: how failed calls are
+    retried. `titles`: whether one call to the agent's small model gives each run a title for lists. `embedder` and `transcriber`: the models for
+    `embed`, `transcribe` and the tools `find` and `transcribe`, as a name ("openai:text-embedding-3-small", "openai:whisper-1"), settings or
+    an object.
     """
 
     limits: Mapping[str, ModelLimits] | ProviderLimits | None = None
@@ -40,12 +40,12 @@ class Models(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 
 
 class Bounds(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What holds for every run of an engine.
+    """Settings for every run of an engine.
 
-    `budget`: what a run may use where neither its start nor its agent says; `max_concurrent_runs`: how many are advanced at once (None: as many
-    as there are); `grace_s`: how long a running call may take to stop once its run is cancelled; `drain_s`: how long calls with an effect may
-    take to finish once the engine stops (0: they are cut off at once); `goal_words_in_ids`: whether the ids that are made for runs hold words of
-    their goals, which stay when a run is erased; `retention`: how long runs are kept.
+    `budget`: the budget of a run if neither its start nor its agent sets one. `max_concurrent_runs`: how many runs advance at once (None: all).
+    `grace_s`: how long a running call may take to stop after its run is cancelled. `drain_s`: how long calls with an effect may take to finish
+    when the engine stops (0: they are cancelled at once). `goal_words_in_ids`: whether generated run ids contain words of the goal; ids stay when
+    a run is erased. `retention`: how long runs are kept.
     """
 
     budget: Budget = Budget()
@@ -60,4 +60,4 @@ class Bounds(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
         if self.max_concurrent_runs is not None and self.max_concurrent_runs < 1:
             raise ConfigError(f"max_concurrent_runs is {self.max_concurrent_runs}; give at least 1, or leave it out")
         if not 0 <= self.drain_s < math.inf:
-            raise ConfigError(f"drain_s is {self.drain_s}; give a number of seconds, 0 to cut calls off at once")
+            raise ConfigError(f"drain_s is {self.drain_s}; give a number of seconds, or 0 to cancel calls at once")

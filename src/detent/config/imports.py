@@ -1,7 +1,7 @@
-"""Loading what an import path names: "module:attribute" or "./file.py:attribute". Errors name where the path was written.
+"""Loads the object of an import path: "module:attribute" or "./file.py:attribute". Errors name the place where the path was written.
 
-A module comes from what is installed, or from an import root; a file is loaded by its path, from its source alone: what lies compiled beside
-it may be anybody's.
+A module comes from an installed package or an import root. A file is loaded by its path, only from its source: compiled files next to it may come
+from anybody.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from detent.ports.governing_files import governs
 
 
 def absolute_import(path: str, home: Path) -> str:
-    """Return an import path that means the same from everywhere: "./file.py:attribute" becomes absolute, "module:attribute" stays."""
+    """Return an import path that is valid from every directory: "./file.py:attribute" becomes absolute, "module:attribute" stays."""
     module, _, attribute = path.rpartition(":")
     return f"{(home / module).resolve()}:{attribute}" if module.endswith(".py") else path
 
 
 def add_import_roots(roots: Iterable[str]) -> None:
-    """Let modules be imported from these directories too, behind all that is installed: none of them takes another's place.
+    """Import modules from these directories too, after all installed packages, so none of them shadows an installed module.
 
-    Call it only when something is about to be imported. Raise `ConfigError` for what is not a directory.
+    Call this only just before an import. Raise `ConfigError` if a path is not a directory.
     """
     for root in roots:
         place = Path(root).expanduser().resolve()
         if not place.is_dir():
-            raise ConfigError(f"import_roots: {root!r} is not a directory; name one that is there, or take it out")
+            raise ConfigError(f"import_roots: {root!r} is not a directory; name an existing one, or remove it")
         governs(place)
         if str(place) not in sys.path:
             _roots.append(str(place))
@@ -43,7 +43,7 @@ def add_import_roots(roots: Iterable[str]) -> None:
 
 
 def in_import_root(place: object) -> bool:
-    """Whether modules that lie in `place` come from an import root: what calls itself installed there is not."""
+    """Whether modules in `place` come from an import root. Packages there do not count as installed."""
     return str(place) in _roots
 
 
@@ -51,7 +51,7 @@ _roots: list[str] = []
 
 
 def load_object(path: str, where: str) -> Any:
-    """Return what "module:attribute" or "/dir/file.py:attribute" names; raise `ConfigError` beginning with `where`."""
+    """Return the object that "module:attribute" or "/dir/file.py:attribute" names. Raise `ConfigError`, beginning with `where`."""
     name, _, attribute = path.rpartition(":")
     if not name or not attribute:
         raise ConfigError(f"{where}: {path!r} is not an import path; write 'module:attribute' or './file.py:attribute'")
@@ -63,7 +63,7 @@ def load_object(path: str, where: str) -> Any:
         raise ConfigError(
             f"{where}: {path!r}: {error}; install it, write './file.py:{attribute}', or name the directory that holds it in import_roots of detent.toml"
         ) from error
-    except Exception as error:  # foreign code: a module may raise anything while it is imported
+    except Exception as error:  # foreign code: importing a module may raise anything
         raise ConfigError(f"{where}: {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     found: Any = module
     for part in attribute.split("."):
@@ -75,7 +75,7 @@ def load_object(path: str, where: str) -> Any:
 
 
 class _FromSource(SourceFileLoader):
-    """Compiles the source each time; it neither reads nor writes compiled files."""
+    """Compiles the source each time. It neither reads nor writes compiled files."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of the source."""
@@ -83,7 +83,7 @@ class _FromSource(SourceFileLoader):
 
 
 def _module_of_file(path: Path, where: str) -> ModuleType:
-    """Import a file once a process, under a name of its own."""
+    """Import a file once per process, under its own module name."""
     path = path.resolve()
     name = f"detent_file_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"
     if name in sys.modules:
@@ -103,7 +103,7 @@ def _module_of_file(path: Path, where: str) -> ModuleType:
 
 
 def load_tool(path: str, where: str) -> Any:
-    """Return the tool that an import path names; raise `ConfigError` when it is none."""
+    """Return the tool that an import path names. Raise `ConfigError` if it is not a tool."""
     found = load_object(path, where)
     if all(hasattr(found, part) for part in ("spec", "check", "run", "settle")) and not isinstance(found, type):
         return found
@@ -112,7 +112,7 @@ def load_tool(path: str, where: str) -> Any:
 
 
 def load_skills(places: Sequence[str], where: str) -> Any:
-    """Return the tool `activate_skill` for the skills in these folders; raise `ConfigError`."""
+    """Return the tool `activate_skill` for the skills in these folders. Raise `ConfigError`."""
     from detent.tools.workspace.skills import skill_tool
 
     try:
@@ -122,6 +122,6 @@ def load_skills(places: Sequence[str], where: str) -> Any:
 
 
 def load_part(path: str, where: str) -> Any:
-    """Return the object that an import path names; a class is called without arguments."""
+    """Return the object that an import path names. A class is called without arguments."""
     found = load_object(path, where)
     return found() if isinstance(found, type) else found

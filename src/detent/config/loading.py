@@ -1,6 +1,6 @@
-"""Reading what people write: `detent.toml`, agent files, `DETENT_*` variables, import paths.
+"""Reads configuration that people write: `detent.toml`, agent files, `DETENT_*` variables, import paths.
 
-Every mistake is a `ConfigError` that names the file, the key, what is wrong with it and the nearest thing that is right.
+Every mistake is a `ConfigError` that names the file, the key, the problem and the nearest valid choice.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CONFIG_FILE = "detent.toml"
 
 @checked_options
 def load_config(path: str | Path, *, without: Iterable[str] = (), operators: bool = False) -> Config:
-    """Return what a `detent.toml` says; paths in it are relative to it; the keys `without` are not looked at.
+    """Return the configuration in a `detent.toml`. Its paths are relative to it. The keys `without` are ignored.
 
-    Only a file that is the `operators` may have the keys `OPERATORS_KEYS`. Raise `ConfigError`.
+    Only the operator's file (`operators`) may have the keys `OPERATORS_KEYS`. Raise `ConfigError`.
     """
     file = Path(path)
     table = {key: value for key, value in read_toml(file, "config file").items() if key not in without}
@@ -47,11 +47,11 @@ def load_config(path: str | Path, *, without: Iterable[str] = (), operators: boo
         part, _, inner = key.partition(".")
         if part in table and (not inner or (isinstance(table[part], dict) and inner in table[part])):
             raise ConfigError(
-                f"{path}: {key}: only the operator may say this, in a file that no tool can write: "
+                f"{path}: {key}: only the operator may set this, in a file that no tool can write: "
                 f"{state_directory(file.parent) / OPERATORS_FILE}, or one outside of the workspace that --config names"
             )
     if "name" in table and ("instructions" in table or "rules" in table):
-        raise ConfigError(f"{path}: this is an agent file; give it with --agent {path}, or name it in {CONFIG_FILE}: agent = {str(path)!r}")
+        raise ConfigError(f"{path}: this is an agent file; pass it with --agent {path}, or name it in {CONFIG_FILE}: agent = {str(path)!r}")
     for key, field in (("store", "url"), ("workspace", "root")):
         if isinstance(table.get(key), str):
             table[key] = {field: table[key]}
@@ -78,20 +78,20 @@ def find_config(directory: str | Path = ".") -> Path | None:
 
 
 def is_operators(path: str | Path, root: str | Path | None) -> bool:
-    """Whether a configuration file is the operator's: it lies outside of `root`, which workspace tools may write (None: the working directory)."""
+    """Whether a configuration file is the operator's: it is outside `root`, where workspace tools may write (None: the working directory)."""
     return not Path(path).resolve().is_relative_to(Path(root or ".").expanduser().resolve())
 
 
 def operators_config(directory: str | Path = ".", *, without: Iterable[str] = ()) -> Config:
-    """Return what the operator's file in the state directory of a directory says, nothing where there is none. Raise `ConfigError`."""
+    """Return the configuration in the operator's file of a directory's state directory; an empty one without a file. Raise `ConfigError`."""
     try:
         file = state_directory(directory) / OPERATORS_FILE
-    except ConfigError:  # no home directory, so the operator has no file there
+    except ConfigError:  # no home directory, so there is no operator's file
         return Config()
     if file.parent.resolve().is_relative_to(Path(directory).resolve()):  # it may have come with the directory, or been written by its tools
         if file.is_file():
             raise ConfigError(
-                f"{file} would be the operator's file, and it lies in the directory that it is for, where tools can write; "
+                f"{file} would be the operator's file, but it is inside the directory that it governs, where tools can write; "
                 "set XDG_STATE_HOME to a directory outside of it"
             )
         return Config()
@@ -99,37 +99,37 @@ def operators_config(directory: str | Path = ".", *, without: Iterable[str] = ()
 
 
 class AgentFile(ProgramOptions, frozen=True, kw_only=True):
-    """The keys of an agent file: the options of an agent, and those that only a file has. Paths are relative to the file."""
+    """The keys of an agent file: the options of an agent, and keys that only a file has. Paths are relative to the file."""
 
     tools: Sequence[str] = ()
-    """The tools that are offered: names, or import paths of tools and meta-tools: `module:attribute` or `./file.py:attribute`. Nothing else is offered."""
+    """The tools of the agent: names, or import paths of tools and meta-tools: `module:attribute` or `./file.py:attribute`. It gets no others."""
     skills: Sequence[str] = ()
-    """Skills, or folders of skills, for the tool `activate_skill`, which the agent then has."""
+    """Skills, or folders of skills. The agent then gets the tool `activate_skill`."""
     verify: Sequence[dict[str, Any]] = ()
-    """Checks of the answer before it counts, each one `[[verify]]` with one kind of check: `grounded = true`, `command = ["make", "test"]`, ..."""
+    """Checks that an answer must pass. Each is one `[[verify]]` with one kind of check: `grounded = true`, `command = ["make", "test"]`, ..."""
     rules: str | list[dict[str, Any]] = ""
-    """A rule file, or the entries themselves: the agent plans without a model."""
+    """A rule file, or the rules themselves. The agent then plans without a model."""
     phases: Sequence[str] = ()
-    """The phases of one turn, in order: `think`, `act`, and import paths of your own; in place of `kernel`."""
+    """The phases of one turn, in order: `think`, `act`, and import paths of your own phases. Use it instead of `kernel`."""
     workspace: str | None = None
-    """The directory that workspace tools are confined to."""
+    """The directory that confines the workspace tools."""
     sandbox: Literal["auto", "require", "off"] | None = None
-    """As `workspace.sandbox` of detent.toml; where both are given, the stricter holds."""
+    """Like `workspace.sandbox` of detent.toml; if both are set, the stricter one applies."""
     policy: str | list[dict[str, Any]] | dict[str, Any] = ""
-    """The agent's own policy: path of a policy file, or its rules as `[[policy]]`; next to a policy of the engine it only tightens."""
+    """The agent's own policy: path of a policy file, or its rules as `[[policy]]`. It can only tighten the engine's policy."""
 
 
 IMPORTS = {kind: f"{kind}_imports" for kind in ("tool", "verify", "guard", "strategy", "kernel", "phase")}
-"""The keys of `meta` under which import paths are recorded, by what they name."""
+"""The keys of `meta` that record import paths, by the kind of part."""
 RECORDED = ("agent_file", "workspace", "sandbox", "skills", *IMPORTS.values())
-"""What `meta` of an agent records for a later process that continues a run of it."""
+"""The keys of an agent's `meta` that a later process needs to continue its runs."""
 
 
 def load_agent(path: str | Path) -> Agent:
-    """Return the agent that an agent file describes; its imported tools are loaded, its rules checked. Raise `ConfigError`.
+    """Return the agent that an agent file describes. Its tools are imported and its rules are checked. Raise `ConfigError`.
 
-    `meta` records what a later process needs to take a run of this agent on (`RECORDED`). Whoever calls this names the file, and so trusts it:
-    the command line asks first (`detent.config.trust`).
+    `meta` records what a later process needs to resume a run of this agent (`RECORDED`). A caller names the file and so trusts it; the command
+    line asks first (`detent.config.trust`).
     """
     from detent.policies.combining import check_guards, policy_in_file
     from detent.policies.guards import GUARDS
@@ -139,12 +139,12 @@ def load_agent(path: str | Path) -> Agent:
     table = {"name": "", **read_toml(file, "agent file")}
     if "grants" in table:
         raise ConfigError(
-            f"{path}: grants: only the operator may say what a tool may take from another, in a file that no tool can write: [[grants]] of "
+            f"{path}: grants: only the operator may set which values a tool may take from another, in a file that no tool can write: [[grants]] of "
             f"{state_directory('.') / OPERATORS_FILE}, or of one outside of the workspace that --config names"
         )
     if ":" in str(table.get("planner", "")):
         raise ConfigError(
-            f"{path}: planner: a planner of your own plans for every agent, so {CONFIG_FILE} names it: planner = {table['planner']!r}"
+            f"{path}: planner: your own planner serves every agent, so set it in {CONFIG_FILE}: planner = {table['planner']!r}"
         )
     said = take(table, AgentFile, str(path))
     where, home = str(path), file.resolve().parent
@@ -187,7 +187,7 @@ def load_agent(path: str | Path) -> Agent:
 
 
 def _imported(said: AgentFile, home: Path, where: str) -> dict[str, Any]:
-    """Return the options that may name a part by import path, with that part."""
+    """Return the options that name a part by import path, with the imported part."""
 
     def part(kind: str, name: str, key: str) -> str:
         path = absolute_import(name, home)
@@ -197,14 +197,14 @@ def _imported(said: AgentFile, home: Path, where: str) -> dict[str, Any]:
     found["strategy"], found["kernel"] = part("strategy", said.strategy, "strategy"), part("kernel", said.kernel, "kernel")
     if said.phases:
         if said.kernel:
-            raise ConfigError(f"{where}: phases: kernel is {said.kernel!r}, which has phases of its own; leave one of them out")
+            raise ConfigError(f"{where}: phases: kernel is {said.kernel!r}, which has its own phases; leave one of the two out")
         kernel = load_phases([absolute_import(name, home) for name in said.phases], where)
         found["kernel"] = Imported(kernel.name, kernel)
     return found
 
 
 def recorded(path: str | Path) -> dict[str, Any]:
-    """Return the name of an agent file's agent, the commands of its checks, and what `meta` records of it (`RECORDED`).
+    """Return the name of an agent file's agent, the commands of its checks, and its `RECORDED` entries of `meta`.
 
     Nothing is imported. Raise `ConfigError`.
     """
@@ -234,7 +234,7 @@ def _recorded(said: AgentFile, file: Path) -> dict[str, Any]:
 
 
 def _verifier(entry: dict[str, Any], home: Path, where: str) -> Any:
-    """Return an entry of `verify`, its function imported."""
+    """Return an entry of `verify` with its function imported."""
     path = entry.get("function")
     if not isinstance(path, str) or ":" not in path:
         return entry
@@ -255,7 +255,7 @@ def _rules(said: str | list[dict[str, Any]], home: Path, where: str) -> list[dic
 
 
 def _check_strategy(name: str, where: str) -> None:
-    """Raise `ConfigError` for a strategy that is nearly one of those known here; the engine that runs the agent may know others."""
+    """Raise `ConfigError` if a strategy looks like a misspelt known one. The engine that runs the agent may know other strategies."""
     from detent.strategies import BUILT_IN
 
     known = Names("strategy", BUILT_IN)
@@ -264,12 +264,12 @@ def _check_strategy(name: str, where: str) -> None:
 
 
 def _check_called_tools(agent: Agent, where: str) -> None:
-    """Raise `ConfigError` when a rule calls a tool that the agent does not list: that call could only fail."""
+    """Raise `ConfigError` if a rule calls a tool that the agent does not list, because that call could only fail."""
     listed = agent.tool_names()
     for rule in agent.rules:
         call = rule.get("call")
         name = cast("dict[str, Any]", call).get("tool") if isinstance(call, dict) else None
-        every = [entry[:-1] for entry in listed if entry.endswith("__*")]  # `files__*` lists whatever that server offers
+        every = [entry[:-1] for entry in listed if entry.endswith("__*")]  # `files__*` lists every tool of that server
         if isinstance(name, str) and "${" not in name and name not in listed and not name.startswith(tuple(every)):
             near = difflib.get_close_matches(name, listed, n=1)
             what = f"it lists {near[0]!r}; write the same name in both" if near else f"add it there (listed: {', '.join(listed) or 'none'})"
@@ -277,7 +277,7 @@ def _check_called_tools(agent: Agent, where: str) -> None:
 
 
 def _located(config: Config, home: Path) -> Config:
-    """Return the configuration with its relative paths seen from the working directory."""
+    """Return the configuration with its relative paths rewritten relative to the working directory."""
     if home.resolve() == Path.cwd():
         return config
     replace = msgspec.structs.replace
@@ -318,7 +318,7 @@ def _located_url(url: str, home: Path) -> str:
 
 
 def _shown_path(path: Path) -> Path:
-    """Return the path as seen from the working directory where it is below it: short, for messages."""
+    """Return the path relative to the working directory if it is below it. This is shorter in messages."""
     try:
         return path.relative_to(Path.cwd())
     except ValueError:

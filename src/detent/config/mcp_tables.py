@@ -9,8 +9,8 @@
     read_text_file = {}
     write_file = { side_effect = "write", idempotent = true }
 
-Paths are relative to the file; a program is started in the file's directory unless `cwd` says otherwise. Every mistake is a `ConfigError`
-that names the file and the key.
+Paths are relative to the file. A program starts in the file's directory unless `cwd` is set. Every mistake is a `ConfigError` that names the file
+and the key.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class McpTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_servers(said: Any, where: str, home: Path, *, operators: bool = False) -> dict[str, McpServer]:
-    """Return the servers that the tables of a file in `home` describe; raise `ConfigError` beginning with `where`.
+    """Return the servers that the tables of a file in `home` describe. Raise `ConfigError`, beginning with `where`.
 
-    Only a file that is the `operators` may have the keys `OPERATORS_KEYS`, and tables that add to a server that another file describes.
+    Only the operator's file (`operators`) may have the keys `OPERATORS_KEYS`, and tables that extend a server of another file.
     """
     servers: dict[str, McpServer] = {}
     for name, table in _table(said, f"{where}: mcp").items():
@@ -62,7 +62,7 @@ def take_servers(said: Any, where: str, home: Path, *, operators: bool = False) 
         for only in () if operators else OPERATORS_KEYS:
             if only in keys:
                 raise ConfigError(
-                    f"{where}: {key}{only}: only the operator may say this: write [mcp.{name}] {only} = {str(keys[only]).lower()} into "
+                    f"{where}: {key}{only}: only the operator may set this: write [mcp.{name}] {only} = {str(keys[only]).lower()} into "
                     "detent.toml of the state directory, or a file outside of the workspace that --config names"
                 )
         taken = take(_without_oauth(keys), McpTable, where, key)
@@ -85,10 +85,10 @@ def take_servers(said: Any, where: str, home: Path, *, operators: bool = False) 
 
 
 def _run_by(server: McpServer) -> Iterator[Path]:
-    """Yield the files in its directory that a program is started from, and where programs of Node.js look for more."""
+    """Yield the files in its directory that a program starts from, and the folders that Node.js programs load more from."""
     place = Path(server.cwd or ".")
     for word in filter(None, (server.command, *server.args)):
-        with contextlib.suppress(OSError, ValueError):  # a word that can be no path
+        with contextlib.suppress(OSError, ValueError):  # a word that cannot be a path
             if (place / word).is_file():
                 yield place / word
     if server.command and Path(server.command).name in _NODE:
@@ -99,7 +99,7 @@ _NODE = ("npx", "npm", "node", "pnpm", "yarn", "bun", "bunx")
 
 
 def load_servers(path: str | Path) -> dict[str, McpServer]:
-    """Return the servers of a `detent.toml` or an agent file, whatever else stands in it; raise `ConfigError`."""
+    """Return the servers of a `detent.toml` or an agent file, ignoring its other keys. Raise `ConfigError`."""
     file = Path(path)
     return take_servers(read_toml(file, "agent file").get("mcp", {}), str(path), file.resolve().parent)
 
@@ -115,7 +115,7 @@ def _without_oauth(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(said: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Return a table of texts with every { env = "NAME" } as the reference that it means."""
+    """Return a table of texts with every { env = "NAME" } replaced by a reference."""
     texts: dict[str, str] = {}
     for key, value in said.items():
         if isinstance(value, str):
@@ -129,7 +129,7 @@ def _texts(said: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def _tools(said: Any, where: str, key: str) -> Any:
-    """Return the allow-list as it is, and a table of pins read; `McpServer` checks their values."""
+    """Return the allow-list unchanged, or the parsed table of pins. `McpServer` checks their values."""
     if said is None:
         return None
     if isinstance(said, list) and all(isinstance(name, str) for name in cast("list[Any]", said)):

@@ -1,5 +1,5 @@
-"""The tables `[models.*]` and `[tenants.*]` of `detent.toml`: limits by provider, prices by model, how failed calls are tried again, and what
-all runs of a tenant may use.
+"""The tables `[models.*]` and `[tenants.*]` of `detent.toml`: limits by provider, prices by model, retries of failed calls, and the limits
+of all runs of a tenant.
 
     [models.limits.openai]
     concurrent = 8
@@ -48,7 +48,7 @@ class ModelTables(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_models(said: Any, where: str) -> ModelsConfig:
-    """Return what the tables say; raise `ConfigError` beginning with `where`."""
+    """Return the settings of the tables. Raise `ConfigError`, beginning with `where`."""
     tables = take(_table(said, f"{where}: models"), ModelTables, where, "models.")
     limits = {name: _one(table, ModelLimits, where, f"models.limits.{name}") for name, table in tables.limits.items()}
     prices = {name: _one(table, ModelPrice, where, f"models.prices.{name}") for name, table in tables.prices.items()}
@@ -59,7 +59,7 @@ def take_models(said: Any, where: str) -> ModelsConfig:
 
 
 def take_tenants(said: Any, where: str) -> dict[str, TenantBudget]:
-    """Return the tables `[tenants.NAME]`; raise `ConfigError` beginning with `where`."""
+    """Return the tables `[tenants.NAME]`. Raise `ConfigError`, beginning with `where`."""
     budgets = {name: _one(table, TenantBudget, where, f"tenants.{name}") for name, table in _table(said, f"{where}: tenants").items()}
     try:
         return checked_tenants(budgets)
@@ -76,7 +76,7 @@ def _one(said: Any, kind: type[T], where: str, key: str) -> T:
     table = _table(said, f"{where}: {key}")
     required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required and field.encode_name not in table]
     if required:
-        raise ConfigError(f"{where}: {key}.{required[0]}: missing; every table there needs it")
+        raise ConfigError(f"{where}: {key}.{required[0]}: missing; every such table needs it")
     try:
         return take(table, kind, where, f"{key}.")
     except ConfigError as error:

@@ -1,7 +1,7 @@
-"""What an engine knows by name beside its tools: kernels, strategies, and whatever a plug-in package brings.
+"""Named parts of an engine besides its tools: kernels, strategies, and the parts of plug-in packages.
 
-A name is looked up among what was registered first and then among the entry points of its group (`detent.kernels`, `detent.strategies`, ...),
-so that a package that is installed needs no change here. Nothing is shared between engines.
+A name is looked up first among the registered parts and then among the entry points of its group (`detent.kernels`, `detent.strategies`, ...), so an
+installed package needs no change here. Engines share nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Names(Generic[T]):
-    """Things of one `kind` by name, in the order of registration (rows S0-15, 16.1)."""
+    """Parts of one `kind` by name, in registration order (rows S0-15, 16.1)."""
 
     def __init__(self, kind: str, known: Mapping[str, T] | None = None) -> None:
         """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`."""
@@ -35,7 +35,7 @@ class Names(Generic[T]):
             check_kind(kind, f"the {kind} {name!r}", value)
 
     def register(self, name: str, value: T) -> None:
-        """Add `value`; the same one again changes nothing. Raise `ConfigError` for another under a name that exists, or an empty name."""
+        """Add `value`. Adding the same one again changes nothing. Raise `ConfigError` if another value has the name, or if the name is empty."""
         if not name.strip():
             raise ConfigError(f"a {self.kind} needs a name")
         check_kind(self.kind, f"the {self.kind} {name!r}", value)
@@ -43,13 +43,13 @@ class Names(Generic[T]):
             raise ConfigError(f"a {self.kind} named {name!r} already exists in this engine; give it another name, or use replace")
 
     def replace(self, name: str, value: T) -> None:
-        """Put `value` in the place of the one of that name; raise `UnknownName` when there is none."""
+        """Replace the value with that name. Raise `UnknownName` if there is none."""
         self.get(name)
         check_kind(self.kind, f"the {self.kind} {name!r}", value)
         self._known[name] = value
 
     def get(self, name: str) -> T:
-        """Return what has this name; raise `UnknownName`, which names the nearest one, or `ConfigError` for a plug-in that cannot be loaded."""
+        """Return the value with this name. Raise `UnknownName`, which suggests the nearest name, or `ConfigError` if its plug-in cannot be loaded."""
         if name not in self._known:
             plugin = entry_points(self.kind).get(name)
             if plugin is None:
@@ -58,7 +58,7 @@ class Names(Generic[T]):
         return self._known[name]
 
     def names(self) -> list[str]:
-        """Return all names: those that were registered, then those of plug-ins."""
+        """Return all names: the registered ones, then those of plug-ins."""
         return list(dict.fromkeys((*self._known, *entry_points(self.kind))))
 
     def __contains__(self, name: object) -> bool:
@@ -66,8 +66,8 @@ class Names(Generic[T]):
 
 
 def entry_points(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points of the group `detent.<kind>s` by name; an import root installs nothing."""
-    from importlib import metadata  # loads a good deal that a run without plug-ins never needs
+    """Return the entry points of the group `detent.<kind>s` by name. Packages in an import root do not count."""
+    from importlib import metadata  # slow to import, and runs without plug-ins do not need it
 
     group = f"detent.{kind[:-1]}ies" if kind.endswith("y") else f"detent.{kind}s"
     points = metadata.entry_points(group=group)
@@ -75,17 +75,17 @@ def entry_points(kind: str) -> dict[str, EntryPoint]:
 
 
 def plugged(kind: str, name: str) -> Any:
-    """Return what a plug-in package offers under this name, None where none does; raise `ConfigError` when it cannot be loaded."""
+    """Return the part of a plug-in package with this name, or None. Raise `ConfigError` if it cannot be loaded."""
     point = entry_points(kind).get(name)
     return None if point is None else loaded(point, kind)
 
 
 def loaded(point: EntryPoint, kind: str) -> Any:
-    """Return what an entry point names; raise `ConfigError` naming the package when it cannot be imported."""
+    """Return the object of an entry point. Raise `ConfigError`, which names the package, if it cannot be imported."""
     package = point.dist.name if point.dist is not None else point.value
     try:
         value = point.load()
-    except (Exception, SystemExit) as error:  # foreign code: a plug-in may raise anything while it is imported, and end the process too
+    except (Exception, SystemExit) as error:  # foreign code: importing a plug-in may raise anything, and even SystemExit
         raise ConfigError(f"the {kind} {point.name!r} of package {package!r} cannot be loaded: {type(error).__name__}: {error}") from error
     check_kind(kind, f"the {kind} {point.name!r} of package {package!r}", value)
     return value
@@ -103,11 +103,11 @@ SEAMS: dict[str, Any] = {
     "scheduler": Scheduler,
     "worker_host": WorkerHost,
 }
-"""What an engine is given as this must have the methods of."""
+"""The seam whose methods each part of an engine must have."""
 
 
 def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
-    """Raise `ConfigError` for a part of an engine that cannot be one; None is left out."""
+    """Raise `ConfigError` for an object that cannot be this part of an engine. None is skipped."""
     for name, value in parts.items():
         if value is None:
             continue
@@ -121,7 +121,7 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
         if missing:
             needs = ", ".join(_signature(seam, name, short=len(methods) > 3) for name in missing[:3])
             raise ConfigError(
-                f"{name} is {value!r}, which has no {needs}; detent.extend.{seam.__name__} says what one must have. Give one that has, or "
+                f"{name} is {value!r}, which has no {needs}; see detent.extend.{seam.__name__} for what it needs. Pass an object that has it, or "
                 "leave it out"
             )
         for method in methods if name in ("planner", "policy") else ():
@@ -131,13 +131,13 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
                     f"{name} is {value!r}, whose {method} takes {taken}; expected {wanted}, see detent.extend.{seam.__name__}"
                 )
     if not (approver is None or approver == "caller" or callable(approver)):
-        raise ConfigError(f'approver is {approver!r}; give a function of an Approval, or "caller" for a program that calls `approve`')
+        raise ConfigError(f'approver is {approver!r}; give a function that takes an Approval, or "caller" if your program calls `approve`')
     if type(ceiling) is not int or ceiling < 1:
         raise ConfigError(f"ceiling is {ceiling!r}; give a whole number of iterations above 0")
 
 
 def _signature(seam: Any, name: str, *, short: bool) -> str:
-    """Return a member of a seam as it is declared."""
+    """Return a member of a seam as declared."""
     made: Any = getattr(seam, name, None)
     if made is None:
         return name
@@ -146,9 +146,9 @@ def _signature(seam: Any, name: str, *, short: bool) -> str:
 
 
 def check_kind(kind: str, what: str, value: Any) -> None:
-    """Raise `ConfigError` for a value that cannot be of its kind, and say what was expected: a function of so many arguments, a kernel, a store."""
+    """Raise `ConfigError` for a value of the wrong kind. It names what was expected: a function with its number of arguments, a kernel, a store."""
     if kind == "store" and not callable(value):
-        raise ConfigError(f"{what} is a {type(value).__name__}; expected a function or class that makes a store")
+        raise ConfigError(f"{what} is a {type(value).__name__}; expected a function or class that creates a store")
     if kind == "kernel" and (isinstance(value, type) or not hasattr(value, "phases")):
         raise ConfigError(f"{what} is {shown(value)} and has no phases; expected a kernel, made with make_kernel(phases=...)")
     if kind == "kernel":
@@ -158,7 +158,7 @@ def check_kind(kind: str, what: str, value: Any) -> None:
 
 
 def check_kernel(what: str, kernel: Kernel) -> None:
-    """Raise `ConfigError` for a kernel with a phase, guard or meta-tool that cannot be one."""
+    """Raise `ConfigError` for a kernel with an invalid phase, guard or meta-tool."""
     for phase in kernel.phases:
         check_function("phase", f"{what}: a phase", phase)
     for guard in kernel.guards:
@@ -169,7 +169,7 @@ def check_kernel(what: str, kernel: Kernel) -> None:
 
 
 def load_named(kind: str, path: str, where: str) -> Any:
-    """Return the part of this kind that an import path names; raise `ConfigError` where there is none, or it cannot be of this kind."""
+    """Return the part of this kind that an import path names. Raise `ConfigError` if it does not exist or is of another kind."""
     found = load_object(path, where)
     check_kind(kind, f"{where}: {path!r}", found)
     return found
@@ -179,7 +179,7 @@ THINK_AND_ACT = {"think": think, "act": act}
 
 
 def load_phases(said: Sequence[str], where: str) -> Kernel:
-    """Return the kernel of these phases: `think`, `act`, and import paths of others. Its name is their list. Raise `ConfigError`."""
+    """Return a kernel with these phases: `think`, `act`, and import paths of others. Its name is the list of phases. Raise `ConfigError`."""
     for name in said:
         if ":" not in name and name not in THINK_AND_ACT:
             raise ConfigError(f"{where}: phases: {name!r} is not a phase; write think, act, or './file.py:function'")
@@ -188,12 +188,12 @@ def load_phases(said: Sequence[str], where: str) -> Kernel:
 
 
 class Imported(str):
-    """An import path that a file gives in place of a name, and the `part` that it names."""
+    """An import path that a file gives instead of a name, and the imported `part`."""
 
     __slots__ = ("part",)
 
     def __new__(cls, path: str, part: Any) -> Imported:
-        """Return `path`, which is the name of the part from now on."""
+        """Return `path`, which is now the name of the part."""
         made = super().__new__(cls, path)
         made.part = part
         return made

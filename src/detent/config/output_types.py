@@ -1,7 +1,7 @@
 """Typed answers: the Python type of a run's output, its JSON Schema, and the output as an instance of it.
 
-The log holds JSON, and no type: whoever resumes a run elsewhere needs none, and is given JSON. pydantic reads models, dataclasses, unions and
-plain types; msgspec reads types with a `Struct` or a typed dict in them. Where a type has both, each reads its own.
+The log holds JSON and no type, so a process that resumes a run elsewhere needs no type and gets JSON. pydantic reads models, dataclasses, unions
+and plain types. msgspec reads types with a `Struct` or a typed dict in them. If a type has both, each library reads its own parts.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ else:
 
 
 class OutputType(Generic[OutputT]):
-    """A type that answers must have. `name` is what messages call it, `schema` what a model is shown and the log keeps."""
+    """The type of an agent's answers. Messages use its `name`. The model sees its `schema`, and the log records it."""
 
     def __init__(self, kind: type[OutputT], where: str) -> None:
-        """Raise `ConfigError` for what no JSON can be made into; `where` is whose it is."""
+        """Raise `ConfigError` for a type that JSON cannot be converted to. `where` names its owner."""
         self.name = getattr(kind, "__name__", None) or str(kind)
         try:
             self.schema, self._read = _by_msgspec(kind) if _has(kind, _of_msgspec) and not _has(kind, _of_pydantic) else _by_pydantic(kind)
         except Exception as error:  # foreign code: building a schema calls methods of the type
             said = str(error).partition("\n")[0]
-            raise ConfigError(f"{where}: output_type: no JSON Schema can be made of {self.name}: {said}") from error
+            raise ConfigError(f"{where}: output_type: {self.name} has no JSON Schema: {said}") from error
         refuse_unusable(self.schema, f"{where}: output_type: the schema of {self.name}")
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What stands in `verify` for the type."""
+        """The entry of `verify` for the type."""
         return {"schema": self.schema, "name": f"output type {self.name}"}
 
     @property
@@ -51,10 +51,10 @@ class OutputType(Generic[OutputT]):
         return digest_of(self.schema)
 
     def made(self, output: Any) -> OutputT:
-        """Return a JSON output as an instance; raise `ValueError` with what does not fit."""
+        """Return a JSON output as an instance. Raise `ValueError` with the problems."""
         if isinstance(output, str) and misfit(output, self.schema):
             try:
-                output = read_json(output)  # the text of an answer may be the JSON
+                output = read_json(output)  # a text answer may contain the JSON
             except UNREADABLE:
                 raise ValueError(misfit(output, self.schema)) from None
         if problem := misfit(output, self.schema):
@@ -62,7 +62,7 @@ class OutputType(Generic[OutputT]):
         return self._read(msgspec.json.encode(output))
 
     def check(self, answer: Any, _view: Any) -> str:
-        """Return what is wrong with an answer, also what the type's own validators say; a verifier."""
+        """Return the problems of an answer, also those from the type's own validators. This is a verifier."""
         try:
             self.made(answer)
         except ValueError as error:
@@ -71,11 +71,11 @@ class OutputType(Generic[OutputT]):
 
 
 _PLACE = "detent-schema"
-"""Stands in a schema of pydantic's for one of msgspec's: pydantic follows references, and knows none of those."""
+"""Marks the place of a msgspec schema in a pydantic schema: pydantic follows references and does not know msgspec's."""
 
 
 def refuse_unusable(schema: dict[str, Any], what: str) -> None:
-    """Raise `ConfigError` for a JSON Schema that no answer can be checked with: it breaks the rules, or refers to what is not in it."""
+    """Raise `ConfigError` for an unusable JSON Schema: it breaks the rules, or refers to something that it does not contain."""
     try:
         check_schema(schema)
     except UnusableSchema as error:
@@ -87,24 +87,24 @@ def refuse_unusable(schema: dict[str, Any], what: str) -> None:
 
 
 def _has(kind: Any, of: Callable[[Any], bool]) -> bool:
-    """Whether a type, or a part of it, is one of those."""
+    """Whether a type, or a part of it, passes this test."""
     return of(get_origin(kind) or kind) or any(_has(part, of) for part in get_args(kind))
 
 
 def _of_msgspec(kind: Any) -> bool:
-    """Whether msgspec reads it: a `Struct`, or a typed dict, which pydantic does not take from `typing` before Python 3.12."""
+    """Whether msgspec reads it: a `Struct` or a typed dict. Before Python 3.12 pydantic does not accept `typing.TypedDict`."""
     return is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
 
 
 def _of_pydantic(kind: Any) -> bool:
-    """Whether pydantic alone reads it."""
+    """Whether only pydantic can read it."""
     return isinstance(kind, type) and hasattr(kind, "__pydantic_validator__")
 
 
 def _by_msgspec(kind: Any) -> tuple[dict[str, Any], Callable[[bytes], Any]]:
     def schema_of(part: type) -> dict[str, Any]:
         if not _of_pydantic(part):
-            raise TypeError(f"{part.__name__} is not a type that JSON can be made into")
+            raise TypeError(f"{part.__name__} is not a type that JSON can be converted to")
         return _by_pydantic(part)[0]
 
     def made(part: type, value: Any) -> Any:
@@ -122,7 +122,7 @@ def _by_pydantic(kind: Any) -> tuple[dict[str, Any], Callable[[bytes], Any]]:
 
 
 def _adapted(kind: Any, schemas: list[dict[str, Any]]) -> Any:
-    """Return a type in which pydantic leaves to msgspec what that reads, and put the schemas of that into `schemas`."""
+    """Return a type whose msgspec parts pydantic leaves to msgspec, and add the schemas of these parts to `schemas`."""
     origin, parts = get_origin(kind), get_args(kind)
     if _of_msgspec(origin or kind):
         schema, read = _by_msgspec(kind)
@@ -136,7 +136,7 @@ def _adapted(kind: Any, schemas: list[dict[str, Any]]) -> Any:
 
 
 class _ReadByMsgspec:
-    """What tells pydantic how a part is read."""
+    """Tells pydantic how to read a part."""
 
     def __init__(self, read: Callable[[bytes], Any], number: int) -> None:
         self._read, self._number = read, number
@@ -151,9 +151,9 @@ class _ReadByMsgspec:
 
 
 def _hoisted(schema: dict[str, Any], schemas: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Return a schema with `schemas` in their places, and the definitions of its parts at its top, where their references look.
+    """Return a schema with `schemas` inserted in their places, and the definitions of its parts at the top, where references point.
 
-    Raise `TypeError` for two of one name.
+    Raise `TypeError` if two definitions have the same name.
     """
     definitions: dict[str, Any] = {}
 
@@ -168,7 +168,7 @@ def _hoisted(schema: dict[str, Any], schemas: Sequence[dict[str, Any]] = ()) -> 
         nested: Any = said.get("$defs")
         for name, definition in cast("dict[str, Any]", nested).items() if isinstance(nested, dict) else ():
             if definitions.setdefault(name, definition) != definition:
-                raise TypeError(f"two of its types are called {name}; rename one")
+                raise TypeError(f"two of its types have the name {name}; rename one")
         return {name: without(one) for name, one in said.items() if name != "$defs" or not isinstance(nested, dict)}
 
     top = without(schema)
@@ -178,7 +178,7 @@ def _hoisted(schema: dict[str, Any], schemas: Sequence[dict[str, Any]] = ()) -> 
 
 
 def _plainly(error: ValueError) -> str:
-    """Return the problems alone, without the links and inputs that pydantic adds for people at a console."""
+    """Return only the problems, without the links and inputs that pydantic adds."""
     errors: Any = getattr(error, "errors", None)
     if errors is None:
         return str(error)

@@ -1,4 +1,4 @@
-"""The store of a working directory: a SQLite file in its state directory, for whoever names no other store."""
+"""The default store of a working directory: a SQLite file in its state directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from detent.stores.urls import checked
 
 
 class OwnStore(SqliteStore):
-    """The store in the state directory of `directory`, which is made, and noted down as that of `directory`, when the store is first opened."""
+    """The store in the state directory of `directory`. Opening it first creates that directory, with a note that it belongs to `directory`."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
         super().__init__(state_directory(directory) / STORE_FILE, **options)
@@ -24,6 +24,6 @@ class OwnStore(SqliteStore):
 
 
 def own_store(**options: Any) -> OwnStore:
-    """Return the store of the current directory, not opened yet. Raise `ConfigError` without a home directory, and for an unknown option."""
+    """Return the store of the current directory, not opened yet. Raise `ConfigError` if there is no home directory or an option is unknown."""
     here = Path.cwd()
     return OwnStore(here, **checked(SqliteStore, f"sqlite:///{state_directory(here) / STORE_FILE}", options))

@@ -1,4 +1,4 @@
-"""Who plans for an agent: its rules, else the planner of the engine, else its model. Made once, when it is needed."""
+"""Chooses the planner of an agent: its rules, else the engine's planner, else its model. Each planner is created once, when needed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from detent.ports import Plan, Planner, View, asks_only_its_own
 
 @runtime_checkable
 class Checks(Protocol):
-    """A planner that knows before a run begins whether it can plan for an agent."""
+    """A planner that can check before a run begins whether it can plan for an agent."""
 
     def check(self, agent: AgentSpec) -> None:
-        """Raise `ConfigError` where it cannot."""
+        """Raise `ConfigError` if it cannot."""
         ...
 
 
 class Planners:
-    """Who plans for an agent: its rules, else the engine's own planner, else its model. What asks models is made once, when it is needed.
+    """The planner of each agent: its rules, else the engine's own planner, else its model. Model planners are created once, when needed.
 
-    `around` is given each planner and returns what takes its place.
+    `around` gets each planner and returns its replacement.
     """
 
     def __init__(self, own: Planner | None) -> None:
@@ -32,28 +32,28 @@ class Planners:
         self._models: dict[str, Any] = {}
 
     def of(self, spec: AgentSpec, *, check: bool = True) -> Planner:
-        """Return the planner; raise `ConfigError`, with `check` also where the agent's model could not be asked from here."""
+        """Return the planner. Raise `ConfigError`; with `check` also if this process cannot call the agent's model."""
         found = self._of(spec, check=check)
         return found if self.around is None else self.around(found)
 
     def model_of(self, spec: AgentSpec, *, check: bool = True) -> Planner:
-        """Return the planner that asks the model which `spec` names, whoever else plans here; raise `ConfigError` as `of`."""
+        """Return the planner for the model of `spec`, even if another planner is configured. Raise `ConfigError` as `of`."""
         found = self._model_of(spec, check=check)
         return found if self.around is None else self.around(found)
 
     def needed(self, spec: AgentSpec) -> Planner:
-        """Return the planner; raise `ConfigError` also where there is none here: a worker leaves the run to others."""
+        """Return the planner. Raise `ConfigError` also if this process has none: a worker then leaves the run to others."""
         if not (spec.rules or spec.model) and self.own is None and self.around is None:
             raise ConfigError(
-                f"agent {spec.name!r} has neither rules nor a model, and no planner is here to plan for it; give Agent(model=...), "
+                f"agent {spec.name!r} has neither rules nor a model, and the engine has no planner; give Agent(model=...), "
                 "Agent(rules=...) or Engine(planner=...)"
             )
         return self.of(spec)
 
     def of_pass(self, spec: AgentSpec, *, check: bool = True) -> Planner:
-        """Return who plans a pass that has a model of its own, which `spec` names; raise `ConfigError` as `of`.
+        """Return the planner of a pass with its own model, which `spec` names. Raise `ConfigError` as `of`.
 
-        That is the planner of the engine, unless it asks its own model alone; then the model is asked by its name.
+        This is the engine's planner, unless that planner calls only its own model; then the model is called by its name.
         """
         own = self.own
         found = own if own is not None and not asks_only_its_own(own) else self._model_of(spec, check=check)
@@ -78,7 +78,7 @@ class Planners:
         return self._models[spec.planner]
 
     def refuse_attachments(self, spec: AgentSpec, attachments: Sequence[Any]) -> None:
-        """Raise `ConfigError` for an attachment that the agent's model does not take; a recording may be for the tool `transcribe`."""
+        """Raise `ConfigError` for an attachment that the agent's model does not accept. A recording may be for the tool `transcribe`."""
         planner: Any = self._of(spec, check=False)
         if not hasattr(planner, "not_taken"):
             return
@@ -89,8 +89,8 @@ class Planners:
                 name = attachment.get("name") or f"number {number}"
                 hint = ", or list the tool 'transcribe'" if attachment["type"] == "audio" else ""
                 raise ConfigError(
-                    f"attachment {name!r}: the model of agent {spec.name!r}{f' ({spec.model})' if spec.model else ''} does not take {what}; "
-                    f"nothing was recorded. Leave it out, name a model that takes it{hint}"
+                    f"attachment {name!r}: the model of agent {spec.name!r}{f' ({spec.model})' if spec.model else ''} does not accept {what}; "
+                    f"nothing was recorded. Leave it out, name a model that accepts it{hint}"
                 )
 
     async def close(self) -> None:
@@ -100,7 +100,7 @@ class Planners:
 
 
 def check_settings(settings: dict[str, Any], where: str) -> None:
-    """Raise `ConfigError` for settings of a model that it does not have, or that do not fit."""
+    """Raise `ConfigError` for model settings that are unknown or do not fit."""
     from detent.planners.settings import read_settings
 
     read_settings(settings, where)
@@ -119,7 +119,7 @@ def _raw_text_models() -> Any:
 
 
 class NoPlanner:
-    """Stands where no planner was given; says so when it is asked."""
+    """Used if no planner was given. It reports this when it is called."""
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec

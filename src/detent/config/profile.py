@@ -1,7 +1,7 @@
-"""Context profiles: how much of the past and of a result a model of a given size is shown.
+"""Context profiles: how much of the history and of a result a model of a given size sees.
 
-Values are those of section 9 of the composable-kernel catalogue; a partial profile is merged over `mid`, or over the `tier` that it names;
-the tier `auto` is the one that the model's name speaks for, chosen when the run begins.
+The values are from section 9 of the composable-kernel catalogue. A partial profile is merged over `mid`, or over the `tier` that it names. The tier
+`auto` is chosen from the model's name when the run begins.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAMED = (
 
 
 def tier_for(model: str) -> str:
-    """Return the tier that a model's name speaks for: its billions of parameters, a server of one's own, words of its makers; else mid."""
+    """Return the tier that fits a model's name: its billions of parameters, a local server, or words such as "mini"; else mid."""
     provider, _, name = model.lower().partition(":")
     if said := _BILLIONS.search(name):
         billions = float(said[1] or 1) * float(said[2])
@@ -46,14 +46,14 @@ def tier_for(model: str) -> str:
 
 
 def sized(given: dict[str, Any], model: str) -> dict[str, Any]:
-    """Return a profile with the tier that fits the model where it leaves that to its name (`auto`), any other as it is. Raise as `make_profile`."""
+    """Return the profile with `auto` replaced by the tier that fits the model. Other profiles are unchanged. Raise as `make_profile`."""
     said = {**given, "tier": tier_for(model)} if given.get("tier") == AUTO else given
     make_profile(said)
     return said
 
 
 def make_profile(given: dict[str, Any]) -> ContextProfile:
-    """Return `given` merged over its `tier`, or over mid; raise `UnknownName` for an unknown tier or field, `ConfigError` for a value that does not fit."""
+    """Return `given` merged over its `tier`, or over mid. Raise `UnknownName` for an unknown tier or field, `ConfigError` for an invalid value."""
     if not given:
         return PROFILES["mid"]
     tier = given.get("tier", "mid")
@@ -70,5 +70,5 @@ def make_profile(given: dict[str, Any]) -> ContextProfile:
 
 
 def compression_for(profile: ContextProfile) -> ResultCompression:
-    """Return the compression that goes with a profile."""
+    """Return the compression that belongs to a profile."""
     return ResultCompression(budget_chars=profile.tool_result_max_chars, preview_items=profile.preview_items)

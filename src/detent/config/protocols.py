@@ -1,6 +1,6 @@
-"""Embedders and transcribers of an engine: from a name, a table of `detent.toml` or an object; and the tools that need them.
+"""Embedders and transcribers of an engine, from a name, a table of `detent.toml` or an object, and the tools that need them.
 
-`Protocols` makes each when it is first needed, so that an engine without them loads nothing.
+`Protocols` creates each one on first use, so an engine without them loads nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("detent")
 
 
 class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which model embeds texts, and how it is asked: `[models.embedder]`."""
+    """The model that embeds texts, and how to call it: `[models.embedder]`."""
 
     model: str
     """`provider:name`, such as `openai:text-embedding-3-small`; any name with `base_url`; `hashing` needs no model."""
@@ -29,13 +29,13 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     api_key_env: str = ""
     """The environment variable whose value is sent there as the key."""
     dimensions: int | None = None
-    """How long the vectors are to be, where the model can shorten them."""
+    """The number of dimensions of the vectors, if the model can shorten them."""
     query_prefix: str = ""
-    """Put before texts that are searched with, as some models need it."""
+    """A prefix for query texts, which some models need."""
     document_prefix: str = ""
-    """Put before texts that are searched."""
+    """A prefix for the texts that are searched."""
     batch: int = 128
-    """How many texts one call has at most."""
+    """The maximum number of texts in one call."""
     timeout_s: float = 60.0
     """How long one call may take."""
 
@@ -43,7 +43,7 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class TranscriberSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which model writes speech down, and how it is asked: `[models.transcriber]`."""
+    """The model that transcribes speech, and how to call it: `[models.transcriber]`."""
 
     model: str
     """`provider:name`, such as `openai:whisper-1`; any name with `base_url`."""
@@ -52,7 +52,7 @@ class TranscriberSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     api_key_env: str = ""
     """The environment variable whose value is sent there as the key."""
     endpoint: Literal["auto", "transcriptions", "chat"] = "auto"
-    """`transcriptions`: the server's `/audio/transcriptions`; `chat`: a chat model that hears; `auto`: by the model's name."""
+    """`transcriptions`: the server's `/audio/transcriptions`; `chat`: a chat model with audio input; `auto`: chosen by the model's name."""
     timeout_s: float | None = None
     """How long one call may take."""
 
@@ -60,7 +60,7 @@ class TranscriberSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 def embedder_of(said: Any) -> Embedder:
-    """Return the embedder that a name, settings or an object mean; raise `ConfigError`."""
+    """Return the embedder for a name, settings or an object. Raise `ConfigError`."""
     if isinstance(said, str):
         said = EmbedderSettings(model=said)
     if not isinstance(said, EmbedderSettings):
@@ -99,7 +99,7 @@ def embedder_of(said: Any) -> Embedder:
 
 
 def transcriber_of(said: Any) -> Transcriber:
-    """Return the transcriber that a name, settings, a model or an object mean; raise `ConfigError`."""
+    """Return the transcriber for a name, settings, a model or an object. Raise `ConfigError`."""
     if hasattr(said, "transcribe"):
         return said
     from detent.planners.model.transcription import transcriber
@@ -121,16 +121,16 @@ class Protocols:
         root: Callable[[], str] = str,
         state: Callable[[], Path] | None = None,
     ) -> None:
-        """`root` says which directory the workspace of the engine is ("": none), `state` where vectors of documents are kept (None: nowhere)."""
+        """`root` is the engine's workspace directory ("": none). `state` is the directory that keeps document vectors (None: they are not kept)."""
         self._embedder, self._transcriber, self._root, self._state = embedder, transcriber, root, state
         self._made: dict[str, Any] = {}
 
     def embedder(self, said: Any = None) -> Embedder:
-        """Return the embedder that is asked for, else the engine's; raise `ConfigError` where there is none."""
+        """Return the requested embedder, else the engine's. Raise `ConfigError` if there is none."""
         return self._one("embedder", said, self._embedder, embedder_of, "openai:text-embedding-3-small")
 
     def transcriber(self, said: Any = None) -> Transcriber:
-        """Return the transcriber that is asked for, else the engine's; raise `ConfigError` where there is none."""
+        """Return the requested transcriber, else the engine's. Raise `ConfigError` if there is none."""
         return self._one("transcriber", said, self._transcriber, transcriber_of, "openai:whisper-1")
 
     def _one(self, kind: str, said: Any, own: Any, made_of: Callable[[Any], Any], example: str) -> Any:
@@ -146,14 +146,14 @@ class Protocols:
         return self._made[kind]
 
     def check(self, tools: Sequence[str], *, models: bool = True) -> None:
-        """Raise `ConfigError` where an agent lists a tool whose model cannot be asked from here; with `models` false nothing is looked at."""
+        """Raise `ConfigError` if an agent lists a tool whose model cannot be called from here. With `models` false nothing is checked."""
         if models and "find" in tools and self._embedder is not None:
             self.embedder()
         if models and "transcribe" in tools and self._transcriber is not None:
             self.transcriber()
 
     def refuse_unasked(self, tools: Sequence[str]) -> None:
-        """Raise `ConfigError` where a tool is listed that nothing here makes for want of a model."""
+        """Raise `ConfigError` if a listed tool cannot be created because its model is missing."""
         if "transcribe" in tools and self._transcriber is None:
             raise ConfigError(
                 "the tool 'transcribe' needs a model, and no transcriber is configured: give "
@@ -161,7 +161,7 @@ class Protocols:
             )
 
     def models_asked(self, tools: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the models that the tools of an agent may ask, each with whom its price is kept by; those of objects are not known."""
+        """Return the models that the tools of an agent may call, each with the name that its price is listed under. Models of objects are not known."""
         asked: list[tuple[str, str]] = []
         for tool, said in (("find", self._embedder), ("transcribe", self._transcriber)):
             if tool in tools and isinstance(said, (str, EmbedderSettings, TranscriberSettings)):
@@ -173,7 +173,7 @@ class Protocols:
         return asked
 
     def tool(self, name: str) -> Any:
-        """Return the tool of that name that this engine's embedder or transcriber makes, None for any other."""
+        """Return the tool with that name that this engine's embedder or transcriber provides, else None."""
         if name == "find" and self._embedder is not None:
             from detent.meta_tools.recalling import find_by_meaning
 
@@ -185,7 +185,7 @@ class Protocols:
         return None
 
     def _cached(self, tenant: str) -> Embedder:
-        """Return the embedder with the vectors of a tenant's documents kept beside the engine's state."""
+        """Return the embedder with a store for the vectors of a tenant's documents, next to the engine's state."""
         from detent.embedders.cached import CachedEmbedder
         from detent.embedders.hashing import HashingEmbedder
 

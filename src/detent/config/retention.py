@@ -14,28 +14,28 @@ from detent.ports.options import check_fields
 
 
 class Retention(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """How long runs are kept: workers see to it, and `detent gc`. The age of a run counts from its last record."""
+    """How long runs are kept. Workers and `detent gc` enforce it. The age of a run counts from its last record."""
 
     archive_after: str | dict[str, str] | None = None
-    """At which age a finished run is archived: `"90d"`, or by status: `{ completed = "30d", failed = "1w" }`."""
+    """The age at which a finished run is archived: `"90d"`, or by status: `{ completed = "30d", failed = "1w" }`."""
     archive_to: str | None = None
-    """The directory of the archives."""
+    """The directory for archives."""
     erase_after: str | dict[str, str] | None = None
-    """At which age a run is erased, in the store and in its archive: `"365d"` for finished runs, or by status. Waiting runs only by their status."""
+    """The age at which a run is erased from the store and its archive: `"365d"` for finished runs, or by status. Waiting runs need their status."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         for ages in (self.archived, self.erased):
             ages()
         if self.archive_after is not None and not self.archive_to:
-            raise ConfigError("retention.archive_after needs a place: say with archive_to in which directory runs are archived")
+            raise ConfigError("retention.archive_after needs a directory: set archive_to to the directory for archived runs")
 
     def archived(self) -> dict[str, timedelta]:
-        """Return the age at which a run is archived, by status; raise `ConfigError` for what is no age or no status."""
+        """Return the age at which a run is archived, by status. Raise `ConfigError` for an invalid age or status."""
         return _ages("archive_after", self.archive_after, TERMINAL)
 
     def erased(self) -> dict[str, timedelta]:
-        """Return the age at which a run is erased, by status; raise `ConfigError` for what is no age or no status."""
+        """Return the age at which a run is erased, by status. Raise `ConfigError` for an invalid age or status."""
         return _ages("erase_after", self.erase_after, (*TERMINAL, *WAITING))
 
 

@@ -1,6 +1,6 @@
-"""The state directory of a working directory: what governs runs is kept there, out of reach of what works in the directory.
+"""The state directory of a working directory. It holds what governs runs, out of reach of the tools that work in the directory.
 
-`$XDG_STATE_HOME/detent/NAME-DIGEST/`, `~/.local/state` where the variable says nothing: the XDG base directory specification.
+Its path is `$XDG_STATE_HOME/detent/NAME-DIGEST/`. Without the variable, `~/.local/state` is used (XDG base directory specification).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from detent.core.errors import ConfigError
 from detent.ports.private_files import private_file
 
 OPERATORS_FILE = "detent.toml"
-"""The operator's configuration in a state directory; it goes before that of the working directory, and it alone may say some things."""
+"""The operator's configuration in a state directory. It overrides that of the working directory, and some keys are allowed only here."""
 
 STORE_FILE = "runs.db"
-"""The store in a state directory: that of commands that name no other."""
+"""The store in a state directory; commands use it by default."""
 
 DIRECTORY_FILE = "directory"
-"""Says, in a state directory, whose it is."""
+"""The file in a state directory that names its working directory."""
 
 
 def state_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where the state of all working directories is kept; raise `ConfigError` where no home directory can be found."""
+    """Return the directory that holds the state of all working directories. Raise `ConfigError` if there is no home directory."""
     said = environment.get("XDG_STATE_HOME", "")
-    if Path(said).is_absolute():  # the specification: a relative path is to be ignored
+    if Path(said).is_absolute():  # the specification says to ignore a relative path
         return Path(said, "detent")
     try:
-        home = Path(environment["HOME"]) if "HOME" in environment else Path.home()  # an empty one is relative, and so refused
-    except RuntimeError:  # neither the environment nor the system knows one
+        home = Path(environment["HOME"]) if "HOME" in environment else Path.home()  # an empty path is relative, so it is refused
+    except RuntimeError:  # neither the environment nor the system has one
         home = Path()
     if not home.is_absolute() or not home.is_dir():
         raise ConfigError(
@@ -43,9 +43,9 @@ def state_home(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def state_directory(directory: str | Path = ".", environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the state directory of a working directory, which need not be there yet; raise `ConfigError` without a home directory.
+    """Return the state directory of a working directory. It need not exist yet. Raise `ConfigError` without a home directory.
 
-    One that was put in the place of another directory has a state directory of its own; that of the other is left as it is.
+    A directory that replaced another one under the same path gets its own state directory; the other's state stays as it is.
     """
     real = Path(directory).resolve()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", real.name).strip("-.")[:40] or "root"
@@ -57,12 +57,12 @@ def state_directory(directory: str | Path = ".", environment: Mapping[str, str] 
 
 
 def store_url(directory: str | Path = ".", environment: Mapping[str, str] = os.environ) -> str:
-    """Return where the runs of a working directory are kept unless something else is said; raise `ConfigError` without a home directory."""
+    """Return the default store of a working directory. Raise `ConfigError` without a home directory."""
     return f"sqlite:///{state_directory(directory, environment) / STORE_FILE}"
 
 
 def made_state_directory(directory: str | Path = ".", environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the state directory of a working directory: made where it is missing, for its owner alone, and with a note whose it is."""
+    """Return the state directory of a working directory. A missing one is created, private to the owner, with a note that names the directory."""
     place = state_directory(directory, environment)
     for path in (place.parent, place):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,20 +70,20 @@ def made_state_directory(directory: str | Path = ".", environment: Mapping[str, 
     real = Path(directory).resolve()
     known = Directory(path=str(real), identity=identity(real))
     if recorded(place) != known:
-        with private_file(place / DIRECTORY_FILE) as file:  # json, not msgspec: a path may be no valid Unicode
+        with private_file(place / DIRECTORY_FILE) as file:  # json, not msgspec: a path may not be valid Unicode
             file.write(json.dumps({"path": known.path, "identity": known.identity}).encode())
     return place
 
 
 class Directory(NamedTuple):
-    """A working directory as its state directory knows it; `identity` stays the same when it is moved within a file system."""
+    """A working directory as noted in its state directory. `identity` stays the same if it is moved within a file system."""
 
     path: str
     identity: str
 
 
 def identity(directory: str | Path) -> str:
-    """Return what a directory is the same by, whatever its path; "" where there is none."""
+    """Return an identity of the directory that does not depend on its path; "" if there is none."""
     try:
         found = Path(directory).stat()
     except OSError:
@@ -92,12 +92,12 @@ def identity(directory: str | Path) -> str:
 
 
 def _inode(known: str) -> str:
-    """Return the part of an identity that stays when a device is numbered anew, as at a restart."""
+    """Return the part of an identity that survives a new device number, for example after a restart."""
     return known.rpartition(":")[2]
 
 
 def recorded(state: Path) -> Directory | None:
-    """Return whose state directory this is; None where nothing legible says it."""
+    """Return the working directory of this state directory, or None if there is no legible note."""
     try:
         said = json.loads((state / DIRECTORY_FILE).read_text(encoding="utf-8"))
         return Directory(path=str(said["path"]), identity=str(said["identity"]))

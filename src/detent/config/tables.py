@@ -1,4 +1,4 @@
-"""Reading a table of TOML as a struct: every mistake is a `ConfigError` that names the file, the key and the nearest thing that is right."""
+"""Reads a TOML table into a struct. Every mistake is a `ConfigError` that names the file, the key and the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Return what stands in a TOML file; raise `ConfigError` naming it."""
+    """Return the content of a TOML file. Raise `ConfigError`, which names the file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -31,7 +31,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def take(table: Mapping[str, Any], kind: type[T], where: str, prefix: str = "") -> T:
-    """Return `table` as a `kind`; raise `ConfigError` for an unknown key (naming the nearest) and for a value of another type."""
+    """Return `table` as a `kind`. Raise `ConfigError` for an unknown key (with the nearest known one) and for a value of another type."""
     fields: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -61,14 +61,14 @@ def _is_part(kind: Any) -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a message: the known name that is nearest, or all of them."""
+    """Return a hint for a message: the nearest known name, or all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
 
 
 def expected(kind: Any) -> str:
-    """Return in words what a value of this type is."""
+    """Return a description of this type in words."""
     origin = get_origin(kind)
     if any(get_origin(one) is Annotated for one in get_args(kind)):
         return WRITTEN
@@ -93,7 +93,7 @@ def _found(value: Any) -> str:
 
 
 def check_json(value: Any, where: str) -> None:
-    """Raise `ConfigError` naming the place of a value that JSON does not have: a date, inf, nan."""
+    """Raise `ConfigError` for a value that JSON does not have: a date, inf, nan. The error names its place."""
     if isinstance(value, dict):
         for key, item in cast("dict[str, Any]", value).items():
             check_json(item, f"{where}.{key}")

@@ -1,8 +1,8 @@
-"""Which directories are trusted: what their files ask for (`demands`) happens in these alone.
+"""Decides which directories are trusted. Only there may files do what they ask for (`demands`).
 
-Trust belongs to the directory that holds a file, and to none inside or above it. A person gives it once, and it is remembered in the state
-directory; else `DETENT_TRUST` says it, or `--trust` for one command. With `pin` it is bound to the digest of the files: as soon as one of them
-is another, the directory is not trusted any more, and the difference can be shown. Nothing here asks anybody: `Trust` is given who does.
+Trust belongs to the directory that holds a file, not to directories inside or above it. A person gives it once, and the state directory remembers
+it. `DETENT_TRUST` also gives trust, or `--trust` for one command. With `pin` the trust is bound to the digest of the files: if one of them changes,
+the directory is no longer trusted, and the difference can be shown. This module asks nobody itself: `Trust` gets a function that asks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """The trust that somebody gave a directory; with a `digest` only as long as its files have it. `files` are their texts at that time."""
+    """The trust that somebody gave a directory. With a `digest` it holds only while the files have this digest. `files` are their texts then."""
 
     directory: str
     digest: str = ""
@@ -36,9 +36,9 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person is asked: to trust the directory of a listing. `difference` shows what changed in it since it was trusted.
+    """The question to a person: trust the directory of this listing? `difference` shows what changed since it was last trusted.
 
-    With `beyond` the directory is trusted, bound to its files, and something is asked for that is not in them.
+    With `beyond` the directory is trusted, bound to its files, but something asks for more than these files do.
     """
 
     listing: Listing
@@ -47,17 +47,17 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pinned(self) -> bool:
-        """Whether the directory was trusted, bound to files that have changed."""
+        """Whether the directory was trusted with a digest and its files have changed since."""
         return bool(self.difference)
 
     def lines(self) -> list[str]:
-        """Return what there is to know before an answer."""
+        """Return the text to show before the question."""
         where = clean(str(self.listing.directory))
         if self.pinned:
-            return [f"{where} was trusted as it was; since then its files have changed:", *(f"  {line}" for line in self.difference),
+            return [f"{where} was trusted with its files as they were; they have changed since:", *(f"  {line}" for line in self.difference),
                     "With your rights, they now ask for this:", *self.listing.lines()]  # fmt: skip
         if self.beyond:
-            return [f"{where} is trusted as its files are, which does not cover all of this:", *self.listing.lines()]
+            return [f"{where} is trusted only with its present files, which do not cover all of this:", *self.listing.lines()]
         return [f"{where} is not trusted yet. With your rights, its files ask for this:", *self.listing.lines()]
 
 
@@ -65,7 +65,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remembered(directory: Path) -> Remembered | None:
-    """Return the trust that is remembered of a directory. What cannot be read, or lies where the directory's own tools may write, is none."""
+    """Return the remembered trust in a directory, or None. A note that is unreadable, or that the directory's own tools may write, does not count."""
     try:
         place = state_directory(directory)
         if place.resolve().is_relative_to(directory.resolve()):
@@ -77,12 +77,12 @@ def remembered(directory: Path) -> Remembered | None:
 
 
 def remember(found: Listing, *, pin: bool = False) -> None:
-    """Trust the directory of a listing from now on, with `pin` only as its files were then. Raise `ConfigError` where that cannot be kept."""
+    """Trust the directory of a listing from now on, with `pin` only while its files stay the same. Raise `ConfigError` if that cannot be saved."""
     home = found.directory
     place = state_directory(home)
     if place.resolve().is_relative_to(home):
         raise ConfigError(
-            f"trust in {home} would be remembered inside of it, in {place}, where its tools can write; "
+            f"trust in {home} would be saved inside it, in {place}, where its tools can write; "
             "set XDG_STATE_HOME to a directory outside of it"
         )
     said = Remembered(directory=str(home), digest=found.digest, files=found.texts()) if pin else Remembered(directory=str(home))
@@ -91,11 +91,13 @@ def remember(found: Listing, *, pin: bool = False) -> None:
         with private_file(place / TRUST_FILE) as file:
             file.write(msgspec.json.encode(said))
     except OSError as error:
-        raise ConfigError(f"trust in {home} cannot be remembered in {place}: {error.strerror}; or set {VARIABLE}={home}") from error
+        raise ConfigError(
+            f"trust in {home} cannot be saved in {place}: {error.strerror}; correct that, or set {VARIABLE}={home}"
+        ) from error
 
 
 def revoke(directory: Path) -> bool:
-    """Forget the trust in a directory; return whether there was any."""
+    """Forget the trust in a directory. Return whether there was any."""
     try:
         (state_directory(directory) / TRUST_FILE).unlink()
     except FileNotFoundError:
@@ -104,7 +106,7 @@ def revoke(directory: Path) -> bool:
 
 
 def all_remembered() -> Iterator[Remembered]:
-    """Yield the trust that is remembered of every directory that is still there."""
+    """Yield the remembered trust of every directory that still exists."""
     for file in sorted(state_home().glob(f"*/{TRUST_FILE}")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             found = remembered(Path(msgspec.json.decode(file.read_bytes(), type=Remembered).directory))
@@ -113,10 +115,10 @@ def all_remembered() -> Iterator[Remembered]:
 
 
 def govern_trusted(root: str | Path) -> None:
-    """Say that the files of every trusted directory inside of the workspace `root` govern, with everything that they name."""
+    """Mark the files of every trusted directory inside the workspace `root` as governing, with every file that they name."""
     place = Path(root).expanduser().resolve()
     found: list[Path] = []
-    with contextlib.suppress(ConfigError):  # no home directory, or a wrong value: nothing is trusted so
+    with contextlib.suppress(ConfigError):  # no home directory, or a wrong value: this trusts nothing
         found += trusted_by_environment()
     with contextlib.suppress(ConfigError):
         found += [Path(one.directory) for one in all_remembered()]
@@ -126,9 +128,9 @@ def govern_trusted(root: str | Path) -> None:
 
 
 def trusted_by_environment(environment: Mapping[str, str] = os.environ) -> dict[Path, str]:
-    """Return the directories that `DETENT_TRUST` names, each with its digest or ""; raise `ConfigError` for a wrong value.
+    """Return the directories in `DETENT_TRUST`, each with its digest or "". Raise `ConfigError` for a wrong value.
 
-    Several stand with the separator of PATH between them.
+    The separator between several directories is that of PATH.
     """
     found: dict[Path, str] = {}
     for entry in filter(None, environment.get(VARIABLE, "").split(os.pathsep)):
@@ -138,7 +140,7 @@ def trusted_by_environment(environment: Mapping[str, str] = os.environ) -> dict[
         directory = Path(said)
         if not directory.is_absolute() or (equals and not digest and not directory.is_dir()):
             raise ConfigError(
-                f"environment: {VARIABLE}: {clean(entry)!r}: write DIRECTORY, absolute, or DIRECTORY=DIGEST with the 64 digits that "
+                f"environment: {VARIABLE}: {clean(entry)!r}: write an absolute DIRECTORY, or DIRECTORY=DIGEST with the 64 digits that "
                 "`detent trust --pin` prints"
             )
         found[directory.resolve()] = digest
@@ -146,7 +148,7 @@ def trusted_by_environment(environment: Mapping[str, str] = os.environ) -> dict[
 
 
 def difference(old: Remembered, new: Listing) -> tuple[str, ...]:
-    """Return, as lines to be shown, what changed in the files of a directory since it was trusted as it was."""
+    """Return, as lines to show, what changed in the files of a directory since they were trusted."""
     now = new.texts()
     lines: list[str] = []
     for name in sorted({*old.files, *now}):
@@ -161,10 +163,10 @@ def difference(old: Remembered, new: Listing) -> tuple[str, ...]:
 
 
 class Trust:
-    """Whether what files ask for may happen; raises `ConfigError` where it may not.
+    """Decides whether files may do what they ask for; raises `ConfigError` if not.
 
-    `environment`: the variables that the operator names for files (`environment` of the operator's file; None: every one). `vouched`: who
-    started this trusts the directories of the files that it names. `ask`: shows a person the question and returns the answer.
+    `environment`: the variables that the operator allows for files (`environment` of the operator's file; None: all). `vouched`: the caller trusts
+    the directories of the files that it names. `ask`: shows a person the question and returns the answer.
     """
 
     def __init__(
@@ -176,15 +178,15 @@ class Trust:
         self._answered: set[Path] = set()
 
     def need_config(self, file: Path, demands: tuple[Demand, ...]) -> None:
-        """Return where these demands of a configuration file may happen."""
+        """Raise `ConfigError` unless these demands of a configuration file are allowed."""
         self.need(home_of_config(file), demands)
 
     def need_agent(self, file: Path, *, logged: bool = False) -> None:
-        """Return where what an agent file asks for may happen. One that only a log names (`logged`) is not vouched for."""
+        """Raise `ConfigError` unless the demands of an agent file are allowed. A file that only a log names (`logged`) is not vouched for."""
         self.need(home_of_agent(file), agent_demands(file), logged=logged)
 
     def need(self, directory: Path, demands: tuple[Demand, ...], *, logged: bool = False) -> None:
-        """Return where the demands of files in a directory may happen: it is trusted, and the operator names the variables that they read."""
+        """Raise `ConfigError` unless the directory is trusted with these demands, and the operator allows their variables."""
         if demands and not self.trusts(directory, demands, logged=logged):
             self._ask(directory, demands)
         for demand in demands:
@@ -192,19 +194,19 @@ class Trust:
                 self.need_variable(name, f"{demand.file}: {demand.key}", directory)
 
     def need_variable(self, name: str, who: str, directory: Path) -> None:
-        """Return where the operator names an environment variable for files."""
+        """Raise `ConfigError` unless the operator allows files to read this environment variable."""
         if self.environment is not None and name not in self.environment:
             try:
                 where = str(state_directory(directory) / OPERATORS_FILE)
             except ConfigError:
                 where = "a file outside of the workspace that --config names"
             raise ConfigError(
-                f"{clean(who)} reads the environment variable {clean(name)}, which the operator has not named; "
-                f'if it may, write environment = ["{clean(name)}"] into {where}'
+                f"{clean(who)} reads the environment variable {clean(name)}, which the operator has not allowed; "
+                f'to allow it, write environment = ["{clean(name)}"] into {where}'
             )
 
     def trusts(self, directory: Path, demands: tuple[Demand, ...] = (), *, logged: bool = False) -> bool:
-        """Whether a directory is trusted with these demands: what trust is bound to must hold the files that make them."""
+        """Whether a directory is trusted with these demands. Trust with a digest must cover the files that make them."""
         home = directory.resolve()
         if home in self._answered or (self.vouched and not logged):
             return True
@@ -227,17 +229,17 @@ class Trust:
         if self.ask is None:
             raise ConfigError(_refusal(question))
         if not self.ask(question):
-            raise ConfigError(f"{clean(str(home))} is not trusted, so nothing that its files ask for has happened")
+            raise ConfigError(f"{clean(str(home))} is not trusted, so nothing was done that its files ask for")
         if listing(home, others=demands).digest != found.digest:
-            raise ConfigError(f"the files of {clean(str(home))} changed while you were asked, so nothing has happened; start again")
+            raise ConfigError(f"the files of {clean(str(home))} changed while you were asked, so nothing was done; start again")
         self._answered.add(home)
         if home not in trusted_by_environment() and not question.beyond:
-            with contextlib.suppress(ConfigError):  # no place to keep it: the answer counts for this command
+            with contextlib.suppress(ConfigError):  # it cannot be saved: the answer counts only for this command
                 remember(found, pin=kept is not None and bool(kept.digest))
 
 
 def _refusal(question: Question) -> str:
-    """Return why nothing happened, the list, and what to do."""
+    """Return why nothing was done, the list of demands, and what to do."""
     where = clean(str(question.listing.directory))
     if question.beyond:
         return "\n".join(

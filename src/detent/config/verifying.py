@@ -1,6 +1,6 @@
-"""`Agent(verify=)` and `[[verify]]`: what an entry may say, and the verifier that it stands for.
+"""`Agent(verify=)` and `[[verify]]`: the entries, and the verifier for each.
 
-An entry is one table with one kind of check (`KINDS`) and its options. Functions are known by name; the log never holds one.
+An entry is one table with one kind of check (`KINDS`) and its options. The log holds functions by name only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXEC = "exec"
 """The workspace tool that runs the command of a check, in its sandbox."""
 DEFAULT_TIMEOUT_S = 60.0
 SHOWN = 1500
-"""So much of a command's output, its end, is told to the planner."""
+"""How much of the end of a command's output the planner sees."""
 _OPTIONS = {"expression": ("says",), "function": (), "command": ("says", "timeout_s"), "rubric": ("model",)}
 
 
@@ -34,9 +34,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry of `verify`: exactly one kind of check, and its options."""
 
     grounded: bool = False
-    """Every number of the answer occurs in an observation, the goal, a reply or the variables."""
+    """Every number in the answer occurs in an observation, the goal, a reply or the variables."""
     require_tool_used: Sequence[str] | None = None
-    """Each of these tools was used successfully; an empty list: some tool was."""
+    """Each of these tools succeeded at least once; an empty list: any tool did."""
     answer_equals_tool_result: str = ""
     """The answer is the latest result of this tool."""
     answer_is_integer: bool = False
@@ -44,25 +44,25 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     answer_matches: str = ""
     """The whole answer matches this regular expression."""
     calls_required: dict[str, int] = {}
-    """How often which tool must have succeeded in the run: `{search = 2}`."""
+    """How often each tool must have succeeded in the run: `{search = 2}`."""
     schema: dict[str, Any] = {}
-    """JSON Schema of the answer, or of the JSON that its text is."""
+    """JSON Schema of the answer, or of the JSON in its text."""
     expression: str = ""
     """A CEL expression over `answer`, `results`, `usage`, `goal` and `variables` that must be true."""
     function: str = ""
-    """A function of the answer and the view, as `module:function` or `./file.py:function`; it returns what is wrong, or nothing."""
+    """A function of the answer and the view, as `module:function` or `./file.py:function`; it returns the problem, or nothing."""
     command: Sequence[str] = ()
-    """A program with its arguments, run in the sandbox of the workspace; it gets the answer as JSON on its input, and objects with a code other than 0."""
+    """A program with its arguments, run in the workspace sandbox. Its input is the answer as JSON. An exit code other than 0 rejects the answer."""
     rubric: str = ""
-    """What a model is asked to check, in words."""
+    """What a model must check, in words."""
     says: str = ""
-    """What the planner is told where an expression does not hold, or a command objects."""
+    """The message for the planner if the expression is false or the command rejects the answer."""
     timeout_s: Seconds[float] = usually(DEFAULT_TIMEOUT_S)
     """How long the command may take."""
     model: str = ""
-    """Who judges by the rubric, as `provider:name`; without it the agent's small model, or its model."""
+    """The model that judges by the rubric, as `provider:name`; default: the agent's small model, or its model."""
     name: str = ""
-    """What the check is called in the log."""
+    """The name of the check in the log."""
 
 
 KINDS = ("grounded", "require_tool_used", "answer_equals_tool_result", "answer_is_integer", "answer_matches", "calls_required",
@@ -70,7 +70,7 @@ KINDS = ("grounded", "require_tool_used", "answer_equals_tool_result", "answer_i
 
 
 def entries_of(said: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], dict[str, Verifier]]:
-    """Return `verify` as data, and the functions in it by name. Raise `ConfigError` naming the entry that is wrong."""
+    """Return `verify` as data, and its functions by name. Raise `ConfigError`, which names the wrong entry."""
     if isinstance(said, (str, Mapping)) or callable(said):
         raise ConfigError(f"{where}: verify must be a list of checks, not {type(said).__name__}; write verify=[...]")
     entries: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ def entries_of(said: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], d
 
 
 def _written(one: Any, place: str, functions: dict[str, Verifier]) -> list[dict[str, Any]]:
-    """Return what was said as tables, of which `all_verifiers` are several; functions go to `functions`."""
+    """Return an entry as tables; `all_verifiers` becomes several. Its functions are added to `functions`."""
     if isinstance(one, Stated) and "all" in one.entry:
         return [entry for inner in one.entry["all"] for entry in _written(inner, place, functions)]
     return [_table(one, place, functions)]
@@ -107,11 +107,11 @@ def _table(one: Any, place: str, functions: dict[str, Verifier]) -> dict[str, An
         name = _named(one, place)
         functions[name] = cast("Verifier", one)
         return {"function": name}
-    raise ConfigError(f"{place}: {one!r} is no check; give a function of (answer, view), or a table with one of {', '.join(KINDS)}")
+    raise ConfigError(f"{place}: {one!r} is not a check; give a function of (answer, view), or a table with one of {', '.join(KINDS)}")
 
 
 def tools_in(entry: Mapping[str, Any]) -> list[str]:
-    """Return the tools that an answer needs by this entry."""
+    """Return the tools that this entry requires for an answer."""
     result = entry.get("answer_equals_tool_result")
     return [*entry.get("calls_required", ()), *entry.get("require_tool_used", ()), *([result] if result else [])]
 
@@ -120,12 +120,12 @@ def _named(function: Callable[..., Any], place: str) -> str:
     check_function("verifier", place, function)
     name = getattr(function, "__name__", type(function).__name__)
     if not name.isidentifier():
-        raise ConfigError(f"{place}: the log calls a function by its name, and this one is {name}; write a `def`")
+        raise ConfigError(f"{place}: the log records a function by its name, but this one is {name}; write a `def`")
     return name
 
 
 def _check(entry: Mapping[str, Any], place: str) -> None:
-    """Raise `ConfigError` for an entry that is not one check with options of its own."""
+    """Raise `ConfigError` for an entry that is not exactly one check with its own options."""
     take(entry, Check, place)
     check_json(dict(entry), place)
     said = [kind for kind in KINDS if kind in entry]
@@ -144,7 +144,7 @@ def _check(entry: Mapping[str, Any], place: str) -> None:
 
 
 def _plain(kind: str, entry: Mapping[str, Any]) -> Verifier:
-    """Return the verifier of an entry that needs nothing of the engine; raise `ConfigError`."""
+    """Return the verifier of an entry that needs nothing from the engine. Raise `ConfigError`."""
     from detent.planners import verifiers
 
     make = getattr(verifiers, kind)
@@ -157,7 +157,7 @@ def _plain(kind: str, entry: Mapping[str, Any]) -> Verifier:
 
 
 def names_in_workspace(tools: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the tools that an agent's work needs: those that it lists, and the one that runs the commands of its checks."""
+    """Return the tools that an agent needs: those that it lists, and the tool that runs the commands of its checks."""
     return [*tools, *([EXEC] if EXEC not in tools and any("command" in entry for entry in entries) else [])]
 
 
@@ -165,7 +165,7 @@ log = logging.getLogger("detent")
 
 
 class Verifiers:
-    """What the entries of agents stand for, in one engine: `functions` are those that programs and agent files gave, by name."""
+    """The verifiers of an engine's agents. `functions` are those from programs and agent files, by name."""
 
     def __init__(self, planners: Planners, tools: Toolbox) -> None:
         self._planners, self._tools = planners, tools
@@ -173,16 +173,16 @@ class Verifiers:
         self._types: dict[tuple[str, str], OutputType[Any]] = {}
 
     def add_type(self, kind: OutputType[Any] | None) -> None:
-        """Make the type of some agent's answers known: they are checked by it, and made into it."""
+        """Register the type of an agent's answers. Answers are checked by it and converted to it."""
         if kind is not None:
             self._types[kind.entry["name"], kind.digest] = kind
 
     def _type_of(self, entry: dict[str, Any]) -> OutputType[Any] | None:
-        """Return the type that an entry of `verify` stands for; None where it stands for none that is known here."""
+        """Return the type of an entry of `verify`, or None if this engine does not know it."""
         return self._types.get((entry.get("name", ""), digest_of(entry["schema"]))) if self._types and "schema" in entry else None
 
     def made(self, output: Any, agent: AgentSpec) -> Any:
-        """Return an output as an instance of the type of the agent's answers; as it is where none is known, or it does not fit."""
+        """Return an output as an instance of the agent's answer type. If no type is known or it does not fit, return it unchanged."""
         for entry in agent.verify if output is not None else ():
             if (kind := self._type_of(entry)) is not None:
                 try:
@@ -194,22 +194,22 @@ class Verifiers:
         return output
 
     def add(self, functions: Mapping[str, Verifier]) -> None:
-        """Make functions known; raise `ConfigError` where another one has the name already."""
+        """Register functions. Raise `ConfigError` if another function already has the name."""
         for name, function in functions.items():
             known = self._functions.setdefault(name, function)
             if known is not function and not (isinstance(known, Stated) and isinstance(function, Stated)):
-                raise ConfigError(f"verify: another function is called {name!r} in this engine; give one of them another name")
+                raise ConfigError(f"verify: another function in this engine has the name {name!r}; rename one of them")
 
     def __contains__(self, name: str) -> bool:
         return name in self._functions
 
     def check(self, agent: AgentSpec, *, models: bool = True) -> None:
-        """Raise `ConfigError` for an agent with a check that cannot work here; `models`: also where a judge could not be asked from here."""
+        """Raise `ConfigError` for an agent with a check that cannot work here. `models`: also check that the judges can be called from here."""
         for entry in agent.verify:
             self.of(agent, entry, models=models)
 
     def of(self, agent: AgentSpec, entry: dict[str, Any], *, models: bool = True) -> Verifier:
-        """Return the verifier of an entry; raise `ConfigError` for one that cannot work here."""
+        """Return the verifier of an entry. Raise `ConfigError` if it cannot work here."""
         kind = next((kind for kind in KINDS if kind in entry), "")
         if kind == "function":
             return self._function(entry[kind], agent)
@@ -221,12 +221,12 @@ class Verifiers:
             return Stated(entry, typed.check)
         if kind:
             return _plain(kind, entry)
-        raise ConfigError(f"agent {agent.name!r}: verify: {entry!r} is no check that this version knows; it may be of a later one")
+        raise ConfigError(f"agent {agent.name!r}: verify: this version does not know the check {entry!r}; it may be from a later version")
 
     def _function(self, name: str, agent: AgentSpec) -> Verifier:
         if name not in self._functions:
             raise ConfigError(
-                f"agent {agent.name!r}: verify: the function {name!r} is not here; give it again with Engine(verifiers={{...}}), or name the agent's file"
+                f"agent {agent.name!r}: verify: the function {name!r} is not loaded; pass it again with Engine(verifiers={{...}}), or name the agent's file"
             )
         return self._functions[name]
 
@@ -234,24 +234,22 @@ class Verifiers:
         from detent.planners.verdicts import rubric
 
         if not model and (agent.rules or not agent.model) and (agent.rules or self._planners.own is None):
-            raise ConfigError(
-                f'agent {agent.name!r}: verify: a rubric needs a model to judge by it; give the entry model = "provider:name"'
-            )
+            raise ConfigError(f'agent {agent.name!r}: verify: a rubric needs a model as judge; give the entry model = "provider:name"')
         named = msgspec.structs.replace(agent, model=model, small_model="", planner="", rules=(), model_settings={}) if model else agent
         planner = self._planners.model_of(named, check=check) if model else self._planners.of(agent, check=check)
         return rubric(wanted, planner, agent, model=model)
 
     def _command(self, entry: dict[str, Any], words: Sequence[str]) -> Verifier:
-        """Return the verifier that runs a command with the workspace's tool; raise `ConfigError` where there is none, or no sandbox."""
+        """Return the verifier that runs a command with the workspace's tool. Raise `ConfigError` if there is no such tool or no sandbox."""
         where = f"verify: command {words[0]!r}"
         if EXEC not in self._tools.names():
             raise ConfigError(f"{where} needs a workspace to run in; give Engine(workspace=...), or `workspace` in the agent file")
         tool = self._tools.get(EXEC)
         if not tool.spec.sandboxed:
             raise ConfigError(
-                f"{where} runs in a sandbox or not at all: nobody approves it call by call. `detent doctor` shows what the sandbox needs here"
+                f"{where} runs only in a sandbox, because nobody approves its calls. `detent doctor` shows what the sandbox needs here"
             )
-        # called as the function that it is: a check is no call of the agent, and has no approval, guard or policy
+        # called as a plain function: a check is not a call of the agent, so it has no approval, guard or policy
         run: Any = getattr(tool, "tool", tool)
         says, timeout_s = entry.get("says", ""), entry.get("timeout_s", DEFAULT_TIMEOUT_S)
 
@@ -274,7 +272,7 @@ class Verifiers:
 
 
 def _objection(ended: Mapping[str, Any], says: str, limit: float) -> str:
-    """Return what a command has against an answer, "" where it ended with code 0."""
+    """Return the objection of a command to an answer, or "" if it ended with code 0."""
     if ended["success"]:
         return ""
     printed = "\n".join(text.strip() for text in (ended["stdout"], ended["stderr"]) if text.strip())[-SHOWN:]

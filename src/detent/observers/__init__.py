@@ -1,8 +1,8 @@
-"""Who is told what happens in a run, after the commit of the record.
+"""Observers: they see what happens in a run, after each record is committed.
 
-Rule: an observer can fail no run and decides nothing; all are told through `ports.telling`.
+Rule: an observer cannot fail a run and decides nothing; all are called through `ports.telling`.
 Start with `in_memory`, the smallest. `console` prints, `streaming` yields records and chunks, `bus` publishes events to handlers (`bus_hooks` does it
-for the kernel's hooks), `composite` tells several. Give them to `Engine(observers=...)`, or to one run with `run(observers=...)`.
+for the kernel's hooks), `composite` calls several. Pass them to `Engine(observers=...)`, or for one run to `run(observers=...)`.
 """
 
 from detent.observers.bus import EventBus, bus_hooks

@@ -1,8 +1,8 @@
-"""A bus: handlers for the classes of events that they care about, and for what the kernel's hooks say.
+"""An event bus: handlers subscribe to classes of events, and to notifications of the kernel's hooks.
 
 As an observer it publishes every event of the log, with the run's state after it. With `Engine(hooks=bus_hooks(bus))` it also publishes
-`ReasoningStepCompleted`, `ToolCallCompleted` and `FinalAnswerProduced`, with the state of the pass. Handlers are called in the order in
-which they subscribed, each before the next; one that fails is reported once and disturbs nobody.
+`ReasoningStepCompleted`, `ToolCallCompleted` and `FinalAnswerProduced`, with the state of the pass. Handlers are called one after the other, in the
+order of their subscription. A failing handler is reported once and does not disturb the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Subscription(Listener):
 
 
 class EventBus(Fan):
-    """Hands events and notifications to those who asked for them. Use it as an observer, for its hooks, or both."""
+    """Passes events and notifications to subscribed handlers. Use it as an observer, for its hooks, or both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class EventBus(Fan):
         self._wanted: dict[type, tuple[_Subscription, ...]] = {}
 
     def on(self, event_type: type, handler: Handler) -> Callable[[], None]:
-        """Call `handler` for events or notifications of this class; return a function that ends it.
+        """Call `handler` for events or notifications of this class. Return a function that unsubscribes it.
 
-        `Event` and `Notification` stand for all of theirs. Raise `TypeError` for a class that is never published.
+        `Event` and `Notification` subscribe to all their subclasses. Raise `TypeError` for a class that is never published.
         """
         if not (isinstance(event_type, type) and issubclass(event_type, (Event, Notification))):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -51,7 +51,7 @@ class EventBus(Fan):
         return self._add(handler, (event_type,))
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
-        """Call `handler` for everything that is published; return a function that ends it."""
+        """Call `handler` for everything that is published. Return a function that unsubscribes it."""
         return self._add(handler, (Event, Notification))
 
     def _add(self, handler: Handler, kinds: tuple[type, ...]) -> Callable[[], None]:
@@ -69,7 +69,7 @@ class EventBus(Fan):
         return unsubscribe
 
     def publish(self, event: Event | Notification, state: Any) -> Awaitable[None] | None:
-        """Call the handlers of this event; the answer must be awaited when there is one (some handler is asynchronous)."""
+        """Call the handlers of this event. If this returns an awaitable (some handler is asynchronous), you must await it."""
         kind = type(event)
         wanted = self._wanted.get(kind)
         if wanted is None:
@@ -85,10 +85,10 @@ class EventBus(Fan):
 
 
 def bus_hooks(bus: EventBus | None) -> KernelHooks:
-    """Return hooks that publish on `bus`; without a bus they do nothing (row S0-14).
+    """Return hooks that publish on `bus`. Without a bus they do nothing (row S0-14).
 
-    thought, action and observation become one `ReasoningStepCompleted` each; the observation of a call that was executed also becomes
-    the one `ToolCallCompleted`, here and nowhere else (row S0-13); done becomes `FinalAnswerProduced`; error publishes nothing.
+    thought, action and observation each become a `ReasoningStepCompleted`. The observation of an executed call also becomes its only
+    `ToolCallCompleted` (row S0-13). done becomes `FinalAnswerProduced`. error publishes nothing.
     """
     if bus is None:
         return noop_hooks
@@ -124,7 +124,7 @@ def _where(state: KernelState) -> dict[str, Any]:
 
 
 def _completed(state: KernelState, call: CallState | None) -> ToolCallCompleted | None:
-    """Return what a call that was executed came to; None for one that was refused, which no tool has seen."""
+    """Return the notification for an executed call; None for a refused call, which reached no tool."""
     if call is None or call.item is None or not call.item.executed:
         return None
     item = call.item

@@ -1,4 +1,4 @@
-"""Several observers as one: each is told everything, in order, whatever becomes of the others."""
+"""Several observers as one: each gets everything, in order, even if others fail."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from detent.ports.telling import Fan, Listener
 
 
 class CompositeObserver(Fan):
-    """Tells its observers one after the other; None among them is left out, one that fails is reported once and told on.
+    """Calls its observers one after the other and skips None. A failing observer is reported once and still called.
 
-    Raise `ConfigError` for what is not an observer.
+    Raise `ConfigError` for an object that is not an observer.
     """
 
     def __init__(self, *observers: Observer | None) -> None:
@@ -26,11 +26,11 @@ class CompositeObserver(Fan):
         self._chunks = tuple(Listener(o.on_chunk, o) for o in self.observers)
 
     def on_record(self, record: Record, state: RunState) -> Awaitable[None] | None:
-        """Tell everybody; the answer must be awaited when there is one (some observer is asynchronous)."""
+        """Call all observers. If this returns an awaitable (some observer is asynchronous), you must await it."""
         return self.tell(self._records, record, state)
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Tell everybody."""
+        """Call all observers."""
         for listener in self._chunks:
             self.call(listener, (chunk,))
 
@@ -40,11 +40,11 @@ _TOLD = {"on_record(record, state)": 2, "on_chunk(chunk)": 1}
 
 def _checked(observer: Any) -> Observer:
     if isinstance(observer, type):
-        raise ConfigError(f"an observer is the class {observer.__name__}; give an object of it: {observer.__name__}(...)")
+        raise ConfigError(f"an observer is the class {observer.__name__}; pass an instance: {observer.__name__}(...)")
     missing = [said for said, count in _TOLD.items() if not _takes(getattr(observer, said.partition("(")[0], None), count)]
     if missing:
         raise ConfigError(
-            f"an observer is {observer!r}, which has no {' and no '.join(missing)}; detent.extend.Observer says what one must have"
+            f"an observer is {observer!r}, which has no {' and no '.join(missing)}; see detent.extend.Observer for what it needs"
         )
     return observer
 

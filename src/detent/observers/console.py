@@ -1,7 +1,7 @@
-"""What happens in a run as lines for people, or as JSON lines for machines.
+"""Prints what happens in a run, as lines for people or as JSON lines for machines.
 
-Levels are the severity numbers of OpenTelemetry (rows T21, T46): verbose 5, info 9, warning 13, error 17. At `info` a run shows its begin, what
-it waits for, its answers and its end; at `verbose` every turn, call, plan and chunk too.
+Levels are the severity numbers of OpenTelemetry (rows T21, T46): verbose 5, info 9, warning 13, error 17. `info` shows the start of a run, what it
+waits for, its answers and its end. `verbose` also shows every turn, call, plan and chunk.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _WARNING = (
 
 
 class ConsoleObserver:
-    """Writes a line for each record and chunk of at least `level`, to `stream` (standard error as it is when a line is written).
+    """Writes a line for each record and chunk of at least `level` to `stream` (default: the current standard error).
 
     With `json=True` a line is one object: time, level, severity, type, source, run, goal, parent, agent, scope, iteration, seq, data.
-    Readable lines are cut to `width` characters. All that is written is cleaned (`detent.expressions.display`).
+    Readable lines are cut to `width` characters. All output is cleaned (`detent.expressions.display`).
     """
 
     @checked_options
@@ -93,7 +93,7 @@ class ConsoleObserver:
         )
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Write the chunk's line; chunks are verbose."""
+        """Write the chunk's line. Chunks have the level verbose."""
         if SEVERITY["verbose"] < self._least:
             return
         if not self._json:
@@ -121,7 +121,7 @@ class ConsoleObserver:
 
     def _write(self, line: str, *, cut: bool = True) -> None:
         if cut:
-            line = line[: self._width + 1].replace("\n", " ").replace("\t", " ")  # on one line, and no longer than is looked at
+            line = line[: self._width + 1].replace("\n", " ").replace("\t", " ")  # on one line, and cut to what is shown
         line = clean(line)
         if cut:
             line = line if len(line) <= self._width else line[: self._width - 1] + "…"
@@ -131,7 +131,7 @@ class ConsoleObserver:
 
 
 def level_of(event: e.AnyEvent | None) -> Level:
-    """Return how much an event matters to who watches."""
+    """Return the level of an event."""
     match event:
         case e.RunFinished(status="completed"):
             return "info"
@@ -152,7 +152,7 @@ def level_of(event: e.AnyEvent | None) -> Level:
 
 
 def told(event: e.AnyEvent | None) -> str:  # noqa: PLR0911 - one sentence an event
-    """Return an event in words, on one line."""
+    """Return one line that describes an event in words."""
     match event:
         case None:
             return "erased"
@@ -181,7 +181,7 @@ def told(event: e.AnyEvent | None) -> str:  # noqa: PLR0911 - one sentence an ev
 
 
 def _model_call(event: e.ModelCallStarted | e.ModelCallFinished | e.ModelCallFailed) -> str:
-    """Return what happened with a model call, with tokens and cost."""
+    """Return the description of a model call, with tokens and cost."""
     if isinstance(event, e.ModelCallStarted):
         return f"model {event.model} is asked ({event.call}" + (f", attempt {event.attempt})" if event.attempt > 1 else ")")
     used = event.usage
@@ -205,7 +205,7 @@ def _action(action: Any) -> str:
 
 
 def _line(at: datetime | None, level: str, run: str, where: tuple[str, int], said: str) -> str:
-    """Return `time level run pass.turn what`; of the run id, the random part that tells runs apart."""
+    """Return `time level run pass.turn what`. Of the run id it shows the random part, which tells runs apart."""
     time = f"{at:%H:%M:%S}" if at else " " * 8
     turn = f" {where[0]}.{where[1]}" if where[0] else ""
     return f"{time} {level:<7} {run.rsplit('-', 1)[-1]}{turn} {said}"

@@ -1,6 +1,6 @@
-"""An observer that remembers, for tests, notebooks and short-lived tools.
+"""An observer that keeps everything in memory, for tests, notebooks and short-lived tools.
 
-What it gives back are copies: changing them changes neither what it remembers nor the run.
+It returns copies: changing them changes neither its memory nor the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EventT = TypeVar("EventT")
 
 
 class InMemoryObserver:
-    """Keeps every record and chunk that it is told, in order; with `limit`, only the latest `limit` of each."""
+    """Keeps every record and chunk, in order; with `limit`, only the latest `limit` of each."""
 
     def __init__(self, *, limit: int | None = None) -> None:
         self._records: deque[tuple[Envelope, bytes | None, str]] = deque(maxlen=limit)
@@ -43,7 +43,7 @@ class InMemoryObserver:
 
     @property
     def events(self) -> tuple[AnyEvent, ...]:
-        """The events of the records, oldest first; erased ones are left out."""
+        """The events of the records, oldest first, without erased ones."""
         return tuple(decode_event(body) for _, body, _ in self._records if body is not None)
 
     @property

@@ -1,4 +1,4 @@
-"""The observer that does nothing: where one is asked for and none is wanted."""
+"""The observer that does nothing, for places that require an observer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from detent.ports import Chunk
 
 
 class NoopObserver:
-    """Takes everything and keeps nothing."""
+    """Ignores everything."""
 
     def on_record(self, record: Record, state: RunState) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""What the kernel's hooks say on a bus, beside the events of the log (rows S0-12, S0-13): derived, never recorded."""
+"""The notifications that the kernel's hooks publish on a bus, in addition to the log's events (rows S0-12, S0-13). They are never recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """The root of all notifications: which pass of which run, and its turn; `step` is the length of its transcript."""
+    """The base of all notifications: the run, the pass and its turn. `step` is the length of its transcript."""
 
     run_id: str
     strategy: str
@@ -18,7 +18,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ReasoningStepCompleted(Notification, frozen=True, kw_only=True):
-    """A step of reasoning is on record: exactly one of `thought`, `action` (JSON of tool and args) and `observation` is set."""
+    """A reasoning step is recorded. Exactly one of `thought`, `action` (JSON of tool and args) and `observation` is set."""
 
     thought: str | None = None
     action: str | None = None
@@ -26,7 +26,7 @@ class ReasoningStepCompleted(Notification, frozen=True, kw_only=True):
 
 
 class ToolCallCompleted(Notification, frozen=True, kw_only=True):
-    """A call that was executed has its outcome; `result` is JSON text, or `error_code` and `error` say why there is none."""
+    """An executed call has its outcome. `result` is JSON text, or `error_code` and `error` give the reason why there is none."""
 
     call_id: str
     tool: str
@@ -39,7 +39,7 @@ class ToolCallCompleted(Notification, frozen=True, kw_only=True):
 
 
 class FinalAnswerProduced(Notification, frozen=True, kw_only=True):
-    """A pass ended well with this answer."""
+    """A pass succeeded with this answer."""
 
     answer: Any
     total_tokens: int = 0

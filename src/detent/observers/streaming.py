@@ -1,12 +1,12 @@
-"""Both tracks of a run as one async iterator: records after their commit, chunks at once.
+"""Records and chunks of a run as one async iterator: records after their commit, chunks at once.
 
     stream = StreamingObserver()
     task = asyncio.create_task(engine.run(agent, goal, observers=[stream]))
     async for item in stream: ...            # Record | Chunk | Gap
 
-It never holds a run up and never grows without bound. Text is handed over in batches: ten chunks, or what came in half a second, and
-always before the next record (row K99). When the reader is slower than the run, chunks beyond the limit are dropped, and records are
-replaced by a `Gap` that says which are missing; they are in the log. `Engine.stream` reads them from there.
+It never delays a run and never grows without limit. Text comes in batches: ten chunks, or the text of half a second, and always before the next
+record (row K99). If the reader is slower than the run, chunks beyond the limit are dropped, and records are replaced by a `Gap` that names the
+missing ones. They are still in the log; `Engine.stream` reads them from there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STOPS = (RunFinished, RunWaiting, DeadLettered)
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Records `first` to `last` of a run, which the reader was too slow for; `store.read` still has them."""
+    """Records `first` to `last` of a run are missing because the reader was too slow. `store.read` still returns them."""
 
     run_id: str
     first: int
@@ -51,9 +51,9 @@ Streamed: TypeAlias = Record | Chunk | Gap
 class StreamingObserver:
     """One run, with its children, as an async iterator that ends with the run.
 
-    It follows `run_id`, or the first run that it is told of, and every run on the same goal; others are not its business (row K102). It
-    ends when that run finishes, or begins to wait (with `through_waits=True` it stays until it finishes), or with `close()`. What is not
-    read yet is still handed over. One reader; to stop reading needs no ceremony, and `close()` frees what is kept for it.
+    It follows `run_id`, or the first run that it sees, and every run on the same goal; it ignores other runs (row K102). It ends when that run
+    finishes or begins to wait (with `through_waits=True` only when it finishes), or with `close()`. Unread items can still be read then. It has one
+    reader. You can stop reading at any time; `close()` frees the queue.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StreamingObserver:
     # The run's side -------------------------------------------------------------------------------------------------------------
 
     def on_record(self, record: Record, state: RunState) -> None:
-        """Queue the record behind the text that came before it; close at the end of the run."""
+        """Queue the record after the text before it. Close at the end of the run."""
         envelope = record.envelope
         if self._closed or not self._follows(envelope.run, envelope.goal_id):
             return
@@ -95,7 +95,7 @@ class StreamingObserver:
             self.close()
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Queue the chunk; text is collected first."""
+        """Queue the chunk. Text is collected into batches first."""
         if self._closed or not self._follows(chunk.run_id, chunk.goal_id):
             return
         if chunk.kind == "progress" or not isinstance(chunk.content, str):
@@ -111,7 +111,7 @@ class StreamingObserver:
             self._timer = _later(self._flush_s, self._flush)
 
     def close(self) -> None:
-        """End the stream: what is queued is still handed over, nothing more is taken."""
+        """End the stream: queued items can still be read, and nothing more is accepted."""
         if not self._closed:
             self._flush()
             self._closed = True
@@ -164,7 +164,7 @@ class StreamingObserver:
 
     async def __anext__(self) -> Streamed:
         if self._reader is not None:
-            raise RuntimeError("this stream is being read already; give each reader a StreamingObserver of its own")
+            raise RuntimeError("this stream already has a reader; give each reader its own StreamingObserver")
         while not self._items:
             if self._gaps:
                 self._items.extend(self._gaps.values())
@@ -187,10 +187,10 @@ async def follow(
     own: Callable[[asyncio.Task[T]], None] = lambda _: None,
     limit: int = LIMIT,
 ) -> AsyncGenerator[Record | Chunk | T]:
-    """Yield what `run(observer)` tells, every record without gaps (`read(run_id, after, limit)` finds them), and at last what it returns.
+    """Yield all items of `run(observer)`, every record without gaps (`read(run_id, after, limit)` fills them), and finally its result.
 
-    Who stops reading stops only reading: the run goes on (`own` is given its task), for an effect that was cut off would be in doubt. A
-    cancellation of the reader cancels the run, as it would have done without a stream.
+    If the reader stops reading, the run continues (`own` gets its task), because a cancelled effect would be in doubt. Cancelling the reader's task
+    cancels the run, as it would without a stream.
     """
     observer = StreamingObserver(through_waits=True, limit=limit)
     task = asyncio.create_task(run(observer))
@@ -214,7 +214,7 @@ async def follow(
 
 
 def _report(task: asyncio.Task[Any]) -> None:
-    """Say how a run ended that nobody was watching any more; who awaited it knows already."""
+    """Log how a run ended if nobody watched it any more. A caller that awaited it already knows."""
     if not task.cancelled() and task.exception() is not None:
         log.info("a run that was streamed ended with %r", task.exception())
 
@@ -224,12 +224,12 @@ def _source(chunk: Chunk) -> tuple[str, str, str, int, str]:
 
 
 def _own(record: Record) -> Record:
-    """Return the record with an event that shares nothing with the run's state: the reader is somebody else's code, at any time."""
+    """Return the record with an event that shares nothing with the run's state, because foreign code may read it at any time."""
     return record if record.event is None else Record(record.envelope, decode_event(encode(record.event)), record.digest)
 
 
 def _later(seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle | None:
-    """Call it in a while; never, outside an event loop: the next record or the close does it then."""
+    """Call it after a delay. Outside an event loop do nothing: the next record or the close does it then."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

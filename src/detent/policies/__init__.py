@@ -1,8 +1,8 @@
-"""Policies: allow, deny, stop, or ask a person. Guards: whether a call makes sense now.
+"""Policies: allow, deny, stop, or ask a person. Guards: decide whether a call makes sense now.
 
-Rule: `decide(call, state)` is a pure function of the call and the recorded state; what fails denies.
-Start with `tiers`, the default, and `rules`, policies as data. `documents` reads policy files, `combining` puts the house's and the agent's together,
-`guards` are the checks by name, `provenance` asks where a value came from. What the model is told of a denial: `kernel.deciding`.
+Rule: `decide(call, state)` is a pure function of the call and the recorded state; a policy that fails denies.
+Start with `tiers`, the default, and `rules`, policies as data. `documents` reads policy files, `combining` combines the engine's and the agent's
+policy, `guards` has the checks by name, `provenance` decides by the origin of values. `kernel.deciding` tells the model about a denial.
 """
 
 from __future__ import annotations

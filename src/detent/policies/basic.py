@@ -1,4 +1,4 @@
-"""Two policies made of lists of tool names: `BasicPolicy` (row K27) and `PermissionPolicy` with its six modes (row K29)."""
+"""Two policies from lists of tool names: `BasicPolicy` (row K27) and `PermissionPolicy` with its six modes (row K29)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from detent.ports.options import checked_options
 
 Mode = Literal["default", "allow", "deny", "ask", "auto", "headless"]
 Classifier = Callable[[Call, RunState], Verdict | None]
-"""Says how risky a call that is not read-only is (row K34); None leaves it to the mode. Must be pure, like a policy."""
+"""Rates the risk of a call that is not read-only (row K34). None leaves the decision to the mode. It must be pure, like a policy."""
 
 
 class BasicPolicy:
-    """In order: limits on delegation, steps, failures, tools that are allowed, tools that need approval; then allow (row K27).
+    """Checks in order: delegation limits, steps, failures, allowed tools, tools that need approval; then it allows (row K27).
 
-    Names are patterns. `max_steps` counts tool calls, those that are decided and not yet begun included. A delegation is decided by
-    `delegation` alone; without limits it is a call like any other.
+    Names are patterns. `max_steps` counts tool calls, including calls that are decided but have not begun. Only `delegation` decides about a
+    delegation. Without delegation limits, a delegation is decided like any other call.
     """
 
     @checked_options
@@ -59,7 +59,7 @@ class BasicPolicy:
         return self._before(call, state) or self._after(call)
 
     def _before(self, call: Call, state: RunState) -> Verdict | None:
-        """Return what comes before any look at a tool's own permissions."""
+        """Return the verdict of the checks that come before the permissions of a tool."""
         if self._delegation is not None and (said := self._delegation.judge(call, state)) is not None:
             return said
         if self._max_steps is not None and steps_of(call, state) >= self._max_steps:
@@ -88,13 +88,13 @@ class BasicPolicy:
 
 
 class PermissionPolicy(BasicPolicy):
-    """A mode, and lists that come before it (row K29).
+    """A permission mode, with lists that are checked first (row K29).
 
-    In order: delegation, steps, failures, allowed tools as in `BasicPolicy`; `denied_tools`; `always_ask` (beats every mode); mode `deny`;
-    `require_approval_for`; then the mode: `default` and `allow` allow, `ask` asks, `headless` allows what only reads and denies the rest,
-    `auto` allows what only reads and leaves the rest to `classifier`, without which (or when it has no say) it asks. With
-    `prompt_available=False` nobody can be asked: what would ask is denied. An unknown mode is a `ConfigError` and not `default`, because a
-    misspelt `headless` would allow everything.
+    In order: delegation, steps, failures and allowed tools as in `BasicPolicy`; `denied_tools`; `always_ask` (beats every mode); mode `deny`;
+    `require_approval_for`; then the mode. `default` and `allow` allow, `ask` asks, `headless` allows read-only calls and denies the rest. `auto`
+    allows read-only calls and leaves the rest to `classifier`; without a classifier, or if it returns None, it asks. With
+    `prompt_available=False` nobody can be asked, so a call that would ask is denied. An unknown mode is a `ConfigError` and not `default`,
+    because a misspelt `headless` would allow everything.
     """
 
     @checked_options
@@ -198,7 +198,7 @@ class PermissionPolicy(BasicPolicy):
 
 
 def steps_of(call: Call, state: RunState) -> int:
-    """Return how many calls were made, with those of this turn that are allowed and have not begun."""
+    """Return the number of calls made, including calls of this turn that are allowed but have not begun."""
     known = state.passes.get(call.call_id.rsplit(".", 2)[0])
     pending = 0 if known is None else sum(c.status == "allowed" and c.attempt == 0 for c in known.calls.values())
     return state.usage.tool_calls + pending

@@ -1,9 +1,9 @@
-"""The policy of an engine and the one of an agent, as one.
+"""Combines the policy of an engine with the policy of an agent.
 
-The engine's policy is the rule of the house: an agent's own policy comes beside it, the strongest verdict wins, and so an agent can tighten
-and never loosen. An engine without a policy leaves it to the agent's; without either, the tiers decide (DESIGN 7).
+Both policies decide and the strongest verdict wins, so an agent can tighten the engine's policy but never loosen it. Without an engine policy the
+agent's decides alone; without either, the tiers decide (DESIGN 7).
 
-A policy that a tenant brings to its fork tightens in any case (`narrowed`): beside the engine's, or else the tiers, and beside that of its run.
+The policy that a tenant gives to its fork only ever tightens (`narrowed`): it is combined with the engine's (or the tiers) and with the run's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from detent.policies.tiers import TieredPolicy
 from detent.ports import Guard, Policy
 
 WITHIN = "within"
-"""In the policy of a tenant's fork: the policies of agents that it may only tighten; no policy that is given can have this key."""
+"""A key in the policy of a tenant's fork: the agents' policies that it may only tighten. A policy that a user gives cannot have this key."""
 KEPT = 256
-"""How many combined policies an engine keeps ready; agents are few, and a policy is its data."""
+"""How many combined policies an engine caches. There are few agents, and a policy is identified by its data."""
 
 
 def governance(given: Policy | None) -> Callable[[AgentSpec], Policy]:
-    """Return which policy decides for an agent, in an engine that was given this one (None: none). It raises `ConfigError`."""
+    """Return a function that returns the policy of an agent, in an engine with this policy (None: none). The function raises `ConfigError`."""
     ready: dict[str, Policy] = {}
 
     def policy_of(spec: AgentSpec) -> Policy:
@@ -51,13 +51,13 @@ def governance(given: Policy | None) -> Callable[[AgentSpec], Policy]:
 
 
 def policies_in(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the policies that the policy of an agent in a log is made of, its own last."""
+    """Return the parts of an agent's policy in a log, its own policy last."""
     own = {key: value for key, value in said.items() if key != WITHIN}
     return [*said.get(WITHIN, ()), own]
 
 
 def narrowed(theirs: Mapping[str, Any], edit: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return, as data, the policy of a tenant's fork: what it brings tightens that of the run's agent. Raise `ConfigError`."""
+    """Return, as data, the policy of a tenant's fork. The tenant's part tightens the policy of the run's agent. Raise `ConfigError`."""
     return {**policy_of_agent(edit, name), WITHIN: policies_in(theirs)}
 
 
@@ -68,12 +68,12 @@ def guards_for(
     *,
     named: Callable[[str], Guard] = lambda name: guards_named((name,))[0],
 ) -> tuple[Guard, ...]:
-    """Return the guards of one opening of a run: the kernel's, then those that the agent names (`named` finds them). Raise `UnknownName`."""
+    """Return the guards for one opening of a run: the kernel's, then those that the agent names (found by `named`). Raise `UnknownName`."""
     return bound([*kernels, *(named(name) for name in spec.guards)], {name: tool.spec for name, tool in tools.items()})
 
 
 def check_guards(names: Sequence[str], where: str, *, named: Callable[[str], Guard]) -> None:
-    """Raise `ConfigError` naming the file of a guard that there is not."""
+    """Raise `ConfigError` for an unknown guard. The error names the file."""
     try:
         for name in names:
             named(name)
@@ -82,16 +82,16 @@ def check_guards(names: Sequence[str], where: str, *, named: Callable[[str], Gua
 
 
 def policy_of_agent(said: Any, name: str) -> dict[str, Any]:
-    """Return the policy of an agent as the data that stands in its log; {} where it has none. Raise `ConfigError`."""
+    """Return the policy of an agent as the data that the log records; {} if it has none. Raise `ConfigError`."""
     if not said:
         return {}
     return as_data(policy_document(said, where=f"agent {name!r}: policy"))
 
 
 def policy_in_file(said: str | Sequence[Any] | Mapping[str, Any], file: str | Path) -> dict[str, Any]:
-    """Return, as data, the policy that the key `policy` of a TOML file says: a path beside it, a list of rules, or a table.
+    """Return, as data, the policy in the key `policy` of a TOML file: a path relative to the file, a list of rules, or a table.
 
-    Every condition is compiled. Raises `ConfigError` naming file, line and key.
+    Every condition is compiled. Raise `ConfigError`, which names file, line and key.
     """
     if not said:
         return {}
@@ -108,5 +108,5 @@ def policy_in_file(said: str | Sequence[Any] | Mapping[str, Any], file: str | Pa
 
 
 def _shown(path: Path) -> Path:
-    """Return the path as seen from the working directory where it is below it."""
+    """Return the path relative to the working directory if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

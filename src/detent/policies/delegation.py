@@ -1,4 +1,4 @@
-"""Limits on delegation: who may be started, how many, how deep, and with how large a share (row K28).
+"""Limits on delegation: which agents may be started, how many, how deep, and with how much budget (row K28).
 
 A delegation is decided like any call: the tool is `spawn_subagent`, its arguments are the fields of the action.
 """
@@ -18,11 +18,11 @@ from detent.ports.options import check_fields
 
 
 class DelegationLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run may delegate. None or empty: no limit, but `agents` and `tools`, which name what is allowed (patterns; `*` is all).
+    """What a run may delegate. None or empty: no limit, except for `agents` and `tools`, which list what is allowed (patterns; `*` is all).
 
-    `max_children` counts all children that the run has started, `max_depth` is how deep below the first run a run may still delegate
-    (1: only the first run delegates), `max_budget` the most that a child may be given, field by field. A delegation that does not say what
-    `tools` or `max_budget` limit is refused.
+    `max_children` counts all children that the run has started. `max_depth` is how deep below the first run a run may still delegate
+    (1: only the first run delegates). `max_budget` is the largest budget for a child, field by field. A delegation is refused if it leaves out a
+    value that `tools` or `max_budget` limits.
     """
 
     max_children: int | None = None
@@ -36,7 +36,7 @@ class DelegationLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DelegationPolicy:
-    """Decides delegations within limits; has no say in any other call."""
+    """Decides delegations by their limits. It returns no verdict on any other call."""
 
     def __init__(self, limits: DelegationLimits) -> None:
         self.limits = limits
@@ -62,7 +62,7 @@ class DelegationPolicy:
         return Verdict(decision="allow", rule="delegation_allowed")
 
     def _refused(self, args: dict[str, Any], state: RunState) -> list[tuple[str, str]]:
-        """Return every limit that the delegation passes, as (rule, why); the first of row K28 first."""
+        """Return every limit that the delegation exceeds, as (rule, why), in the order of row K28."""
         limits, refused = self.limits, list[tuple[str, str]]()
         if limits.max_children is not None and len(state.children) >= limits.max_children:
             refused.append(("max_child_runs_reached", f"{len(state.children)} child runs were started, {limits.max_children} are allowed"))
@@ -79,7 +79,7 @@ class DelegationPolicy:
         return refused
 
     def _other_tools(self, listed: Any) -> list[tuple[str, str]]:
-        """Return a violation for each tool that the child may not have; where tools are limited, a delegation has to say which it gets."""
+        """Return a violation for each tool that the child may not have. If tools are limited, a delegation must list the child's tools."""
         if "*" in self.limits.tools:
             return []
         if not isinstance(listed, list):
@@ -111,7 +111,7 @@ class DelegationPolicy:
         return over
 
     def decide(self, call: Call, state: RunState) -> Verdict:
-        """Return the verdict on a delegation; any other call is none of its business and allowed."""
+        """Return the verdict on a delegation. Any other call is allowed."""
         return self.judge(call, state) or Verdict(decision="allow", rule="no_delegation")
 
     def may_ask(self, tool: ToolSpec) -> bool:
@@ -119,14 +119,14 @@ class DelegationPolicy:
         return tool.name == SPAWN and self.limits.require_approval
 
     def bars(self, tool: ToolSpec, state: RunState) -> bool:
-        """Return whether no delegation can pass now."""
+        """Return whether every delegation is refused now."""
         limits = self.limits
         full = limits.max_children is not None and len(state.children) >= limits.max_children
         deep = limits.max_depth is not None and depth_of(state) >= limits.max_depth
         return tool.name == SPAWN and (full or deep)
 
     def passes(self, tool: ToolSpec, state: RunState) -> bool:
-        """Return whether this policy alone may let a call pass: a delegation."""
+        """Return whether this policy alone may allow a call, which is true for a delegation."""
         return tool.name == SPAWN
 
     def offers(self, tool: ToolSpec, state: RunState) -> bool:
@@ -135,7 +135,7 @@ class DelegationPolicy:
 
 
 def depth_of(state: RunState) -> int:
-    """Return how deep below the first run this run is: its variable `delegation_depth`, or `delegation.depth` (0 where it has none)."""
+    """Return how deep below the first run this run is: its variable `delegation_depth`, or `delegation.depth` (0 if it has neither)."""
     nested: Any = state.variables.get("delegation")
     inner: Any = cast("dict[str, Any]", nested).get("depth") if isinstance(nested, dict) else None
     depth: Any = state.variables.get("delegation_depth", inner)

@@ -1,11 +1,11 @@
-"""Policies as data: a TOML file, or the `policy` of an agent file, and what they mean.
+"""Policies as data: a TOML file, or the `policy` of an agent file, and the policy objects for them.
 
-    default = "deny"                     # where nothing below has a say: "deny", or "tiers"
-    [tiers]  [permission]  [delegation]  [provenance]   # a stage each, where the table is there
+    default = "deny"                     # if no part below decides: "deny", or "tiers"
+    [tiers]  [permission]  [delegation]  [provenance]   # each present table is a stage
     [[rules]]                            # id, tool, when, decision, reason, approvers, expires, on_reject
 
-Mistakes are a `ConfigError` that names file, line, table, key and the nearest thing that is right. A policy that stands in a run's log is
-the same data with defaults left out; each rule keeps as `source` the file and line that it came from.
+Mistakes are a `ConfigError` that names file, line, table, key and the nearest valid choice. The log records a policy as the same data without
+defaults. Each rule keeps its file and line as `source`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class TierTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`[tiers]`: the decision of each level, and of single tools by name or pattern."""
+    """`[tiers]`: the decision for each level, and for single tools by name or pattern."""
 
     none: Decision = "allow"
     read: Decision = "allow"
@@ -66,7 +66,7 @@ class ProvenanceTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A whole policy as data. `version` is the author's own mark; what is recorded has a digest of the rest beside it."""
+    """A whole policy as data. `version` is the author's own label. The recorded version also has a digest of the rest."""
 
     version: str = ""
     default: Literal["deny", "tiers"] = "deny"
@@ -78,7 +78,7 @@ class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class DocumentPolicy(PolicyPipeline):
-    """The policy that a document means. `trace` gives what rules see as `provenance`."""
+    """The policy of a document. `trace` provides the value of `provenance` for rules."""
 
     def __init__(self, document: PolicyDocument, *, trace: Trace | None = None) -> None:
         stages: list[Any] = []
@@ -100,7 +100,7 @@ class DocumentPolicy(PolicyPipeline):
         self.data = {} if trace is not None else {"kind": "document", "document": as_data(document)}
 
     def compile(self) -> DocumentPolicy:
-        """Compile every condition now; raise `ConfigError`."""
+        """Compile every condition now. Raise `ConfigError`."""
         self._rules.compile()
         return self
 
@@ -109,12 +109,12 @@ class DocumentPolicy(PolicyPipeline):
 
 
 def load_policy(path: str | Path) -> DocumentPolicy:
-    """Return the policy of a file, every condition compiled; raise `ConfigError` naming file, line and key."""
+    """Return the policy of a file with every condition compiled. Raise `ConfigError`, which names file, line and key."""
     return DocumentPolicy(read_policy(path)).compile()
 
 
 def read_policy(path: str | Path) -> PolicyDocument:
-    """Return what a policy file says; raise `ConfigError` naming file, line and key."""
+    """Return the document in a policy file. Raise `ConfigError`, which names file, line and key."""
     file = Path(path)
     governs(file)
     try:
@@ -134,9 +134,9 @@ def read_policy(path: str | Path) -> PolicyDocument:
 
 
 def policy_document(data: Any, lines: Lines | None = None, *, where: str = "policy") -> PolicyDocument:
-    """Return the policy that plain data says: a table, or a list of rules alone; raise `ConfigError`.
+    """Return the document for plain data: a table, or only a list of rules. Raise `ConfigError`.
 
-    `lines` tells the places of its parts in a file; without it they are named by `where` and number.
+    `lines` gives the places of its parts in a file. Without it, errors name them by `where` and number.
     """
     lines = lines or Lines("", where)
     if isinstance(data, PolicyDocument):
@@ -182,7 +182,7 @@ def _seconds(value: Any, where: str) -> float:
 
 
 def _take(table: Mapping[str, Any], kind: type[T], lines: Lines, path: tuple[Any, ...], *, known: Sequence[str] = ()) -> T:
-    """Return `table` as a `kind`; raise `ConfigError` for an unknown key, a missing one, and a value of another type."""
+    """Return `table` as a `kind`. Raise `ConfigError` for an unknown or missing key, and for a value of another type."""
     fields = {f.name: f for f in msgspec.structs.fields(kind)}
     shown = "".join(f"[{part}]" if isinstance(part, int) else f"{part}." for part in path).replace(".[", "[")
     shown = shown if not shown or shown.endswith(".") else f"{shown}."
@@ -201,7 +201,7 @@ def _take(table: Mapping[str, Any], kind: type[T], lines: Lines, path: tuple[Any
             choices = _choices(fields[key].type)
             wrong = next((v for v in value.values() if v not in choices), None) if isinstance(value, dict) else value  # type: ignore[union-attr]
             if choices and isinstance(wrong, str):
-                raise ConfigError(f"{place}: {wrong!r} is none; {_nearest(wrong, choices)}") from None
+                raise ConfigError(f"{place}: {wrong!r} is not a valid value; {_nearest(wrong, choices)}") from None
             raise ConfigError(f"{place}: {str(error)[0].lower()}{str(error)[1:]}") from None
     missing = [name for name, field in fields.items() if field.required and name not in values]
     if missing:
@@ -216,7 +216,7 @@ _MEANT = {
 
 
 def _table_of(kind: Any) -> Any:
-    """Return the struct that a field holds, None where it holds something else."""
+    """Return the struct type of a field, or None if the field has another type."""
     for option in (kind, *get_args(kind)):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
             return option
@@ -235,6 +235,6 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def as_data(document: PolicyDocument) -> dict[str, Any]:
-    """Return the document as it stands in a log: plain data, defaults left out."""
+    """Return the document as the log records it: plain data without defaults."""
     data: dict[str, Any] = msgspec.to_builtins(document)
     return data

@@ -1,8 +1,8 @@
-"""Guards of use: whether a call makes sense now (section 7 of the composable-kernel catalogue). The first block wins.
+"""Guards of use: decide whether a call makes sense now (section 7 of the composable-kernel catalogue). The first block wins.
 
-A guard is `(call, state, run) -> Block | None`, pure and synchronous; the reason of a block is the call's observation. What tells them apart
-from a policy: they are about progress, not about permission. Tools are judged by what they declare, never by their name, and calls by tool
-*and* arguments: read, write, read again works, and so does polling a `volatile` tool.
+A guard is `(call, state, run) -> Block | None`, pure and synchronous. The reason of a block becomes the call's observation. Guards check progress,
+while policies check permission. They judge a tool by its declaration, never by its name, and a call by tool *and* arguments: read, write, read
+again works, and so does polling a `volatile` tool.
 
     make_kernel(guards=(*default_guards, duplicate, side_effect_once))      # for every run of an engine
     guards = ["duplicate", "repetition"]                                    # in an agent file, for its runs
@@ -21,16 +21,16 @@ from detent.ports import Block, Call, Guard, ToolSpec
 from detent.ports.options import checked_options
 
 SHOWN = 2000
-"""How many characters of an earlier result a block shows."""
+"""How much of an earlier result a block shows, in characters."""
 LIMIT, PARALLEL_LIMIT = 2, 4
-"""How often a call may give the same outcome: once more for tools that may run side by side, whose calls come in batches."""
+"""How often a call may give the same outcome. Tools that may run concurrently get one more, because their calls come in batches."""
 META_LIMIT = 2
 
 Check = Callable[[Call, KernelState, RunState, Pasts], "Block | None"]
 
 
 class UseGuard:
-    """One of the guards below. Given to a kernel it is bound to the tools of each run (`bind`); unbound it knows no tool but the called one."""
+    """One of the guards below. A kernel binds it to the tools of each run (`bind`). Unbound, it knows only the called tool."""
 
     __slots__ = ("__name__", "_check", "_pasts")
 
@@ -77,7 +77,7 @@ def _duplicate(call: Call, state: KernelState, run: RunState, pasts: Pasts) -> B
     if index is None or past.effect[0] > index:
         return None
     if any(_changed(other, theirs) for other, theirs in pasts.others(state, run)):
-        return None  # nothing says which of the two came first
+        return None  # it is unknown which of the two came first
     earlier = state.results[index]
     return Block(
         f"already done ({earlier.call_id}), and nothing has changed since; do not repeat it, go on with its result: {_shown(earlier)}"
@@ -132,27 +132,27 @@ def _work_before(call: Call, state: KernelState) -> bool:
 
 
 blocked = UseGuard("blocked", _blocked)
-"""Refuses the tools that the pass has listed in `meta["blocked_tools"]`: a strategy sets it, say after a pass that had effects."""
+"""Refuses the tools in `meta["blocked_tools"]` of the pass. A strategy sets it, for example after a pass that had effects."""
 available_tool = UseGuard("available_tool", _available)
-"""Refuses tools that are not in `meta["available_tools"]` of the pass, where a strategy sets it; else what the agent does not list."""
+"""Refuses tools that are not in `meta["available_tools"]` of the pass, if a strategy set it; else tools that the agent does not list."""
 duplicate = UseGuard("duplicate", _duplicate)
-"""Refuses a call that succeeded with the same arguments when nothing had an effect since; the block holds the earlier result."""
+"""Refuses a call that already succeeded with the same arguments, if nothing had an effect since. The block holds the earlier result."""
 side_effect_once = UseGuard("side_effect_once", _side_effect_once)
-"""Refuses a call that has an effect and succeeded with the same arguments in this run, in whatever pass."""
+"""Refuses a call with an effect that already succeeded with the same arguments in this run, in any pass."""
 repetition = UseGuard("repetition", _repetition)
-"""Refuses a call that gave the same outcome, well or badly, several times with nothing changed by others in between."""
+"""Refuses a call that gave the same outcome, success or failure, several times while no other call changed anything."""
 meta_tool_repetition = UseGuard("meta_tool_repetition", _meta_repetition)
-"""Refuses the third equal call of a meta-tool in a row."""
+"""Refuses the third identical call of a meta-tool in a row."""
 
 GUARDS: Mapping[str, UseGuard] = {
     guard.__name__: guard for guard in (blocked, available_tool, duplicate, side_effect_once, repetition, meta_tool_repetition)
 }
-"""The guards by name, in the order in which they are best checked."""
+"""The guards by name, in the recommended order."""
 
 
 @checked_options
 def guards_named(names: Iterable[str]) -> tuple[UseGuard, ...]:
-    """Return these guards; raise `UnknownName`."""
+    """Return these guards. Raise `UnknownName`."""
     listed = tuple(names)
     for name in listed:
         if name not in GUARDS:
@@ -161,14 +161,14 @@ def guards_named(names: Iterable[str]) -> tuple[UseGuard, ...]:
 
 
 def bound(guards: Sequence[Guard], tools: Mapping[str, ToolSpec]) -> tuple[Guard, ...]:
-    """Return the guards for one run with these tools, each once; what is not a guard of this module stays as it is."""
+    """Return the guards for one run with these tools, without duplicates. Guards from elsewhere stay unchanged."""
     pasts = Pasts(tools)
     given = dict.fromkeys(guards)
     return tuple(guard.bind(pasts) if isinstance(guard, UseGuard) else guard for guard in given)
 
 
 def _changed(state: KernelState, past: Past) -> bool:
-    """Whether a pass has, or may just now have, changed something."""
+    """Whether a pass has changed something, or may be doing so now."""
     return past.effect[0] >= 0 or any(not past.reads(c.tool) and c.status in ("started", "in_doubt", "again") for c in state.calls.values())
 
 

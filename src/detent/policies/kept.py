@@ -1,7 +1,7 @@
-"""Policies that are data, as they are kept with a run: what they were made of, from which a replay makes them again.
+"""Policies as data, kept with a run so that a replay can rebuild them.
 
-Each policy of Detent says with `data` what it is made of, and `{}` where a function decides in it (`ports.governance.data_of`). A class of
-your own, also one that derives from one of these, is not data.
+Each of Detent's policies returns with `data` what it is made of, or `{}` if it contains a function (`ports.governance.data_of`). Your own class is
+not data, even if it derives from one of these.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from detent.ports import Policy
 
 
 def made_of(data: Mapping[str, Any]) -> Policy:
-    """Return the policy that says this with `data`; raise `ConfigError` for what this version of Detent cannot make one of."""
+    """Return the policy for this `data`. Raise `ConfigError` if this version of Detent cannot build it."""
     said = {name: value for name, value in data.items() if name != "kind"}
     try:
         return _made(data.get("kind"), said)
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"a policy of kind {data.get('kind')!r} that was kept with a run cannot be made again: {error}") from error
+        raise ConfigError(f"a policy of kind {data.get('kind')!r} that was kept with a run cannot be rebuilt: {error}") from error
 
 
 def _made(kind: Any, said: dict[str, Any]) -> Policy:
@@ -50,4 +50,4 @@ def _made(kind: Any, said: dict[str, Any]) -> Policy:
             default = made_of(said["default"]) if said["default"] else None
             return PolicyPipeline([made_of(stage) for stage in said["stages"]], default=default)
         case _:
-            raise ConfigError(f"no policy of kind {kind!r} is known here; a later version of Detent may know it")
+            raise ConfigError(f"this version of Detent does not know the policy kind {kind!r}; a later version may know it")

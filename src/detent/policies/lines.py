@@ -1,7 +1,7 @@
-"""Where the parts of a TOML text stand: `tomllib` gives values without their lines, and a message about a rule has to name one.
+"""Finds the lines of the parts of a TOML text: `tomllib` returns values without lines, but a message about a rule must name one.
 
-Texts and comments are blanked first, so that nothing inside them is taken for a header. What is written in an unusual form (inline tables,
-quoted keys) is placed at the nearest header above it; a place is a help for people, nothing depends on it.
+Strings and comments are blanked first, so nothing inside them looks like a header. A part in an unusual form (inline table, quoted key) gets the
+line of the nearest header above it. Lines only help people; nothing depends on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEY = re.compile(r"^\s*([A-Za-z0-9_\-]+)\s*(?:\.[^=]*)?=")
 
 
 class Lines:
-    """The lines of one file; `name` is how messages call it, `under` the key below which the policy stands in it ("" for all of it)."""
+    """The lines of one file. `name` is its name in messages. `under` is the key that holds the policy ("" for the whole file)."""
 
     def __init__(self, text: str, name: str, *, under: str = "") -> None:
         self.name = name
@@ -46,14 +46,14 @@ class Lines:
         return parts
 
     def at(self, path: Sequence[Any]) -> str:
-        """Return `file:line` of a part, by its path; of the nearest part around it where it has no line of its own."""
+        """Return `file:line` of a part by its path, or of the nearest enclosing part if it has no line of its own."""
         keys = tuple(path)
         while keys and keys not in self._places:
             keys = keys[:-1]
         return f"{self.name}:{self._places[keys]}" if keys else self.name
 
     def of(self, key: str) -> str:
-        """Return `file:line` of a key at the top."""
+        """Return `file:line` of a top-level key."""
         return self.at((key,))
 
     def rule(self, number: int, key: str = "") -> str:
@@ -61,7 +61,7 @@ class Lines:
         return self.at(("rules", number, key) if key else ("rules", number))
 
     def short(self, number: int) -> str:
-        """Return the place of a rule as the log keeps it: the file's name without its folder, and the line; "" without a file."""
+        """Return the place of a rule as the log records it: the file's name without its folder, and the line; "" without a file."""
         if not self._known:
             return ""
         _, _, line = self.rule(number).rpartition(":")
@@ -69,7 +69,7 @@ class Lines:
 
 
 def _blanked(text: str) -> str:
-    """Return the text with every TOML string replaced by `""` and every comment removed, the lines where they were."""
+    """Return the text with every TOML string replaced by `""` and every comment removed, keeping the line numbers."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()

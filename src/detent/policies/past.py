@@ -1,9 +1,9 @@
-"""What a pass has done so far, as guards ask for it: which calls succeeded, what changed something since, what repeats itself.
+"""The history of a pass for guards: which calls succeeded, what changed something since, what repeats itself.
 
-Theory of operation. All of it follows from the results of the passes (`KernelState.results`) and from what the tools declare, so guards
-stay pure. Reading every result before every call would make a run's cost grow with the square of its length: a `Past` reads each result
-once, keeps where it got to, and goes on from there; it begins anew when the results it is shown are not those it has read (a fork, another
-run). A call is known by tool and digest of its arguments, in which the order of keys does not matter.
+Theory of operation. Everything follows from the results of the passes (`KernelState.results`) and from the declarations of the tools, so guards
+stay pure. If every call read every result again, the cost of a run would grow with the square of its length. So a `Past` reads each result once and
+continues from there. It starts over if the results are not those that it has read (a fork, another run). A call is identified by its tool and the
+digest of its arguments; the order of keys does not matter.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from detent.core.state import CallState, Item, KernelState, RunState
 from detent.ports import Call, ToolSpec
 
 NOT_TRIED = ("guard_blocked", "not_run", "batch_failed")
-"""Codes of observations that say nothing about the call itself."""
+"""Codes of observations that are not about the call itself."""
 
 
 class Same(msgspec.Struct, frozen=True):
-    """How often in a row a call gave the same outcome, up to result `index`."""
+    """The number of times in a row that a call gave the same outcome, up to result `index`."""
 
     count: int
     outcome: bytes
@@ -30,7 +30,7 @@ class Same(msgspec.Struct, frozen=True):
 
 
 class Past:
-    """The index of one pass's results; `tools` are the declarations that tell reading from changing."""
+    """The index of the results of one pass. `tools` are the declarations that tell reading tools from changing ones."""
 
     __slots__ = ("_seen", "_tools", "done", "effect", "meta", "meta_count", "other_effect", "same")
 
@@ -42,12 +42,12 @@ class Past:
         self._seen: Seq[Item] = Seq()
         self.done: dict[str, int] = {}  # digest -> where it last succeeded
         self.effect: tuple[int, str] = (-1, "")  # the last call that may have changed something: where, digest
-        self.other_effect = -1  # where the last one with another digest than that stands
+        self.other_effect = -1  # the index of the last one with a different digest
         self.same: dict[str, Same] = {}
         self.meta, self.meta_count = "", 0
 
     def read(self, results: Seq[Item]) -> Past:
-        """Take what came since the last time."""
+        """Read the results since the last time."""
         if results is self._seen:
             return self
         if not results.continues(self._seen):
@@ -85,25 +85,25 @@ class Past:
         return spec is not None and spec.read_only
 
     def changed_by_others(self, digest: str) -> int:
-        """Return where the last call that may have changed something stands, this one itself left out; -1 where there is none."""
+        """Return the index of the last other call that may have changed something, or -1."""
         at, by = self.effect
         return self.other_effect if by == digest else at
 
     def repeated(self, digest: str) -> int:
-        """Return how often in a row the call gave the same outcome, with nothing changed by others in between."""
+        """Return how often in a row the call gave the same outcome while no other call changed anything."""
         known = self.same.get(digest)
         return 0 if known is None or self.changed_by_others(digest) > known.index else known.count
 
 
 class Pasts:
-    """The pasts of a run's passes, by scope; one for each opening of a run, made with the tools of its agent."""
+    """The pasts of a run's passes, by scope. Each opening of a run has one object, created with the tools of its agent."""
 
     def __init__(self, tools: Mapping[str, ToolSpec]) -> None:
         self._tools = tools
         self._of: dict[str, Past] = {}
 
     def of(self, state: KernelState) -> Past:
-        """Return the past of a pass, up to date."""
+        """Return the updated past of a pass."""
         known = self._of.get(state.scope)
         if known is None:
             known = self._of[state.scope] = Past(self._tools)
@@ -122,7 +122,7 @@ class Pasts:
 
 
 def before_in_turn(call: Call, state: KernelState) -> list[CallState]:
-    """Return the calls of this turn that come before `call`, are not refused, and are not among the results yet; the nearest first."""
+    """Return the calls of this turn before `call` that are not refused and have no result yet, the nearest first."""
     if len(state.calls) < 2:
         return []
     found: list[CallState] = []
@@ -135,7 +135,7 @@ def before_in_turn(call: Call, state: KernelState) -> list[CallState]:
 
 
 def equal(call: Call, known: CallState) -> bool:
-    """Whether two calls are the same: tool and arguments, whatever the order of keys."""
+    """Whether two calls have the same tool and arguments, in any order of keys."""
     if known.tool != call.tool.name or known.args != call.args:
         return False
     return (known.digest or digest_of([known.tool, known.args])) == call.digest

@@ -14,10 +14,10 @@ from detent.ports.options import checked_options
 
 
 class PolicyPipeline:
-    """Asks every stage; stop beats deny beats require_approval beats allow, and where no stage has a say the call is denied.
+    """Asks every stage. stop beats deny beats require_approval beats allow. If no stage decides, the call is denied.
 
-    A stage is any policy. One with a method `judge` may have no say (it gives None), and says with `bars` and `passes` what it does to all
-    calls of a tool; one that raises denies. `default` decides where no stage has a say, instead of the denial.
+    A stage is any policy. A stage with a method `judge` may return None for "no verdict", and tells with `bars` and `passes` what it does to all
+    calls of a tool. A stage that raises denies. If no stage decides, `default` decides instead of the denial.
     """
 
     @checked_options
@@ -32,14 +32,14 @@ class PolicyPipeline:
         self.data: dict[str, Any] = said if all(parts) else {}
 
     def judge(self, call: Call, state: RunState) -> Verdict | None:
-        """Return the strongest verdict, None where no stage has a say."""
+        """Return the strongest verdict, or None if no stage decides."""
         said = [verdict for stage in self.stages if (verdict := judged(stage, call, state)) is not None]
         if said:
             return strongest(said)
         return None if self.default is None else judged(self.default, call, state)
 
     def decide(self, call: Call, state: RunState) -> Verdict:
-        """Return the strongest verdict; where no stage has a say, the denial."""
+        """Return the strongest verdict, or the denial if no stage decides."""
         return self.judge(call, state) or NO_RULE
 
     def may_ask(self, tool: ToolSpec) -> bool:
@@ -51,7 +51,7 @@ class PolicyPipeline:
         return any(_bars(stage, tool, state) for stage in self.stages)
 
     def passes(self, tool: ToolSpec, state: RunState) -> bool:
-        """Return whether some stage, or the default, may let a call of this tool pass."""
+        """Return whether some stage, or the default, may allow a call of this tool."""
         if any(_passes(stage, tool, state) for stage in self.stages):
             return True
         return self.default is not None and offered(self.default, tool, state)
@@ -62,7 +62,7 @@ class PolicyPipeline:
 
 
 class Whole:
-    """A policy as a stage that has its say in every call, the one that it would have alone: where it names nothing, that is its denial."""
+    """A policy as a stage that decides every call as it would alone. If none of its parts matches, that is its denial."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -82,14 +82,14 @@ class Whole:
 
 
 class Tightening:
-    """A policy as a stage that only ever tightens: where it allows, or has no say, it has none, and the other stages decide."""
+    """A policy as a stage that only tightens. If it allows or has no verdict, the other stages decide."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
         self.version: str = policy.version
 
     def judge(self, call: Call, state: RunState) -> Verdict | None:
-        """Return the verdict unless it allows; one that cannot be given denies."""
+        """Return the verdict unless it allows. If the policy fails, deny."""
         said = judged(self._policy, call, state)
         return None if said is None or said.decision == "allow" else said
 
@@ -102,7 +102,7 @@ class Tightening:
         return _bars(self._policy, tool, state)
 
     def passes(self, tool: ToolSpec, state: RunState) -> bool:
-        """Return False: another stage has to let a call pass."""
+        """Return False: only another stage can allow a call."""
         return False
 
 

@@ -1,7 +1,7 @@
-"""What the rules of a policy see of a call: a small fixed projection, taken from the call and the state (DESIGN 7, expressions).
+"""The part of a call that policy rules can read: a small fixed projection of the call and the state (DESIGN 7, expressions).
 
-Only what the rules at hand read is taken, and of the arguments only the fields that they read: a rule over a path costs the same beside a
-file of a megabyte. Nothing here looks at the transcript but `provenance`, which is worked out only where a rule names it.
+Only the names and argument fields that the rules read are computed, so a rule over a path costs the same with a megabyte of other arguments. Only
+`provenance` reads the transcript, and it is computed only if a rule names it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from detent.expressions.paths import Path
 from detent.ports import Call, ToolSpec
 
 Trace = Callable[[Call, RunState], Any]
-"""Gives what is known of where a call's arguments came from: `untrusted_in_context`, and in `args` the label of each."""
+"""Returns the known origin of a call's arguments: `untrusted_in_context`, and the label of each argument in `args`."""
 
 HOST = ("tenant", "workspace", "principal", "scopes")
 USAGE = (*(f for f in Usage.__struct_fields__ if f != "estimated"), "total_tokens", "running_s")
@@ -28,11 +28,11 @@ NAMES = Names(
     members={"tool": TOOL, "host": HOST, "usage": USAGE, "provenance": PROVENANCE},
     open=("args", "variables"),
 )
-"""What a rule may name. `origin`: who asks: `planner`, `text` (found in an answer) or `program`; `goal`: the text of the goal."""
+"""The names that a rule may use. `origin` is the source of the call: `planner`, `text` (found in an answer) or `program`. `goal` is the goal's text."""
 
 
 def project(name: str, members: frozenset[str] | None, call: Call, state: RunState, trace: Trace | None) -> Any:
-    """Return the value of one name; `members` are those wanted of it, None for all."""
+    """Return the value of one name. `members` are the wanted members, None for all."""
     match name:
         case "args":
             return _some(call.args, members)
@@ -53,11 +53,11 @@ def project(name: str, members: frozenset[str] | None, call: Call, state: RunSta
         case "provenance" if trace is not None:
             return _some(trace(call, state), members)
         case _:
-            raise AssertionError(f"rules are checked against names of which {name!r} is none")
+            raise AssertionError(f"{name!r} is not a name that rules may use, and rules are checked for that")
 
 
 def values_at(paths: Mapping[str, Path], call: Call, state: RunState, trace: Trace | None) -> dict[str, Any] | None:
-    """Return the value of each path by its variable; None when one of them has none."""
+    """Return the value of each path by its variable, or None if one of the paths has no value."""
     found: dict[str, Any] = {}
     traced: Any = None
     for name, path in paths.items():

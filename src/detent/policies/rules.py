@@ -1,8 +1,8 @@
-"""Rules as data: which calls, under which condition, get which decision (the TOML of `documents`, or structs made in a program).
+"""Rules as data: which calls get which decision under which condition (the TOML of `documents`, or structs from a program).
 
-Every rule that names the tool and whose `when` holds has matched; the strongest of them wins, and no match denies. A condition is CEL over
-the names of `projection`; one that fails, or gives neither true nor false, denies and says where it stands. Conditions are compiled on
-first use, or all at once by `compile`.
+A rule matches if it names the tool and its `when` is true. The strongest matching rule wins; no match denies. A condition is CEL over the names of
+`projection`. A condition that fails, or is neither true nor false, denies, and the reason names its place. Conditions are compiled on first use, or
+all at once by `compile`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from detent.ports.options import check_fields, checked_options
 
 
 class Rule(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """One rule. `tool` are patterns of tool names; an empty `when` always holds; `source` says where the rule stands (`file:line`).
+    """One rule. `tool` holds patterns of tool names. An empty `when` always matches. `source` is the rule's place (`file:line`).
 
-    `approvers`, `expires_s` and `on_reject` belong to `require_approval`: how many different people, how long the request stands, and
-    whether a rejection ends the run ("": as the agent says).
+    `approvers`, `expires_s` and `on_reject` belong to `require_approval`: how many different people must approve, how long the request is open,
+    and whether a rejection ends the run ("": the agent's setting).
     """
 
     id: str
@@ -47,12 +47,12 @@ class Rule(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_
 
     @property
     def where(self) -> str:
-        """How messages name the rule."""
+        """The name of the rule in messages."""
         return f"{self.source}: rule {self.id!r}" if self.source else f"rule {self.id!r}"
 
 
 class _Ready(msgspec.Struct, frozen=True):
-    """The rules that name one tool, and what their conditions need together; `flat` are the same over `paths`, where all can be."""
+    """The rules that name one tool, and the names that their conditions need. `flat` are the same rules over `paths`, if all can be rewritten."""
 
     rules: tuple[tuple[Verdict, Expression | None], ...]
     reads: dict[str, frozenset[str] | None]
@@ -62,10 +62,10 @@ class _Ready(msgspec.Struct, frozen=True):
 
 
 class RulePolicy:
-    """Decides by rules. `name` begins its version, which changes with every rule.
+    """Decides by rules. Its version begins with `name` and changes with every rule.
 
-    `trace` gives what rules see as `provenance` (None: the one of `policies.provenance`, loaded when a rule first reads it).
-    Raises `ConfigError` for rules of one id, and for options that do not fit a rule's decision.
+    `trace` provides the value of `provenance` for rules (None: that of `policies.provenance`, loaded when a rule first reads it).
+    Raise `ConfigError` if two rules have the same id, or if options do not fit a rule's decision.
     """
 
     @checked_options
@@ -81,13 +81,13 @@ class RulePolicy:
         self.data: dict[str, Any] = {} if trace is not None else {"kind": "rules", "name": name, "rules": msgspec.to_builtins(self.rules)}
 
     def compile(self) -> RulePolicy:
-        """Compile every condition now; raise `ConfigError` naming rule, place and mistake."""
+        """Compile every condition now. Raise `ConfigError`, which names rule, place and mistake."""
         for rule in self.rules:
             self._expression(rule)
         return self
 
     def judge(self, call: Call, state: RunState) -> Verdict | None:
-        """Return the strongest verdict of the rules that match, None where none does."""
+        """Return the strongest verdict of the matching rules, or None if no rule matches."""
         ready = self._ready.get(call.tool.name) or self._prepare(call.tool.name)
         rules, context = self._context(ready, call, state)
         matched: list[Verdict] = []
@@ -100,7 +100,7 @@ class RulePolicy:
         return strongest(matched) if matched else None
 
     def _context(self, ready: _Ready, call: Call, state: RunState) -> tuple[Sequence[tuple[Verdict, Expression | None]], Any]:
-        """Return the rules as they are to be evaluated, and over what."""
+        """Return the rules in the form to evaluate, and the values to evaluate them over."""
         if all(when is None for _, when in ready.rules):
             return ready.rules, None
         if self._trace is None and "provenance" in ready.reads:
@@ -112,11 +112,11 @@ class RulePolicy:
         return ready.rules, make_context(seen, ready.calls)
 
     def decide(self, call: Call, state: RunState) -> Verdict:
-        """Return the strongest verdict of the rules that match; where none does, the denial."""
+        """Return the strongest verdict of the matching rules, or the denial if no rule matches."""
         return self.judge(call, state) or NO_RULE
 
     def may_ask(self, tool: ToolSpec) -> bool:
-        """Return whether a rule that names the tool asks, and none refuses all its calls."""
+        """Return whether a rule for the tool asks, and no rule refuses all its calls."""
         mine = self._of(tool)
         return any(rule.decision == "require_approval" for rule in mine) and not _barred(mine)
 
@@ -125,7 +125,7 @@ class RulePolicy:
         return _barred(self._of(tool))
 
     def passes(self, tool: ToolSpec, state: RunState) -> bool:
-        """Return whether some rule may let a call of this tool pass."""
+        """Return whether some rule may allow a call of this tool."""
         return any(RANK[rule.decision] < RANK["deny"] for rule in self._of(tool))
 
     def offers(self, tool: ToolSpec, state: RunState) -> bool:
@@ -136,7 +136,7 @@ class RulePolicy:
         return [rule for rule, names in zip(self.rules, self._names, strict=True) if names(tool.name)]
 
     def _prepare(self, tool: str) -> _Ready:
-        """Gather once what decides calls of this tool; raise `ConfigError` where a condition is not CEL."""
+        """Collect the rules for this tool once. Raise `ConfigError` if a condition is not CEL."""
         mine = [i for i, names in enumerate(self._names) if names(tool)]
         rules = tuple((self._verdicts[i], self._expression(self.rules[i])) for i in mine)
         reads: dict[str, frozenset[str] | None] = {}
@@ -158,7 +158,7 @@ class RulePolicy:
 
 
 def _flat(rules: Sequence[tuple[Verdict, Expression | None]]) -> tuple[tuple[tuple[Verdict, Expression | None], ...], dict[str, Path]]:
-    """Return the rules with their conditions over paths, and the paths; no paths where a condition cannot be rewritten."""
+    """Return the rules with their conditions rewritten over paths, and the paths. No paths if a condition cannot be rewritten."""
     made: list[tuple[Verdict, Expression | None]] = []
     paths: dict[str, Path] = {}
     for verdict, when in rules:
@@ -177,7 +177,7 @@ def _tracer() -> Trace:
 
 
 def _holds(when: Expression, context: Any) -> bool | str:
-    """Return whether the condition holds, or why that cannot be said."""
+    """Return whether the condition is true, or why that is unknown."""
     try:
         value = execute(when, context)
     except ExpressionFailed as error:
@@ -207,16 +207,16 @@ def _check(rules: Sequence[Rule]) -> None:
     seen: set[str] = set()
     for rule in rules:
         if not rule.id.strip():
-            raise ConfigError(f"{rule.source or 'rules'}: id: a rule needs an id; the log tells rules apart by their ids")
+            raise ConfigError(f"{rule.source or 'rules'}: id: missing; every rule needs an id, by which the log identifies it")
         if rule.id in seen:
-            raise ConfigError(f"{rule.where}: id: there is another rule with this id; the log tells rules apart by their ids")
+            raise ConfigError(f"{rule.where}: id: another rule has this id; every rule needs its own, by which the log identifies it")
         seen.add(rule.id)
         if not rule.tool or not all(cast("Sequence[str]", rule.tool)):
-            raise ConfigError(f'{rule.where}: tool: names no tool; "*" means all')
+            raise ConfigError(f'{rule.where}: tool: is empty; name tools, or write "*" for all')
         if rule.approvers < 1:
-            raise ConfigError(f"{rule.where}: approvers: {rule.approvers}; at least 1 person has to approve")
+            raise ConfigError(f"{rule.where}: approvers: {rule.approvers}; give at least 1")
         if rule.expires_s is not None and not rule.expires_s > 0:
-            raise ConfigError(f"{rule.where}: expires: {rule.expires_s:g} s; a request must stand for some time")
+            raise ConfigError(f"{rule.where}: expires: {rule.expires_s:g} s; give a time above 0")
         if rule.decision != "require_approval" and (rule.approvers != 1 or rule.expires_s is not None or rule.on_reject):
             raise ConfigError(
                 f'{rule.where}: approvers, expires and on_reject belong to decision = "require_approval", not {rule.decision!r}'

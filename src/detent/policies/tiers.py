@@ -1,4 +1,4 @@
-"""The policy by tiers: what a tool declares as its side effect decides (DESIGN 7, row K31 as changed there)."""
+"""The tier policy: decides by the declared side effect of a tool (DESIGN 7, row K31 as changed there)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ UNKNOWN = Verdict(decision="deny", rule="tier_unknown", reason="the tool declare
 
 
 class TieredPolicy:
-    """none, read and write are allowed, destructive needs approval; `tiers` says otherwise by level, `tools` by tool name or pattern.
+    """Allows none, read and write; destructive needs approval. `tiers` overrides this by level, `tools` by tool name or pattern.
 
-    A level that has no tier is denied. The first entry of `tools` that names a tool counts. Raises `ConfigError`.
+    A level without a tier is denied. The first entry of `tools` that matches a tool counts. Raise `ConfigError`.
     """
 
     def __init__(self, tiers: Mapping[SideEffect, Decision] | None = None, *, tools: Mapping[str, Decision] | None = None) -> None:
@@ -27,10 +27,10 @@ class TieredPolicy:
         said: dict[SideEffect, Decision] = {**TIERS, **(tiers or {})}
         for place, decision in (*said.items(), *(tools or {}).items()):
             if decision not in RANK:
-                raise ConfigError(f"tier of {place!r}: {decision!r} is no decision; known: {', '.join(RANK)}")
+                raise ConfigError(f"tier of {place!r}: {decision!r} is not a decision; known: {', '.join(RANK)}")
         for level in said:
             if level not in TIERS:
-                raise ConfigError(f"tiers: {level!r} is no side effect; known: {', '.join(TIERS)}")
+                raise ConfigError(f"tiers: {level!r} is not a side effect; known: {', '.join(TIERS)}")
         self._verdicts: dict[str, Verdict] = {level: _verdict(level, decision) for level, decision in said.items()}
         self._tools = [(named_by([name]), _named(name, decision)) for name, decision in (tools or {}).items()]
         own = ",".join(f"{k}={v}" for k, v in (*(tiers or {}).items(), *(tools or {}).items()))
@@ -52,7 +52,7 @@ class TieredPolicy:
         return self._of(tool).decision == "require_approval"
 
     def offers(self, tool: ToolSpec, state: RunState) -> bool:
-        """Return whether the tool can be used at all: one whose tier denies is not shown to the planner."""
+        """Return whether the tool can be used at all. The planner does not see a tool whose tier denies."""
         return self._of(tool).decision in ("allow", "require_approval")
 
 

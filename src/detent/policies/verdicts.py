@@ -1,4 +1,4 @@
-"""What policies share: how verdicts combine, which tools a pattern names, and what a delegation looks like as a call."""
+"""Shared by the policies: combining verdicts, matching tool patterns, and delegations as calls."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from detent.ports.governance import shown_to
 from detent.ports.raised import raised_by
 
 RANK: dict[Decision, int] = {"allow": 0, "require_approval": 1, "deny": 2, "stop": 3}
-"""How strong a decision is (row K30)."""
+"""The strength of each decision (row K30)."""
 SPAWN = "spawn_subagent"
 """The tool name of a delegation: its arguments are the fields of `SpawnSubagent` (agent, goal, join, budget)."""
 
 NO_RULE = Verdict(decision="deny", rule="no_policy_rule_matched", reason="no rule of the policy matches this call")
-"""What is decided where nothing else is (row K30)."""
+"""The verdict if nothing else decides (row K30)."""
 
 
 class Stage(Protocol):
-    """A policy that may have no say in a call: `judge` then gives None."""
+    """A policy that may leave a call undecided: `judge` then returns None."""
 
     version: str
 
@@ -32,9 +32,9 @@ class Stage(Protocol):
 
 
 def judged(policy: Policy | Stage, call: Call, state: RunState) -> Verdict | None:
-    """Return what one stage says; one that raises denies, so that it hides no stronger verdict of another.
+    """Return the verdict of one stage. A stage that raises denies, so it does not hide a stronger verdict of another stage.
 
-    So does a policy whose `decide` gives no verdict: only a stage with `judge` may have no say.
+    A policy whose `decide` returns no verdict denies too: only a stage with `judge` may leave a call undecided.
     """
     try:
         judge: Callable[[Call, RunState], Verdict | None] | None = getattr(policy, "judge", None)
@@ -50,9 +50,9 @@ def judged(policy: Policy | Stage, call: Call, state: RunState) -> Verdict | Non
 
 
 def strongest(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the strongest verdict, the first of equals; requests for approval are merged to the strictest. Needs at least one.
+    """Return the strongest verdict, the first of equals. Approval requests are merged to the strictest. At least one verdict is needed.
 
-    `facts["matched"]` then names every rule that matched, where there are several.
+    If several rules matched, `facts["matched"]` names them all.
     """
     if len(verdicts) == 1:
         return verdicts[0]
@@ -74,7 +74,7 @@ def strongest(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def named_by(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Return whether a name fits one of the patterns: `*` and `?` as in file names, everything else as it is."""
+    """Return whether a name matches one of the patterns: `*` and `?` as in file names, everything else literally."""
     listed = tuple(patterns)
     plain = frozenset(p for p in listed if not any(c in p for c in "*?["))
     globs = [p for p in listed if p not in plain]

@@ -1,7 +1,7 @@
-"""When kernels run, how often and how configured: one file a strategy, each a plain async function over `StrategyRun` (DESIGN 6).
+"""Strategies decide when, how often and with which settings the kernel runs. Each file has one plain async function over `StrategyRun` (DESIGN 6).
 
-Rule: no loop over tool calls and no planner input of its own; everything goes through passes, which the log remembers.
-Start with `reactive`, one pass. `work` and `plans` are what the planning ones share, `wording` what they tell a model, `showing` how much of it.
+Rule: a strategy has no loop over tool calls and no planner input of its own; everything goes through passes, which the log records.
+Start with `reactive`, one pass. The planning strategies share `work` and `plans`. `wording` has the prompts, `showing` limits how much they show.
 """
 
 from __future__ import annotations

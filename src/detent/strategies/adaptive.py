@@ -1,7 +1,7 @@
-"""Adaptive: one call to the small model chooses a strategy for the goal; ReAct takes over once where that came to no end.
+"""Adaptive: one call to the small model chooses a strategy for the goal. If that strategy does not finish, ReAct takes over once.
 
-No word of the goal chooses anything: only a model knows that a "pension plan" is no plan to carry out. What the choice, the chosen strategy and
-the fallback use is on one log and in one sum. Model calls: 0 or 1, and those of the strategies.
+The words of the goal choose nothing: only a model knows that a "pension plan" does not mean a plan to execute. The choice, the chosen strategy and
+the fallback share one log and one usage total. Model calls: 0 or 1, plus those of the strategies.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ KINDS = {
 }
 FORM: dict[str, Any] = {"type": "object", "properties": {"strategy": {"enum": list(KINDS)}}, "required": ["strategy"]}
 SHOWN_GOAL = 4_000
-"""Of a long goal, so many characters are shown to the model that chooses."""
+"""How much of a long goal the choosing model sees, in characters."""
 FALLS_BACK = (*GIVEN_UP, "output_schema_failed", "malformed_plan")
 
 
 class AdaptiveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`classify`: whether the small model is asked which strategy fits (else ReAct it is); `fall_back`: whether ReAct takes over from one that
-    came to no end.
+    """`classify`: whether the small model chooses the strategy (otherwise ReAct is used). `fall_back`: whether ReAct takes over if the chosen
+    strategy does not finish.
 
-    The other three are the options of the strategies that may be chosen.
+    The other three are the options of the strategies to choose from.
     """
 
     classify: bool = True
@@ -52,7 +52,7 @@ class AdaptiveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @strategy(options=AdaptiveOptions)
 async def adaptive(run: StrategyRun) -> Passed:
-    """Choose, run what was chosen, fall back."""
+    """Choose a strategy, run it, and fall back to ReAct if needed."""
     options = run.options(AdaptiveOptions)
     name, why = await _chosen(run, ask=options.classify)
     await run.switch(name, why)
@@ -71,7 +71,7 @@ async def adaptive(run: StrategyRun) -> Passed:
 
 
 async def _chosen(run: StrategyRun, *, ask: bool) -> tuple[str, str]:
-    """Return which strategy the goal is worked on with, and why: what the model says, ReAct where it says nothing or is not asked."""
+    """Return the strategy for the goal, and why: the model's choice, or ReAct if it gives none or is not called."""
     if run.profile.tier == "local":
         return USUAL, "the model is small"
     if trivial(run.goal):
@@ -96,7 +96,7 @@ async def _chosen(run: StrategyRun, *, ask: bool) -> tuple[str, str]:
 
 
 def named(said: Any) -> str:
-    """Return the strategy that an answer is the name of, in whatever spelling, "" where it is anything else, such as a text about strategies."""
+    """Return the strategy that an answer names, in any spelling, or "" for any other answer, such as a text about strategies."""
     value: Any = cast("dict[str, Any]", said).get("strategy") if isinstance(said, dict) else said
     plain = re.sub(r"[\W_]+", "-", value).strip("-").lower() if isinstance(value, str) else ""
     return plain if plain in KINDS else ""

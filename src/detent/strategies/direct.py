@@ -1,4 +1,4 @@
-"""Direct: one model call, and its answer is the answer."""
+"""Direct: one model call, whose answer is the run's answer."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MOST_TURNS = 3
 
 
 class DirectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`turns`: how many model calls there may be, at most 3. With one no tool is offered: nobody could read what it gave."""
+    """`turns`: the maximum number of model calls, up to 3. With one, no tool is offered, because nothing could read its result."""
 
     turns: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not 1 <= self.turns <= MOST_TURNS:
-            raise ConfigError(f"strategy_options: turns is {self.turns}; direct takes 1 to {MOST_TURNS}; for more use reactive")
+            raise ConfigError(f"strategy_options: turns is {self.turns}; direct allows 1 to {MOST_TURNS}; for more, use reactive")
 
     def check(self, agent: AgentSpec) -> None:
-        """Raise `ConfigError` for an agent whose required tools no single turn can call."""
+        """Raise `ConfigError` if the agent has required tools that a single turn cannot call."""
         if agent.required_tools and self.turns == 1:
             wanted = ", ".join(agent.required_tools)
             raise ConfigError(

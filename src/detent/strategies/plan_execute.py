@@ -1,8 +1,8 @@
-"""Plan and execute: one call plans, steps run in waves, one call looks at what came of it, one gives the answer.
+"""Plan and execute: one call plans, the steps run in waves, one call reviews the results, one gives the answer.
 
-Model calls: a plan, a reflection and a synthesis, one for each analysis and k for each step of work; a step that only calls a tool costs none.
-A plan whose only step is an analysis is answered by that step. Completed steps are never run again: a patch (one call) replaces what failed and
-what was waiting for it.
+Model calls: a plan, a reflection and a synthesis, one for each analysis and k for each step of work; a step that only calls a tool costs none. If the
+only step is an analysis, it gives the answer. Completed steps never run again: a patch (one call) replaces the failed steps and those that waited
+for them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def carry_through(run: StrategyRun, options: PlanExecuteOptions) -> Passed
 
 
 async def _reflect(run: StrategyRun, work: Work) -> str:
-    """Return what is missing for the goal, "" when nothing is; a reflection that fails holds nothing up."""
+    """Return what is missing for the goal, or "". If the reflection fails, nothing counts as missing."""
     prompt = f"Is this enough to achieve the goal?{section('Goal', run.goal)}{section('What the steps gave', work.report())}\n\n{VERDICT}"
     try:
         satisfied, remark = verdict(await run.ask("reflect", prompt, instructions=CRITIC, **work.options.judge.said()))

@@ -1,7 +1,7 @@
-"""Plan, then execute: for small models. One call lists steps in words; each is then a small task of its own, in order; one call answers.
+"""Plan, then execute: for small models. One call lists steps in words, then each step is a small task of its own, and one call answers.
 
-A small model loses its way in a long transcript. Here it sees one step at a time, with the list and what the steps before gave.
-Model calls: 1 + the turns of each step + 1; a list of one step is answered by that step.
+A small model gets lost in a long transcript. Here it sees one step at a time, with the list and the results of the earlier steps.
+Model calls: 1 + the turns of each step + 1. If the list has one step, that step gives the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBERED = re.compile(r"^\s*(?:\d+[.)]|[-*])\s+(\S.*)$", re.MULTILINE)
 
 
 class StepsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`steps` at most; `turns` that one step may take."""
+    """`steps`: the maximum number of steps. `turns`: the maximum for one step."""
 
     steps: int = 8
     turns: int = 3
@@ -41,7 +41,7 @@ class StepsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @strategy(options=StepsOptions)
 async def plan_then_execute(run: StrategyRun) -> Passed:
-    """List the steps, do one after the other, answer."""
+    """List the steps, execute them in order, and answer."""
     options = run.options(StepsOptions)
     steps = await _steps(run, options)
     if len(steps) < 2:
@@ -69,7 +69,7 @@ async def plan_then_execute(run: StrategyRun) -> Passed:
 
 
 async def _steps(run: StrategyRun, options: StepsOptions) -> list[str]:
-    """Return the steps that the model lists, none where it lists none: the goal is then worked on as a whole."""
+    """Return the steps that the model lists. If it lists none, the goal is worked on as a whole."""
     names = ", ".join(spec.name for spec in await run.offered() if not spec.ends_turn)
     prompt = (
         f"Do not act yet. List the steps that this goal needs, one short sentence for each, in order, at most {options.steps}."
@@ -83,7 +83,7 @@ async def _steps(run: StrategyRun, options: StepsOptions) -> list[str]:
 
 
 def listed(said: Any) -> list[str]:
-    """Return the steps in what a model answered: as asked for, as a bare list, or as lines with numbers."""
+    """Return the steps in a model's answer: in the requested form, as a bare list, or as numbered lines."""
     if isinstance(said, str):
         try:
             said = read_json(said)

@@ -1,6 +1,6 @@
-"""A plan as data: steps, what each needs of others, and `{{step_id}}` as what a step gave.
+"""A plan as data: steps, their dependencies, and `{{step_id}}` for the result of a step.
 
-In the arguments of a call that is the whole value, never a preview; in a task, which is a prompt, what the prompt has room for (`told`).
+In the arguments of a call this is the whole value, never a preview. In a task, which is a prompt, it is as much as fits (`told`).
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ RULES = (
 )
 
 MOST_DIGITS = 9
-"""Of a place in a list: more than that no list has."""
+"""The maximum number of digits in a list index."""
 MOST_DEPTH = 100
-"""How deep arguments of a step may nest."""
+"""How deep the arguments of a step may nest."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _REFERENCE = re.compile(r"\{\{\s*([A-Za-z0-9_-]+)((?:\.[A-Za-z0-9_-]+)*)\s*\}\}")
 
 
 class Unresolved(Exception):
-    """A reference names something that its step did not give."""
+    """A reference names something that is not in the step's result."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The steps that come before this one."""
+        """The steps that must come before this one."""
         return references([self.task, self.args]) | set(self.after)
 
 
@@ -81,7 +81,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_plan(said: Any, *, tools: Collection[str], known: Collection[str] = ()) -> tuple[tuple[Step, ...], str]:
-    """Return (steps, "") of what a planner answered, or ((), what is wrong with it); `known` are the steps that are done already."""
+    """Return (steps, "") for a planner's answer, or ((), the problem). `known` are the completed steps."""
     if isinstance(said, str) and nests_too_deep(said.encode("utf-8", "surrogatepass")):
         return (), f"the plan has not the right form: it nests deeper than {MOST_NESTED} levels"
     try:
@@ -134,14 +134,14 @@ def _parts(value: Any) -> Sequence[Any]:
 
 
 def references(value: Any) -> frozenset[str]:
-    """Return the ids of the steps that texts in JSON data refer to."""
+    """Return the ids of the steps that JSON data refers to."""
     if isinstance(value, str):
         return frozenset(found[1] for found in _REFERENCE.finditer(value))
     return frozenset[str]().union(*(references(part) for part in _parts(value)))
 
 
 def resolved(value: Any, done: Mapping[str, Any]) -> Any:
-    """Return JSON data with references replaced: alone by the value itself, inside a text by the value as text. Raise `Unresolved`."""
+    """Return JSON data with references replaced. A text that is only a reference becomes the value; inside a text it becomes text. Raise `Unresolved`."""
     if isinstance(value, dict):
         return {key: resolved(part, done) for key, part in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
@@ -154,7 +154,7 @@ def resolved(value: Any, done: Mapping[str, Any]) -> Any:
 
 
 def told(task: str, done: Mapping[str, Any], show: Callable[[Any, str, int], str]) -> str:
-    """Return a task with its references replaced by what `show` makes of (value, id of the step, number of references). Raise `Unresolved`."""
+    """Return a task with each reference replaced by `show(value, step id, number of references)`. Raise `Unresolved`."""
     count = len(_REFERENCE.findall(task))
     return _REFERENCE.sub(lambda found: show(_value(found, done), found[1], count), task)
 
@@ -174,5 +174,5 @@ def _value(found: re.Match[str], done: Mapping[str, Any]) -> Any:
 
 
 def listed(tools: Sequence[ToolSpec]) -> str:
-    """Return the tools as a plan may use them, one a line."""
+    """Return the tools that a plan may use, one per line."""
     return "\n".join(f"- {t.name}: {' '.join(t.description.split())} args: {shown(t.input_schema)}" for t in tools)

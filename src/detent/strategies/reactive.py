@@ -1,4 +1,4 @@
-"""ReAct, the default: one pass, until it has an answer."""
+"""ReAct, the default: one pass that runs until it has an answer."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from detent.ports import Passed, StrategyRun
 
 
 async def reactive(run: StrategyRun) -> Passed:
-    """Let the kernel think and act until the goal is achieved."""
+    """Run one pass of the kernel until it has an answer."""
     return await run.kernel("main")

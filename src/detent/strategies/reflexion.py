@@ -1,7 +1,7 @@
-"""Reflexion: generate, let a critic look at it, improve; what had an effect is not done again.
+"""Reflexion: generate, let a critic review, improve. Calls that had an effect are not repeated.
 
-Model calls: k + n·(1 + k) for n rounds and k turns a pass; the round in which the critic is satisfied has only the critic's call. A critic that
-fails costs nobody the finished draft.
+Model calls: k + n·(1 + k) for n rounds and k turns a pass. A round in which the critic is satisfied has only the critic's call. If the critic
+fails, the finished draft is kept.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from detent.strategies.showing import observed, part, room
 from detent.strategies.wording import CRITIC, GIVEN_UP, VERDICT, at_least, section, verdict
 
 SAME = 0.8
-"""Two critiques whose beginnings agree that far say the same thing: another round would change nothing."""
+"""How far the beginnings of two critiques must agree to count as the same. Another round would then change nothing."""
 
 
 class ReflexionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`rounds` of critique and improvement at most; `turns` that one pass may take; `judge`: the model that criticises, instead of the small one.
+    """`rounds`: the maximum of critique and improvement. `turns`: the maximum of one pass. `judge`: the model for critique, instead of the small one.
 
-    `block`: what a later pass may not do again. "tools": a tool that is not idempotent and had an effect is not called any more, whatever its
-    arguments; "calls": only the same call is not made again, so that another recipient can still be served.
+    `block`: what a later pass may not repeat. "tools": a tool that is not idempotent and had an effect is not called again with any arguments.
+    "calls": only the same call is not repeated, so another recipient can still be served.
     """
 
     rounds: int = 3
@@ -46,7 +46,7 @@ async def reflexion(run: StrategyRun) -> Passed:
 
 
 async def reflect(run: StrategyRun, options: ReflexionOptions) -> Passed:
-    """Work with these options; the last pass that had an answer is what comes of it."""
+    """Work with these options. The result is the last pass that had an answer."""
     last = await run.kernel("generate", limits=Budget(max_iterations=options.turns))
     answer = last if last.status == "done" else None
     results, critique = list(last.results), ""
@@ -92,7 +92,7 @@ async def _improve(run: StrategyRun, options: ReflexionOptions, answer: Passed |
 
 
 def same(before: str, now: str) -> bool:
-    """Whether a critique says what the one before it said: equal, or alike over 80 % of the longer one's beginning."""
+    """Whether a critique repeats the one before: equal, or alike over 80 % of the longer one's beginning."""
     longest = max(len(before), len(now))
     agreeing = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now)))
     return bool(before) and agreeing >= SAME * longest

@@ -1,4 +1,4 @@
-"""What came before, as a prompt shows it: previews with keys, never whole results, and never more than the model's window has room for."""
+"""Shows earlier results in a prompt: previews with keys, never whole results, and never more than fits in the model's window."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from detent.ports import ResultCompression, StrategyRun
 
 CHARS_A_TOKEN = 4
 SHARES = 4
-"""Into how many parts the window is divided: results, the answer so far and what a task refers to take one each at most."""
+"""The number of shares of the window: results, the answer so far, and the references of a task get at most one share each."""
 BESIDE, LEAST = 400, 200
-"""Characters that an entry of a list needs beside its value, and that its value gets at least; where all do not fit, the latest are shown."""
+"""Characters that a list entry needs besides its value, and the minimum for its value. If not all entries fit, the latest are shown."""
 ARGS = 200
-"""Of the arguments of a call, so many characters are shown."""
+"""How much of the arguments of a call is shown, in characters."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was found out: `title` stands before it, `key` says where it is kept whole, `result` whether a tool gave it."""
+    """One finding. `title` is shown before it, `key` tells where the whole value is kept, `result` whether a tool returned it."""
 
     title: str
     value: Any
@@ -30,19 +30,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown(value: Any) -> str:
-    """Return a value as text: text as it is, the rest as JSON."""
+    """Return a value as text: text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def room(run: StrategyRun) -> int:
-    """Return how many characters one share of a prompt may have."""
+    """Return the maximum length of one share of a prompt, in characters."""
     return run.profile.window_tokens * CHARS_A_TOKEN // SHARES
 
 
 def part(run: StrategyRun, value: Any, *, most: int, key: str = "", recalls: bool = False) -> str:
-    """Return a value as text: whole up to `most` characters, else its beginning, how much is missing, and the key under which it is kept.
+    """Return a value as text: whole up to `most` characters, else its beginning, the missing length, and the key of the whole value.
 
-    `recalls`: whether it is for a pass that has the agent's tools, where `recall` may be among them.
+    `recalls`: whether the text is for a pass with the agent's tools, which may include `recall`.
     """
     text = shown(value)
     cut = shown_result(text, ResultCompression(budget_chars=most, preview_items=run.profile.preview_items))
@@ -53,9 +53,9 @@ def part(run: StrategyRun, value: Any, *, most: int, key: str = "", recalls: boo
 
 
 def gathered(run: StrategyRun, entries: Sequence[Entry], *, recalls: bool = False) -> str:
-    """Return what was found out, one entry a line, in at most one share of the window; "" for nothing.
+    """Return the findings, one per line, in at most one share of the window; "" if there are none.
 
-    What a tool gave is shown as far as the agent's profile says (`tool_result_max_chars`), what a model wrote as far as there is room.
+    Tool results are cut at the limit of the agent's profile (`tool_result_max_chars`). Text of a model is cut only if it does not fit.
     """
     if not entries:
         return ""
@@ -73,7 +73,7 @@ def gathered(run: StrategyRun, entries: Sequence[Entry], *, recalls: bool = Fals
 
 
 def observed(run: StrategyRun, results: Sequence[Item], *, recalls: bool = False) -> str:
-    """Return what the calls of earlier passes gave, as `gathered`; "" when none succeeded."""
+    """Return the results of earlier passes' calls, in the form of `gathered`; "" if none succeeded."""
     return gathered(
         run,
         [Entry(title=f"{_call(item)} ->", value=item.content, key=item.call_id, result=True) for item in results if item.ok],

@@ -1,4 +1,4 @@
-"""Thoughts of a tree: how they are asked for, scored and pruned."""
+"""Thoughts of a tree: how they are requested, scored and pruned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from detent.ports import Passed
 from detent.strategies.wording import section
 
 STEP, LEAST = 0.15, 0.15
-"""By how much the threshold is lowered where no thought survives, and how far."""
+"""By how much the threshold is lowered if no thought survives, and its minimum."""
 THOUGHTS: dict[str, Any] = {
     "type": "object",
     "properties": {"thoughts": {"type": "array", "items": {"type": "string"}, "minItems": 1}},
@@ -25,7 +25,7 @@ SCORES: dict[str, Any] = {
 
 
 class Thought(msgspec.Struct, frozen=True):
-    """A way of thoughts from the root, the place of each among its siblings, and the score of the last one."""
+    """A path of thoughts from the root, the position of each among its siblings, and the score of the last one."""
 
     way: tuple[str, ...] = ()
     place: tuple[int, ...] = ()
@@ -33,14 +33,14 @@ class Thought(msgspec.Struct, frozen=True):
 
 
 def pruned(thoughts: Sequence[Thought], threshold: float) -> list[Thought]:
-    """Return the thoughts that score well enough; where none does, the threshold is lowered by steps of 0.15 down to 0.15."""
+    """Return the thoughts that score well enough. If none does, lower the threshold in steps of 0.15 down to 0.15."""
     bars = [threshold - STEP * n for n in range(20) if n == 0 or threshold - STEP * n >= LEAST - 1e-9]
     surviving = [[thought for thought in thoughts if thought.score >= bar - 1e-9] for bar in bars]
     return next((kept for kept in surviving if kept), list[Thought]())
 
 
 def propose(goal: str, at: Thought, breadth: int) -> str:
-    """Return the prompt that asks for the thoughts after one."""
+    """Return the prompt that asks for the next thoughts after one."""
     return (
         f"Do not solve this yet. Propose {breadth} different next thoughts, each one sentence, that lead towards it"
         f"{' from where the way below has come' if at.way else ''}.\n\nGoal:\n{goal}{section('Way so far', chr(10).join(at.way))}"
@@ -57,17 +57,17 @@ def judge(goal: str, at: Thought, texts: Sequence[str]) -> str:
 
 
 def label(what: str, at: Thought) -> str:
-    """Return the label of a call about a thought: unique in the tree, the same after a restart."""
+    """Return the label of a call about a thought. It is unique in the tree and the same after a restart."""
     return "-".join([what, *map(str, at.place)])
 
 
 def texts_of(passed: Passed, most: int) -> list[str]:
-    """Return the thoughts that a call gave, none where it failed."""
+    """Return the thoughts from a call's answer; none if the call failed."""
     return [text.strip() for text in _list(passed, "thoughts") if isinstance(text, str) and text.strip()][:most]
 
 
 def scores_of(passed: Passed) -> list[float]:
-    """Return the scores that a call gave, each from 0 to 1."""
+    """Return the scores from a call's answer, each from 0 to 1."""
     return [float(min(1, max(0, n))) for n in _list(passed, "scores") if isinstance(n, int | float)]
 
 

@@ -1,7 +1,7 @@
-"""Tree of Thoughts: explore ways in breadth, keep those that score well, then work on the best one with ReAct.
+"""Tree of Thoughts: explore paths breadth-first, keep those that score well, then work on the best one with ReAct.
 
-Model calls: two for each thought that is expanded (one proposes, one scores all proposals), 2·(1 + 3 + 9) at most as it comes, then the turns of
-the last pass. Exploring stops early when it gets no better, when its time is up, and when it would eat what the work itself needs.
+Model calls: two for each expanded thought (one proposes, one scores all proposals), by default at most 2·(1 + 3 + 9), then the turns of the last
+pass. Exploring stops early if the scores do not improve, if its time is up, or if it would use the budget that the work itself needs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from detent.strategies.wording import asking, at_least, section, trivial
 DEPTH = {"local": 2}
 TURNS = {"local": 6, "mid": 8, "large": 10, "frontier": 12}
 WINDOW, RISE = 2, 0.05
-"""Over so many levels the best score must rise by so much."""
+"""The number of levels, and by how much the best score must rise over them."""
 FLOORED = ("max_iterations", "max_model_calls", "max_running_s", "max_total_s", "max_total_tokens", "max_cost_usd")
 
 
 class TreeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`breadth` thoughts from each one, `depth` levels (3; 2 for the tier `local`); `prune`: the score below which a thought is dropped.
+    """`breadth`: thoughts from each thought. `depth`: levels (3; 2 for the tier `local`). `prune`: thoughts with a lower score are dropped.
 
-    `max_explore_s`: how long exploring may take; `floor`: the share of every bound that is left for the work itself; `turns` of the last pass
-    (6 to 12 by tier). `skip_trivial`: a short goal is worked on at once. `judge`: the model that scores thoughts, instead of the small one.
+    `max_explore_s`: how long exploring may take. `floor`: the share of every bound that is kept for the work itself. `turns`: the maximum of the last
+    pass (6 to 12 by tier). `skip_trivial`: a short goal is worked on at once. `judge`: the model that scores thoughts, instead of the small one.
     """
 
     breadth: int = 3
@@ -49,7 +49,7 @@ class TreeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @strategy(options=TreeOptions)
 async def tree_of_thought(run: StrategyRun) -> Passed:
-    """Explore, then act on the best way."""
+    """Explore, then act on the best path."""
     return await explore(run, run.options(TreeOptions))
 
 
@@ -83,7 +83,7 @@ async def _best(run: StrategyRun, options: TreeOptions, depth: int) -> Thought:
 
 
 async def _left(run: StrategyRun) -> dict[str, float]:
-    """Return what is left of each bound that is set, as it was when this was first asked."""
+    """Return what was left of each set bound at the first call of this."""
     now = run.budget_remaining
 
     async def read() -> Any:
@@ -93,7 +93,7 @@ async def _left(run: StrategyRun) -> dict[str, float]:
 
 
 async def _expanded(run: StrategyRun, options: TreeOptions, level: Sequence[Thought]) -> list[Thought]:
-    """Return the scored thoughts that follow from those of a level: one call proposes, one scores, for each of them side by side."""
+    """Return the scored thoughts after those of a level. For each of them, concurrently, one call proposes and one scores."""
     grown = await run.parallel(*(asking(label("expand", at), propose(run.goal, at, options.breadth), THOUGHTS) for at in level))
     proposals = [(at, texts) for at, one in zip(level, grown, strict=True) if (texts := texts_of(one, options.breadth))]
     if not proposals:
@@ -103,7 +103,7 @@ async def _expanded(run: StrategyRun, options: TreeOptions, level: Sequence[Thou
     found: list[Thought] = []
     for (at, texts), one in zip(proposals, scored, strict=True):
         scores = scores_of(one)
-        if len(scores) != len(texts):  # each on its own
+        if len(scores) != len(texts):  # each separately
             single = [asking(f"{label('score', at)}-{i}", judge(run.goal, at, [text]), SCORES, **how) for i, text in enumerate(texts, 1)]
             scores = [next(iter(scores_of(alone)), 0.0) for alone in await run.parallel(*single)]
         found += [Thought((*at.way, text), (*at.place, i), score) for i, (text, score) in enumerate(zip(texts, scores, strict=True), 1)]

@@ -1,4 +1,4 @@
-"""What strategies share in words: one model call as a branch, the answer of a critic, the answer of the run."""
+"""Shared by the strategies: one model call as a branch, the answer of a critic, the answer of the run."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ VERDICT = (
     "what is wrong or missing, most important first."
 )
 GIVEN_UP = ("max_iterations", "no_progress", "failure_threshold")
-"""How a pass ends that has tried and not come to an end: another pass may."""
+"""End reasons of a pass that tried but did not finish; another pass may finish."""
 
 _VERDICT = re.compile(r"\W*(UNSATISFIED|SATISFIED)\b[:\s*]*(.*)", re.DOTALL)
 
 
 def trivial(goal: str) -> bool:
-    """Whether a goal is so short that no strategy can help it: at most 12 words and 80 characters."""
+    """Whether a goal is too short for a strategy to help: at most 12 words and 80 characters."""
     return len(goal) <= 80 and len(goal.split()) <= 12
 
 
 def asking(label: str, prompt: str, schema: dict[str, Any] | None = None, **options: Any) -> Branch:
-    """Return the branch that is one model call without tools, for `run.parallel`; `options` are other fields of a `Branch`."""
+    """Return a branch with one model call without tools, for `run.parallel`. `options` are other fields of a `Branch`."""
     limits = Budget(max_iterations=1)
     return Branch(label=label, task=prompt, kernel="ask", tools=(), output_schema=schema or {}, limits=limits, **options)
 
 
 def verdict(said: Any) -> tuple[bool, str]:
-    """Return whether a critic is satisfied, and what it said; who says neither is not."""
+    """Return whether a critic is satisfied, and its text. A critic without a clear verdict is not satisfied."""
     found = _VERDICT.match(shown(said))
     return (found[1] == "SATISFIED", found[2].strip()) if found else (False, shown(said).strip())
 
 
 def required(wanted: Mapping[str, int], results: Sequence[Item] = ()) -> str:
-    """Return the required tools that have not succeeded often enough, and how often they still must; "" when none is left."""
+    """Return the required tools that have not succeeded often enough, and how often they still must; "" if none."""
     done = Counter(item.tool for item in results if item.ok and item.executed)
     return ", ".join(f"{tool} ({count - done[tool]} more)" for tool, count in wanted.items() if done[tool] < count)
 
 
 async def concluded(run: StrategyRun, found: str, results: Sequence[Item], *, rest: str = "") -> Passed:
-    """Answer the goal from what was found out, by one call without tools.
+    """Answer the goal from the findings, with one call without tools.
 
-    Where the agent requires tools that have not succeeded often enough, there is nothing to answer from yet: an ordinary pass takes over, which
-    is held to them and so ends as any other (`endings`).
+    If required tools of the agent have not succeeded often enough, an ordinary pass runs instead. It must use them, and ends like any other
+    pass (`endings`).
     """
     lacking = required(run.agent.required_tools, results)
     if lacking:

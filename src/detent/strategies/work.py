@@ -1,4 +1,4 @@
-"""A plan on its way: getting one, running its steps in waves, and what came of each."""
+"""A plan in progress: gets a plan, runs its steps in waves, and keeps the result of each."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from detent.strategies.showing import Entry, gathered, part, room
 from detent.strategies.wording import asking, at_least, required, section
 
 REPAIRS = 2
-"""How often a plan that cannot be carried out is asked for again."""
+"""How often a new plan is requested if a plan cannot be executed."""
 UNTOUCHED = ("timeout", "handler_error", "not_executed")
-"""Failures of a tool after which the same call may be made once more, where that is harmless."""
+"""Tool failures after which the same call may be repeated once, if that is harmless."""
 
 
 class PlanExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`refinements` of the plan at most; `turns` that a step of work may take; `retries` of a failed step; `parallel` steps at a time.
+    """`refinements`: the maximum of plan changes. `turns`: the maximum of a step of work. `retries`: those of a failed step. `parallel`: steps at once.
 
-    `judge`: the model that looks at what came of the steps, instead of the small one.
+    `judge`: the model that reviews the results of the steps, instead of the small one.
     """
 
     refinements: int = 2
@@ -42,7 +42,7 @@ class PlanExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work:
-    """A plan on its way: what is `todo`, what the steps that are `done` gave, why others `failed`, all `results` of tools so far."""
+    """A plan in progress: the steps `todo`, the results of the `done` steps, why others `failed`, and all tool `results` so far."""
 
     def __init__(self, run: StrategyRun, options: PlanExecuteOptions, tools: Sequence[ToolSpec]) -> None:
         self.run, self.options = run, options
@@ -56,7 +56,7 @@ class Work:
         self._tools = {spec.name: spec for spec in tools if not spec.ends_turn}
 
     async def plan(self, label: str, prompt: str) -> Passed | None:
-        """Get the steps that are to be done from here on; return how it failed where there is no plan to be had."""
+        """Get the steps to execute from here on. If there is no plan, return the failure."""
         problem = ""
         known = section("Tools", listed(tuple(self._tools.values()))) + section("Tools that must succeed", self.lacking())
         for _ in range(1 + REPAIRS):
@@ -72,7 +72,7 @@ class Work:
         return Passed(label=label, scope=label, status="failed", reason="output_schema_failed", error=f"no plan: {problem}")
 
     async def carry_out(self) -> None:
-        """Run the steps in waves until none can run any more."""
+        """Run the steps in waves until no step can run."""
         for _ in range(len(self.todo) * (1 + self.options.retries)):
             ready = [step for step in self.todo if step.id not in self.failed and step.needs <= self.done.keys()]
             if not ready:
@@ -82,7 +82,7 @@ class Work:
             self.todo = tuple(step for step in self.todo if step.id not in self.done)
 
     async def _wave(self, steps: Sequence[Step]) -> None:
-        """Run steps side by side; those that only call a tool are one batch, in which writing calls keep their order."""
+        """Run steps concurrently. Steps that only call a tool form one batch, in which writing calls keep their order."""
         batch: list[tuple[Step, ToolCall]] = []
         thinking: list[tuple[Step, Branch]] = []
         for step in steps:
@@ -139,17 +139,17 @@ class Work:
             self.failed[step.id] = why
 
     def report(self, names: Collection[str] | None = None, *, recalls: bool = False) -> str:
-        """Return what the completed steps (or those of `names`) gave, as `gathered`."""
+        """Return the results of the completed steps (or those in `names`), in the form of `gathered`."""
         done = [(name, self.done[name]) for name in (self.done if names is None else names)]
         entries = [Entry(title=f"{name}:", value=value, key=self._key(name), result=name in self._calls) for name, value in done]
         return gathered(self.run, entries, recalls=recalls)
 
     def _key(self, name: str) -> str:
-        """Return under which key what a step gave is kept: the id of its call, or how plans refer to it."""
+        """Return the key of a step's result: the id of its call, or the reference that plans use."""
         return self._calls.get(name, f"{{{{{name}}}}}")
 
     def problems(self) -> str:
-        """Return which steps failed or could not be begun, and why; "" when all are done."""
+        """Return the steps that failed or could not start, and why; "" if all are done."""
         waiting = [f"{step.id}: not begun, it needs what failed" for step in self.todo if step.id not in self.failed]
         lacking = [f"required, and not done: {lacking}" for lacking in [self.lacking()] if lacking]
         most = self.run.profile.tool_result_max_chars
@@ -157,7 +157,7 @@ class Work:
         return "\n".join([*failed, *waiting, *lacking])
 
     def lacking(self) -> str:
-        """Return the tools that the agent requires and that no step has brought to success as often as they must, "" for none."""
+        """Return the required tools that have not succeeded often enough in the steps, or ""."""
         return required(self.run.agent.required_tools, self.results)
 
 

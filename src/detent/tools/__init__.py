@@ -1,8 +1,8 @@
 """Tools: what an agent can do in the world.
 
-Rule: a tool declares its side effect; arguments are checked before it runs, and what it raises becomes an outcome.
-Start with `functions`: `tool` and `Tool`. `workspace` has files, search and exec for one directory, `web` fetches, `mcp` brings the tools of other
-servers. `registry` is what an engine owns, `done` ends a run, `failures` are typed errors for models.
+Rule: a tool declares its side effect; its arguments are checked before it runs, and an exception from it becomes an outcome.
+Start with `functions`: `tool` and `Tool`. `workspace` has files, search and exec for one directory. `web` fetches. `mcp` connects tools of other
+servers. `registry` holds the tools of one engine, `done` ends a run, `failures` has typed errors for models.
 """
 
 from detent.ports import Together

@@ -1,6 +1,6 @@
-"""`transcribe`: an agent has a recording written down, one that was attached to the run or one of the workspace.
+"""`transcribe`: turns a recording into text. The recording is attached to the run or is a file in the workspace.
 
-The model call passes the gateway of the run, like those of its planner. What was said is data: the result is not trusted.
+The model call passes the run's gateway, like the planner's calls. The text is data: the result is not trusted.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from detent.tools.functions.function import Tool, tool
 from detent.tools.workspace.confine import Workspace
 
 MOST_BYTES = 32 * 1024 * 1024
-"""The largest recording that is sent."""
+"""The largest recording that is sent, in bytes."""
 LONGEST_S = 900.0
 
 
 def transcribe_tool(transcriber: Callable[[], Transcriber], root: Callable[[], str]) -> Tool[..., Any]:
-    """Return the tool; `transcriber` gives what writes speech down, `root` the directory of the workspace ("": none)."""
+    """Return the tool. `transcriber` returns the speech-to-text adapter, `root` is the workspace directory ("": none)."""
 
     @tool(side_effect="read", timeout_s=LONGEST_S)
     async def transcribe(recording: str = "", language: str = "", hint: str = "", *, context: ToolContext) -> dict[str, Any]:
-        """Write down what is said in a recording; returns text, and language, duration in seconds and segments where they are known.
+        """Transcribe the speech in a recording; returns text, and language, duration in seconds and segments where they are known.
 
         Args:
             recording: the name of a recording that is attached, or the path of an audio file relative to the workspace root; may be left out
@@ -53,7 +53,7 @@ def transcribe_tool(transcriber: Callable[[], Transcriber], root: Callable[[], s
 
 
 def _attached(recording: str, attachments: Sequence[Any]) -> dict[str, Any] | None:
-    """Return the attached recording of this name, or the only one; None where there is none of this name. Raise `ToolFailed`."""
+    """Return the attached recording with this name, or the only one; None if none has this name. Raise `ToolFailed`."""
     known = [
         cast("dict[str, Any]", one) for one in attachments if isinstance(one, dict) and cast("dict[str, Any]", one).get("type") == "audio"
     ]
@@ -68,12 +68,14 @@ def _attached(recording: str, attachments: Sequence[Any]) -> dict[str, Any] | No
 
 
 def _read(path: str, root: str) -> dict[str, Any]:
-    """Return an audio file of the workspace as an attachment; raise `ToolFailed`."""
+    """Return an audio file of the workspace as an attachment. Raise `ToolFailed`."""
     if not root:
         raise ToolFailed(f"no recording named {path[:200]!r} is attached, and there is no workspace to look in", error_code="not_found")
     media_type = mimetypes.guess_type(path)[0] or ""
     if not media_type.startswith("audio/"):
-        raise ToolFailed(f"{path[:200]!r} is not an audio file by its name; give one, such as meeting.mp3", error_code="invalid_arguments")
+        raise ToolFailed(
+            f"{path[:200]!r} does not have the name of an audio file; give one, such as meeting.mp3", error_code="invalid_arguments"
+        )
     data = b""
     with Workspace(Path(root)).reading(path) as descriptor:
         while len(data) <= MOST_BYTES and (chunk := os.read(descriptor, 1_048_576)):

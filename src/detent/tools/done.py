@@ -1,4 +1,4 @@
-"""The tool `done`: an agent says that its work is finished, and what came of it."""
+"""The tool `done`: the agent reports that its work is finished, and gives the result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How workspace tools fail: every refusal and every error of the operating system as one of Detent's typed errors.
+"""Errors of the workspace tools: every refusal and every operating system error becomes one of Detent's typed errors.
 
-`ToolFailed` says that the call failed in a known way. `NotExecuted` is used only where nothing happened and the same call may succeed
-later (too many open files, a busy lock). No `OSError` leaves a workspace tool.
+`ToolFailed` means that the call failed in a known way. `NotExecuted` means that nothing happened and the same call may succeed later (too many
+open files, a busy lock). No `OSError` leaves a workspace tool.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def shown(text: str) -> str:
 
 
 def failed(error_code: str, message: str, **details: Any) -> ToolFailed:
-    """Return the error for a known failure; `details` become the observation's data."""
+    """Return the error for a known failure. `details` become the observation's data."""
     return ToolFailed(message, error_code=error_code, details=details or None)
 
 
 def refused_argument(message: str) -> ToolFailed:
-    """Return the error for an argument that cannot be used."""
+    """Return the error for an invalid argument."""
     return failed("invalid_arguments", message)
 
 
 def translated(error: OSError, path: str) -> ToolRaised:
-    """Return the typed error for what the system said about `path`."""
+    """Return the typed error for a system error about `path`."""
     number = error.errno or 0
     name = errno.errorcode.get(number, "unknown error")
     if number in _PASSING:
@@ -81,7 +81,7 @@ def translated(error: OSError, path: str) -> ToolRaised:
 
 @contextmanager
 def translating(path: str) -> Generator[None, None, None]:
-    """Turn each `OSError` inside into the typed error that names `path`."""
+    """Turn each `OSError` raised inside into the typed error that names `path`."""
     try:
         yield
     except OSError as error:
@@ -89,6 +89,6 @@ def translating(path: str) -> Generator[None, None, None]:
 
 
 def stop_if(cancelled: Cancellation | None, *, doing: str) -> None:
-    """Raise `NotExecuted` when the call was cancelled or its deadline has passed; call it only where nothing has happened yet."""
+    """Raise `NotExecuted` if the call was cancelled or its deadline has passed. Call it only while nothing has happened yet."""
     if cancelled:
         raise NotExecuted(f"stopped while {doing} ({cancelled.why}); nothing was changed", error_code="cancelled")

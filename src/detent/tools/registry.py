@@ -1,4 +1,4 @@
-"""The tools that one engine knows, by name, and the threads that its sync tools run in. Nothing here is shared between engines."""
+"""The tools of one engine, by name, and the threads that run its sync tools. Engines share nothing here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from detent.tools.functions.threads import ThreadPool
 
 
 class PooledTool:
-    """A tool together with the pool that it runs in; what a registry hands to the kernel."""
+    """A tool and the pool that it runs in. A registry gives this to the kernel."""
 
     __slots__ = ("asks", "check", "reconciles", "run", "settle", "spec", "tool")
 
@@ -27,13 +27,13 @@ class PooledTool:
 
 
 class Registry:
-    """Tools by name, in the order of registration. Thread-safe."""
+    """Tools by name, in registration order. Thread-safe."""
 
     @checked_options
     def __init__(
         self, tools: Iterable[ports.Tool] = (), *, pool: ThreadPool | None = None, more: Callable[[str], Any] = lambda name: None
     ) -> None:
-        """Register `tools`; their sync functions run in `pool` (None: one of its own). `more` finds a tool that is not registered, or None."""
+        """Register `tools`. Their sync functions run in `pool` (None: a new pool). `more` finds a tool that is not registered, or None."""
         self.pool, self._more = pool or ThreadPool(), more
         self._lock = threading.Lock()
         self._given: dict[str, Any] = {}
@@ -41,9 +41,9 @@ class Registry:
         self.add_all(tools)
 
     def register(self, tool: ports.Tool) -> str:
-        """Add `tool` and return its name; the same tool again changes nothing.
+        """Add `tool` and return its name. Adding the same tool again changes nothing.
 
-        Raise `ConfigError` for another tool under a name that exists, an empty name, or something that is no tool.
+        Raise `ConfigError` if another tool has the name, if the name is empty, or if `tool` is not a tool.
         """
         name = _name(tool)
         with self._lock:
@@ -55,7 +55,7 @@ class Registry:
         return name
 
     def add_all(self, tools: Iterable[ports.Tool]) -> list[str]:
-        """Add each tool and return their names; raise `ConfigError` as `register` does, and then add none of them."""
+        """Add all tools and return their names. Raise `ConfigError` as `register` does; then none of them is added."""
         tools = list(tools)
         names = [_name(tool) for tool in tools]
         with self._lock:
@@ -71,7 +71,7 @@ class Registry:
         return names
 
     def replace(self, tool: ports.Tool) -> None:
-        """Put `tool` in the place of the one of its name; raise `UnknownName` when there is none."""
+        """Replace the tool that has the name of `tool`. Raise `UnknownName` if there is none."""
         name = _name(tool)
         with self._lock:
             if name not in self._given:
@@ -79,11 +79,13 @@ class Registry:
             self._put(name, tool)
 
     def get(self, name: str) -> ports.Tool:
-        """Return the tool, ready to run; raise `UnknownName`, which names the nearest one."""
+        """Return the tool, ready to run. Raise `UnknownName`, which suggests the nearest name."""
         tool = self._runnable.get(name)
         if tool is None and (found := self._more(name)) is not None:
             if _name(found) != name:
-                raise ConfigError(f"the tool that a plug-in offers as {name!r} calls itself {_name(found)!r}; give both the same name")
+                raise ConfigError(
+                    f"a plug-in offers a tool as {name!r}, but the tool's own name is {_name(found)!r}; give both the same name"
+                )
             self.register(found)
             tool = self._runnable[name]
         if tool is None:
@@ -91,12 +93,12 @@ class Registry:
         return tool
 
     def names(self) -> list[str]:
-        """Return the names, in the order of registration."""
+        """Return the names, in registration order."""
         with self._lock:
             return list(self._given)
 
     def list(self) -> list[ToolSpec]:
-        """Return the declarations, in the order of registration."""
+        """Return the declarations, in registration order."""
         with self._lock:
             tools = list(self._runnable.values())
         return [tool.spec for tool in tools]
@@ -108,11 +110,11 @@ class Registry:
         return len(self._given)
 
     def rest(self) -> None:
-        """Let the idle threads end; the next call starts new ones."""
+        """Let the idle threads end. The next call starts new ones."""
         self.pool.rest()
 
     def close(self) -> None:
-        """Let the idle threads end; calls that still run are not waited for."""
+        """Let the idle threads end. Do not wait for running calls."""
         self.pool.close()
 
     def _put(self, name: str, tool: Any) -> None:
@@ -125,14 +127,14 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _name(tool: Any) -> str:
-    """Return the name of a tool; raise `ConfigError` when there is none, or it is no tool."""
+    """Return the name of a tool. Raise `ConfigError` if the name is empty or this is not a tool."""
     if isinstance(tool, PooledTool):
         raise ConfigError(f"{tool.tool.name!r} comes from another registry; register the tool itself")
     if not isinstance(tool, Tool) and not all(hasattr(tool, part) for part in ("spec", "check", "run", "settle")):
         what = f"the function {getattr(tool, '__name__', tool)!r}" if callable(tool) else f"{tool!r}"
-        raise ConfigError(f"{what} is no tool; decorate it with @tool(side_effect=...), or make one with Tool.from_schema(...)")
+        raise ConfigError(f"{what} is not a tool; decorate it with @tool(side_effect=...), or create one with Tool.from_schema(...)")
     if isinstance(tool, Tool) and tool.arguments.unbound:
-        raise ConfigError(f"tool {tool.name!r} is a method of a class: take it from an instance, as in instance.{tool.name}")
+        raise ConfigError(f"tool {tool.name!r} is a method of a class; pass it from an instance, as in instance.{tool.name}")
     name = tool.name if isinstance(tool, Tool) else tool.spec.name
     if not name:
         raise ConfigError(f"{tool!r} has an empty name; a tool is called by its name")

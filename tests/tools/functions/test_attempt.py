@@ -538,7 +538,7 @@ def test_a_failing_after_hook_is_a_known_failure() -> None:
     """The call did run, and the message says so."""
     outcome = attempt(returning(1, side_effect="write", after=failing(OSError("no disk"))))
     assert (outcome.kind, outcome.error_code) == ("failed", "handler_error")
-    assert "what it did was done" in outcome.message
+    assert "its effects happened" in outcome.message
     assert attempt(returning(1, after=failing(FatalToolError("end")))).kind == "fatal"
 
 

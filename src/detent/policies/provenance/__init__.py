@@ -1,6 +1,6 @@
-"""The policy that asks where a value came from before it lets it go somewhere.
+"""The provenance policy: checks where a value came from before a call may use it.
 
-Rule: a value that no trusted source gave does not reach a sink without a grant or a person.
+Rule: a value reaches a sink only from a trusted source, with a grant, or with a person's approval.
 Start with `policy`. `origins` and `matching` find where a value came from, `sinks` where it goes, `grants` what is allowed anyway.
 """
 

@@ -1,4 +1,4 @@
-"""What was said by one kind of source, indexed: keys for values, texts for phrases. It only grows."""
+"""An index of the content of one kind of source: keys for values, texts for phrases. It only grows."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from detent.policies.provenance.matching import MIN_CHARS, Needle, is_small, key
 from detent.policies.provenance.sinks import kind_of_name
 
 CHUNK_CHARS = 65_536
-"""Texts are looked through in pieces of about this length; none is divided, so a phrase never spans two."""
+"""Texts are searched in groups of about this length. No text is split, so a phrase never spans two groups."""
 REMEMBERED_CHARS = 200
-"""A text of no more characters that comes again is known at once."""
+"""Texts up to this length are remembered, so a repeated one is skipped at once."""
 MANY_SHORT_CHARS = 12
-"""Texts too short to prove anything could still say something together, from this many characters on."""
+"""From this total length on, texts that are too short on their own could still be evidence together."""
 
 
 class Evidence:
-    """What one kind of source said: keys, and texts for phrases. It only grows."""
+    """The content of one kind of source: keys for values, and texts for phrases. It only grows."""
 
     __slots__ = ("_chunks", "_known", "_starts", "_tail", "_tail_chars", "keys")
 
@@ -30,7 +30,7 @@ class Evidence:
         self._tail_chars = 0
 
     def add(self, text: str, origin: str, *, without: Iterable[str] = ()) -> None:
-        """Add a text in every reading of it, leaving out what stands in `without` (normal texts)."""
+        """Add a text in every reading, without the parts that occur in `without` (normal texts)."""
         if text.isalpha() and text.isascii():  # most names of fields
             word = text.lower()
             if len(word) >= MIN_CHARS and word not in without:
@@ -38,7 +38,7 @@ class Evidence:
                 self.keys.setdefault("=" + word, origin)
             return
         if not without and len(text) <= REMEMBERED_CHARS:
-            if text in self._known:  # the first origin of a value stays
+            if text in self._known:  # keep the first origin of a value
                 return
             self._known.add(text)
         for said in variants(text):
@@ -55,7 +55,7 @@ class Evidence:
                     self._close_chunk()
 
     def add_number(self, value: float, origin: str, *, amount: bool) -> None:
-        """Add a JSON number; `amount` where its field is named like one."""
+        """Add a JSON number; `amount` if its field has the name of an amount."""
         shown = number_key(value)
         if shown and not is_small(shown):
             self.keys.setdefault("n:" + shown, origin)
@@ -67,7 +67,7 @@ class Evidence:
         self._tail, self._starts, self._tail_chars = [], [], 0
 
     def find(self, wanted: Needle, *, amount: bool) -> str:
-        """Return what the value was found in, "" when nowhere."""
+        """Return the origin in which the value was found, or ""."""
         keys = self.keys
         for key in wanted.keys:
             if key in keys:
@@ -86,7 +86,7 @@ class Evidence:
         return self._phrase(wanted.phrase)
 
     def _dated(self, key: str) -> str:
-        """Return where a date or time was seen; a date also counts where it was given without its year."""
+        """Return the origin of a date or time. A date also counts if the source gives it without its year."""
         return self.keys.get(key) or (self.keys.get("m:" + key[7:], "") if key.startswith("d:") else "")
 
     def _phrase(self, phrase: str) -> str:
@@ -109,7 +109,7 @@ def _origin_at(at: int, starts: list[tuple[int, str]]) -> str:
 
 
 def add_data(evidence: Evidence, value: Any, origin: str, *, field: str = "", without: Iterable[str] = ()) -> None:
-    """Add every text and number of JSON data, the keys of objects included."""
+    """Add every text and number of JSON data, including the keys of objects."""
     if isinstance(value, str):
         evidence.add(value, origin, without=without)
     elif isinstance(value, bool) or value is None:
@@ -128,12 +128,12 @@ def add_data(evidence: Evidence, value: Any, origin: str, *, field: str = "", wi
 
 
 def can_carry(value: Any) -> bool:
-    """Return whether a result could say anything: a text or number that would count as a proof, or many short texts. `{"ok": true}` could not."""
+    """Return whether a result could be evidence: a text or number that counts as proof, or many short texts. `{"ok": true}` is not."""
     return _tells(value) or (isinstance(value, (dict, list, tuple)) and _short_chars(value) >= MANY_SHORT_CHARS)
 
 
 def _short_chars(value: Any) -> int:
-    """Return how many characters the texts of JSON data have together."""
+    """Return the total length of the texts in JSON data, in characters."""
     if isinstance(value, str):
         return len(normal(value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Which values a grant (`expressions.grants`) lets pass: those that a call it names gave, as the run has seen them."""
+"""Finds the values that a grant (`expressions.grants`) allows: results of the calls that it names, as the run has seen them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from detent.policies.provenance.origins import PROVEN, Seen, field_of, leaves, t
 
 
 def grants_of(state: RunState) -> tuple[tuple[Grant, ...], tuple[str, ...]]:
-    """Return the grants of a run, from its agent and its goal; a child's goal, which its parent's planner wrote, gives none."""
+    """Return the grants of a run, from its agent and its goal. A child's goal gives none, because its parent's planner wrote it."""
     from_agent = tuple(read_grant(said) for said in state.agent.grants)
     if state.parent:
         return from_agent, ()
@@ -25,7 +25,7 @@ def grants_of(state: RunState) -> tuple[tuple[Grant, ...], tuple[str, ...]]:
 
 
 def granted(grants: Iterable[Grant], tool: str, path: str, value: Any, seen: Seen) -> tuple[Grant, str] | None:
-    """Return the grant that lets the leaf `value` at `path` of a call of `tool` pass, and the call that it was taken from."""
+    """Return the grant that allows the leaf `value` at `path` of a call of `tool`, and the call that the value came from."""
     bare = re.sub(r"\[\d+\]", "", path)
     for grant in grants:
         sink_tool, _, argument = grant.sink.partition(".")

@@ -1,10 +1,10 @@
-"""What counts as the same value: normalisation of text, and the keys under which a value can be found again.
+"""Decides which values are the same: normalises text, and computes the keys for finding a value again.
 
-A source (what a run has seen) is reduced to keys: its tokens, and what in it reads as a number, date, time, URL, path, account or telephone
-number, each in one canonical form. A value that is looked for (a leaf of some arguments) is reduced to the keys that would prove it. Text of
-several words is looked for as a phrase. Nothing here knows who said what: that is `origins`.
+A source (content that a run has seen) is reduced to keys: its tokens, and everything that reads as a number, date, time, URL, path, account or
+telephone number, each in one canonical form. A value to look for (a leaf of some arguments) is reduced to the keys that would prove it. Text of
+several words is searched as a phrase. This module does not know the sources: `origins` does.
 
-Values under four characters prove nothing, because they are found everywhere.
+Values under four characters prove nothing, because they occur everywhere.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from urllib.parse import unquote
 import msgspec
 
 MIN_CHARS = 4
-"""A shorter value is no proof."""
+"""A shorter value proves nothing."""
 MIN_PIECE_CHARS = 12
-"""A piece of a longer text has at least this many characters, unless it is a whole line of its own or reads as a typed value."""
+"""The minimum length of a piece of a longer text, unless the piece is a whole line or reads as a typed value."""
 SMALL_DIGITS = 3
-"""Whole numbers of no more digits are small: they prove nothing unless they are written as an amount."""
+"""Whole numbers with at most this many digits are small: they prove nothing unless written as an amount."""
 
 _ALIKE = {
     **dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u0060\u00b4", "'"),
     **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
     **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
 }
-"""Quotes and dashes, by what they are compared as."""
+"""Quotes and dashes, with the character that they are compared as."""
 _TOKEN = re.compile(r"""[^\s"'<>()\[\]{},;|=]+""")
-_LONGEST_TYPED = 100  # characters of a number, date or account that stands alone
+_LONGEST_TYPED = 100  # characters of a separate number, date or account
 _DIGIT = re.compile(r"\d")
 _MAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+")
 _URL = re.compile(r"(?:https?|ftp)://[^\s\"'<>]+|www\.[^\s\"'<>]+")
@@ -52,7 +52,7 @@ _MONTHS = {m: i for i, m in enumerate(("jan", "feb", "mar", "apr", "may", "jun",
 _MONTH = r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\.?"
 _DAY_MONTH = re.compile(rf"(?<![\w.])(\d{{1,2}})(?:st|nd|rd|th|\.)?\s+(?:of\s+)?{_MONTH}(?:,?\s+(\d{{4}}))?(?!\w)")
 _MONTH_DAY = re.compile(rf"(?<!\w){_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?(?:,?\s+(\d{{4}}))?(?![\w:])")
-_CLOCKISH = re.compile(r"\d(?::[0-5]|\s?[ap]\.?m)")  # whether it is worth while to look closer
+_CLOCKISH = re.compile(r"\d(?::[0-5]|\s?[ap]\.?m)")  # whether a closer look is worthwhile
 _DATEISH = re.compile(r"\d[-/.]\d{1,2}[-/.]\d")
 _MONTHISH = re.compile("|".join(_MONTHS))
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|[\"\\/bfnrt])")
@@ -64,11 +64,11 @@ _EDGES = " \t.,:;!?\"'()[]{}<>"
 
 
 class Needle(msgspec.Struct, frozen=True, kw_only=True):
-    """A value that is looked for: each of `keys` alone proves it, `together` only all at once, `phrase` where it stands in a text
-    (which has all of its `words`; there are none in scripts that are written without spaces).
+    """A value to look for. Each of `keys` alone proves it, `together` only all at once, and `phrase` if it occurs in a text
+    (such a text has all its `words`; scripts without spaces have no words).
 
-    `amounts` prove it only where it is used as an amount. `pieces(needle)` cover its `text` together when nothing else is found. A needle without
-    any of them is too short, or no value at all (`empty`).
+    `amounts` prove it only if it is used as an amount. If nothing else is found, `pieces(needle)` together may cover its `text`. A needle without
+    any of these is too short, or not a value at all (`empty`).
     """
 
     keys: tuple[str, ...] = ()
@@ -85,9 +85,9 @@ UNPROVABLE = Needle()
 
 
 def normal(text: str) -> str:
-    """Return `text` as it is compared: compatibility forms, case, invisible characters, quotes, dashes and white space made alike.
+    """Return `text` in the form for comparison: compatibility forms, case, invisible characters, quotes, dashes and white space are unified.
 
-    No letter is two (`ß` is not `ss`): in a domain they are different places.
+    One letter never becomes two (`ß` does not become `ss`), because in a domain name they are different.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
@@ -98,7 +98,7 @@ def normal(text: str) -> str:
 
 
 def variants(text: str) -> Iterator[str]:
-    """Yield the normal form of a text, and what it says when JSON escapes, HTML entities or percent escapes in it are read."""
+    """Yield the normal form of a text, and its forms with JSON escapes, HTML entities or percent escapes decoded."""
     yield normal(text)
     if "\\" in text and (read := _ESCAPE.sub(_unescaped, text)) != text:
         yield normal(read)
@@ -114,7 +114,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def tokens(text: str) -> Iterator[str]:
-    """Yield the tokens of a normal text: what stands between white space, quotes, brackets and list punctuation."""
+    """Yield the tokens of a normal text, which are separated by white space, quotes, brackets and list punctuation."""
     for token in _TOKEN.findall(text):
         bare = token.rstrip(".:!?")
         if len(bare) >= MIN_CHARS:
@@ -122,7 +122,7 @@ def tokens(text: str) -> Iterator[str]:
 
 
 def keys_in(text: str) -> set[str]:
-    """Return the keys of everything that a normal text says."""
+    """Return the keys of all values in a normal text."""
     found = set(tokens(text))
     if len(text) >= MIN_CHARS and len(text) <= 200:  # a whole value is found at once
         found.add("=" + text)
@@ -138,7 +138,7 @@ def keys_in(text: str) -> set[str]:
 
 
 def _around_digits(text: str) -> str:
-    """Return a text without the words that no number, date or address could reach."""
+    """Return a text without the words that cannot be part of a number, date or address."""
     words = text.split(" ")
     near = {i + d for i, word in enumerate(words) if not word.isalpha() and _DIGIT.search(word) for d in (-2, -1, 0, 1, 2)}
     return " ".join([words[i] if i in near else "|" for i in sorted(near | {i - 1 for i in near}) if 0 <= i < len(words)])
@@ -154,7 +154,7 @@ def _numeric_keys(text: str) -> Iterator[str]:
     for match in _ACCOUNT.finditer(text):
         groups = re.split(r"[ -]", match[0])
         yield "c:" + "".join(groups)
-        while len(groups) > 3 and groups[-1].isalpha():  # rather the next word of the sentence
+        while len(groups) > 3 and groups[-1].isalpha():  # more likely the next word of the sentence
             groups.pop()
             yield "c:" + "".join(groups)
     for match in _PHONE.finditer(text):
@@ -185,7 +185,7 @@ def _number_keys(match: re.Match[str]) -> Iterator[str]:
 
 
 def read_number(digits: str) -> Decimal | None:
-    """Return the number that digits with separators mean: of `.` and `,` the last is the decimal one, and `1,234` has a thousands one."""
+    """Return the number for digits with separators: the last of `.` and `,` is the decimal separator, and in `1,234` it separates thousands."""
     digits = digits.replace("'", "")
     point, comma = digits.rfind("."), digits.rfind(",")
     if comma > point:
@@ -200,7 +200,7 @@ def read_number(digits: str) -> Decimal | None:
 
 
 def plain(value: Decimal) -> str:
-    """Return a number in its one canonical form, without an exponent or trailing zeros."""
+    """Return the canonical form of a number, without an exponent or trailing zeros."""
     shown = f"{value:f}"
     shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
     return "0" if shown in ("-0", "") else shown
@@ -212,7 +212,7 @@ def is_small(shown: str) -> bool:
 
 
 def number_key(value: float) -> str:
-    """Return the canonical form of a JSON number, "" for one that is not finite."""
+    """Return the canonical form of a JSON number, or "" if it is not finite."""
     if type(value) is int and -(10**18) < value < 10**18:
         return str(value)
     try:
@@ -226,7 +226,7 @@ def number_key(value: float) -> str:
 
 
 def dates_in(text: str) -> Iterator[str]:
-    """Yield `d:YYYY-MM-DD` for each date of a text, `m:MM-DD` for one without a year; both readings where day and month may be swapped."""
+    """Yield `d:YYYY-MM-DD` for each date of a text, `m:MM-DD` for a date without a year. If day and month may be swapped, yield both readings."""
     if _DATEISH.search(text):
         for year, month, day in _ISO.findall(text):
             yield from _date(int(year), int(month), int(day))
@@ -255,7 +255,7 @@ def _clock_key(match: re.Match[str]) -> str:
 
 
 def _url_keys(url: str) -> tuple[str, ...]:
-    """Return what a URL of a source proves: itself, itself without a scheme, and over https what was named over http or without a scheme."""
+    """Return what a URL in a source proves: itself, itself without its scheme, and the https form of an http URL or of one without a scheme."""
     scheme, _, rest = url.partition("://") if "://" in url else ("", "", url)
     schemes = {"": ("http", "https"), "http": ("http", "https")}.get(scheme, (scheme,))
     return _url_key(rest), *(_url_key(f"{one}://{rest}") for one in schemes)
@@ -275,7 +275,7 @@ def _path_key(path: str) -> str:
 
 
 def needle(value: Any) -> Needle:
-    """Return what to look for to prove a leaf of JSON: text, a number, a truth value or nothing."""
+    """Return the needle for a leaf of JSON: text, a number, a truth value or null."""
     if value is None or value == "" or isinstance(value, bool):
         return EMPTY if not isinstance(value, bool) else UNPROVABLE
     if isinstance(value, (int, float)):
@@ -332,7 +332,7 @@ def _amounts(said: str) -> tuple[str, ...]:
 
 
 def _without_date(said: str) -> tuple[str, ...] | None:
-    """Return the keys of the time beside a date, None when there is something else."""
+    """Return the keys of the time next to a date, or None if there is anything else."""
     rest = said
     for pattern in (_ISO, _NUMERIC_DATE, _DAY_MONTH, _MONTH_DAY):
         rest = pattern.sub(" ", rest, count=1)
@@ -344,7 +344,7 @@ def _without_date(said: str) -> tuple[str, ...] | None:
 
 
 def pieces(wanted: Needle) -> tuple[Needle, ...]:
-    """Return what covers a text of several lines or sentences, or a path of directory and name; empty where it cannot be divided."""
+    """Return the pieces of a text with several lines or sentences, or of a path. Empty if it cannot be divided."""
     text, said = wanted.text, normal(wanted.text)
     if not said:
         return ()
@@ -379,7 +379,7 @@ def _phrase(said: str, *, single: bool) -> dict[str, Any]:
 
 
 def wide(text: str) -> bool:
-    """Return whether a text has characters of scripts that are written without spaces between words."""
+    """Return whether a text has characters of a script without spaces between words."""
     return not text.isascii() and any(_unspaced(c) for c in text)
 
 
@@ -388,7 +388,7 @@ def _unspaced(char: str) -> bool:
 
 
 def stands_in(phrase: str, text: str) -> int:
-    """Return where `phrase` stands in a normal text with whole words at both ends, -1 when nowhere."""
+    """Return the position of `phrase` in a normal text, with whole words at both ends, or -1."""
     at = text.find(phrase)
     while at >= 0:
         end = at + len(phrase)

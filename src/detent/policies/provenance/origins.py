@@ -1,11 +1,11 @@
-"""Where values come from: what a run has seen, indexed so that a leaf of some arguments can be traced.
+"""Traces values to their origin: an index of what a run has seen, to find the source of each leaf of some arguments.
 
-Theory of operation. Everything is derived from the run's state (the trust of a tool stands in the log with each outcome), so labels are the
-same after resume, fork and compaction (`steps` are complete; compaction only hides them from the planner). What never changes in a run (goal, variables,
-specification) is indexed once, what a pass has seen as it grows. An index of a pass depends on that pass and the unchanging part alone,
-never on when it was built: with and without the cache the answers are equal. The cache holds the last runs that were asked about.
+Theory of operation. Everything is derived from the run's state (the log records the trust of a tool with each outcome), so labels are the same
+after resume, fork and compaction (`steps` are complete; compaction only hides them from the planner). The constant parts of a run (goal, variables,
+specification) are indexed once. What a pass has seen is indexed as it grows. The index of a pass depends only on that pass and the constant parts,
+never on when it was built, so the answers are the same with and without the cache. The cache holds the most recently used runs.
 
-Words of a planner are no source. Neither are notes, meta-tools (they answer from state), or the errors of a tool that is trusted.
+These are not sources: the planner's words, notes, meta-tools (they answer from state), and the errors of a trusted tool.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ Label = Literal["user", "agent", "approver", "trusted", "memory", "ambiguous", "
 """Where a leaf came from.
 
 `user`: goal, replies, variables, attachments; `agent`: the agent's specification; `approver`: arguments that a person edited; `trusted`:
-output of a tool that is declared so; `memory`; `untrusted`: output of any other tool; `ambiguous`: of a trusted and of an untrusted tool (or
-memory) alike; `model`: nothing that was seen; `empty`: null or an empty text, list or object.
+output of a tool declared as trusted; `memory`; `untrusted`: output of any other tool; `ambiguous`: found in the output of both a trusted and an
+untrusted tool (or memory); `model`: not found anywhere; `empty`: null or an empty text, list or object.
 """
 
 PROVEN: tuple[Label, ...] = ("user", "agent", "approver", "trusted", "empty")
-"""The labels that let a sensitive argument pass."""
+"""The labels with which a sensitive argument is allowed."""
 WORST_FIRST: tuple[Label, ...] = ("untrusted", "ambiguous", "model", "memory", "trusted", "approver", "agent", "user", "empty")
 
 Trust = Mapping[str, str] | Callable[[str], str]
-"""Another opinion of tools than the log has, by name: `trusted` or `untrusted`; of a tool that is not there the log's counts."""
+"""Trust by tool name that overrides the log: `trusted` or `untrusted`. For other tools the log counts."""
 
 CACHED_RUNS = 16
 CACHED_NEEDLES = 1_024
 
 
 class Leaf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A leaf of some arguments: `path` such as `to`, `items[0].id`; `origin` names what it was found in (`goal`, a call id, ...)."""
+    """A leaf of some arguments. `path` is for example `to` or `items[0].id`. `origin` names its source (`goal`, a call id, ...)."""
 
     path: str
     label: Label
@@ -56,14 +56,14 @@ Sources = dict[str, Evidence]
 
 
 _KEYED: tuple[Kind | None, ...] = ("recipient", "identifier")
-"""What is written as keys of an object too."""
+"""Kinds of values that also occur as keys of an object."""
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each leaf of JSON data; an empty list or object is a leaf.
+    """Yield path and value of each leaf of JSON data. An empty list or object is a leaf.
 
-    A key that is no name (`{"bob@example.com": "write"}`) says something itself, and so does one of a field that holds people or identifiers
-    (`permissions`: `{"bob": "write"}`), unless it is the name of such a field: it is a leaf too, at `path{}`. Paths may be the same.
+    Some keys are values too, and are leaves at `path{}`: a key that is not a name (`{"bob@example.com": "write"}`), and a key in a field of people
+    or identifiers (`permissions`: `{"bob": "write"}`), unless the key is itself the name of such a field. Paths may repeat.
     """
     if isinstance(value, dict) and value:
         said_by_key = bool(path) and kind_of_name(field_of(path)) in _KEYED
@@ -79,7 +79,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def field_of(path: str) -> str:
-    """Return the name of the field that a path ends in, without list indices."""
+    """Return the name of the last field in a path, without list indices."""
     return path.rsplit(".", 1)[-1].split("[", 1)[0].removesuffix("{}")
 
 
@@ -87,12 +87,12 @@ _OWN_WORDS: tuple[Label, ...] = ("user", "agent", "approver")
 
 
 def trace(value: Any, among: Iterable[Sources], *, field: str = "", look_for: Callable[[Any], Needle] = needle) -> tuple[Label, str]:
-    """Return the label of one leaf, held by an argument named `field`, and what it was found in; `look_for` may remember needles."""
+    """Return the label of one leaf of the argument `field`, and the source in which it was found. `look_for` may cache needles."""
     return _traced(look_for(value), tuple(among), kind_of_name(field))
 
 
 _IN_PIECES: tuple[Kind | None, ...] = ("content", "path", None)
-"""What may be put together from several sources: not an address, an identifier or a command."""
+"""Kinds of values that may combine several sources. Addresses, identifiers and commands may not."""
 
 
 def _traced(wanted: Needle, among: tuple[Sources, ...], kind: Kind | None) -> tuple[Label, str]:
@@ -118,7 +118,7 @@ def _traced(wanted: Needle, among: tuple[Sources, ...], kind: Kind | None) -> tu
 
 
 class PassIndex:
-    """What one pass has seen, up to a number of its steps."""
+    """The content that one pass has seen, up to a number of its steps."""
 
     __slots__ = ("_of_run", "_seen", "by_tool", "sources", "tainted_by")
 
@@ -130,11 +130,11 @@ class PassIndex:
         self.by_tool: dict[str, list[Item]] = {}
 
     def covers_prefix_of(self, steps: Seq[Item]) -> bool:
-        """Return whether `steps` go on where this index ends."""
+        """Return whether `steps` continue from the end of this index."""
         return len(self._seen) == 0 or steps.continues(self._seen)
 
     def extend(self, steps: Seq[Item], trust: Callable[[Item], str]) -> None:
-        """Index the steps that are new."""
+        """Index the new steps."""
         for position, item in enumerate(steps[len(self._seen) :], len(self._seen)):
             if item.kind == "user":
                 self._add_user(item, first=position == 0)
@@ -146,7 +146,7 @@ class PassIndex:
         return self.sources.setdefault(label, Evidence())
 
     def _add_user(self, item: Item, *, first: bool) -> None:
-        """Add a reply. The first step is the pass's input, which a strategy may have written: only the goal itself is the user's."""
+        """Add a reply. The first step is the pass's input, which a strategy may have written, so it is skipped. Only the goal itself is the user's."""
         if not first:
             self._evidence("user").add(item.text, f"reply {item.iteration}")
 
@@ -173,9 +173,9 @@ class PassIndex:
         add_data(self._evidence("untrusted"), value, item.call_id)
 
     def _unproven(self, item: Item) -> list[tuple[Label, str]]:
-        """Return label and normal text of the item's arguments that nothing vouches for.
+        """Return label and normal text of the unproven arguments of the item.
 
-        A trusted tool that repeats them proves nothing, and one that was given untrusted values is believed no more than they are.
+        A trusted tool that only repeats them proves nothing, and a tool that was given untrusted values is trusted no more than these values.
         """
         among = (self._of_run.sources, self.sources)
         found: list[tuple[Label, str]] = []
@@ -189,7 +189,7 @@ class PassIndex:
 
 
 class RunIndex:
-    """What a run began with, and an index of each of its passes."""
+    """The content that a run began with, and an index of each of its passes."""
 
     __slots__ = ("_began", "passes", "sources")
 
@@ -200,18 +200,18 @@ class RunIndex:
         agent = state.agent
         add_data(self.sources["agent"], [agent.instructions, list(agent.rules), agent.meta], "agent")
         add_data(self.sources["memory"], list(state.seed_memory), "memory")
-        if not state.parent:  # a child's goal was written by the planner of its parent
+        if not state.parent:  # the parent's planner wrote a child's goal
             self.sources["user"].add(state.goal, "goal")
             for name, value in state.variables.items():
                 add_data(self.sources["user"], value, f"variables.{name}", field=name)
             add_data(self.sources["user"], list(state.attachments), "attachments")
 
     def fits(self, state: RunState) -> bool:
-        """Return whether the state is one of the run that this was made of."""
+        """Return whether the state belongs to the run of this index."""
         return all(map(is_, self._began, _beginning(state)))
 
     def of_pass(self, state: KernelState, trust: Callable[[Item], str]) -> PassIndex:
-        """Return the index of a pass as it is in `state`."""
+        """Return the index of a pass, updated to `state`."""
         known = self.passes.get(state.scope)
         if known is None or not known.covers_prefix_of(state.steps):
             known = self.passes[state.scope] = PassIndex(self)
@@ -224,7 +224,7 @@ def _beginning(state: RunState) -> tuple[Any, ...]:
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a run has seen at one moment: sources to trace among, outcomes by tool, and what made the context untrusted ("" if nothing)."""
+    """What a run has seen at one moment: the sources, the outcomes by tool, and what made the context untrusted ("" if nothing)."""
 
     among: tuple[Sources, ...]
     passes: tuple[PassIndex, ...]
@@ -232,9 +232,9 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Origins:
-    """Traces values of a run. `trust` overrides what the log says of tools; `trust_memory`: what memory gives is as good as a trusted tool's.
+    """Traces the values of runs. `trust` overrides the trust of tools in the log. `trust_memory`: memory counts like a trusted tool.
 
-    May be shared by runs: nothing of one is ever found in another.
+    Runs may share one object: a value of one run is never found in another.
     """
 
     def __init__(self, trust: Trust | None = None, *, trust_memory: bool = False) -> None:
@@ -245,11 +245,11 @@ class Origins:
         self._lock = threading.Lock()
 
     def trust(self, item: Item) -> str:
-        """Return how far the output of a tool is trusted: as it stands in the log, unless this was given another opinion of the tool."""
+        """Return how far the output of a tool is trusted: as recorded in the log, unless `trust` overrides it."""
         return self._declared(item.tool) or item.trust
 
     def needle(self, value: Any) -> Needle:
-        """Return what to look for (`matching.needle`); short texts are remembered, because calls repeat them."""
+        """Return the needle of a value (`matching.needle`). Short texts are cached, because calls repeat them."""
         if type(value) is not str or len(value) > REMEMBERED_CHARS:
             return needle(value)
         known = self._needles.get(value)
@@ -260,7 +260,7 @@ class Origins:
         return known
 
     def seen(self, state: RunState) -> Seen:
-        """Return what `state` has seen."""
+        """Return what the run has seen in `state`."""
         with self._lock:
             run = self._runs.get(state.run_id)
             if run is None or not run.fits(state):
@@ -287,7 +287,7 @@ class Origins:
 
 
 def _recalled(state: RunState) -> Sources | None:
-    """Return what memory was recalled last; it is replaced as a whole, so it is no part of an index that grows."""
+    """Return the last recalled memory. It is replaced as a whole, so it is not part of a growing index."""
     recalled = [p.memory for p in state.passes.values() if p.memory and p.memory is not state.seed_memory]
     if not recalled:
         return None

@@ -1,8 +1,8 @@
-"""Where the arguments of a call came from, and a policy that decides by it: information flow without a model.
+"""Finds where the arguments of a call came from, and has a policy that decides by it: information flow control without a model.
 
-Once a run has seen untrusted content, a call that changes something passes only if each of its sensitive arguments (`sinks`) stands in the
-user's words, the agent's specification, the output of a trusted tool, or was written by an approver. A planner that was talked into something
-can still choose among those values, and still answers in its own words: what this does not catch is listed in docs/howto/control/provenance.md.
+Once a run has seen untrusted content, a call that changes something is allowed only if each sensitive argument (`sinks`) comes from the user's words,
+the agent's specification, the output of a trusted tool, or an approver. A manipulated planner can still choose among these values, and it still
+answers in its own words. docs/howto/control/provenance.md lists what this does not catch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from detent.ports import Call, ToolSpec, Verdict
 from detent.ports.options import checked_options
 
 _MANY = 64
-"""How many leaves of one call are put on record; the rest counts for the verdict all the same."""
+"""How many leaves of one call are recorded. The rest counts for the verdict too."""
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Where each leaf of some arguments came from. `untrusted`: the call that brought untrusted content first, `memory`, `child` or `parent`; "" if none."""
+    """Where each leaf of some arguments came from. `untrusted`: the first source of untrusted content: a call, `memory`, `child`, `parent`, or ""."""
 
     leaves: tuple[Leaf, ...] = ()
     untrusted: str = ""
@@ -40,10 +40,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 def provenance(
     args: dict[str, Any], state: RunState, trust: Trust | None = None, *, call_id: str = "", origins: Origins | None = None
 ) -> Provenance:
-    """Return where each leaf of `args` came from, by what `state` has seen; pure, and the same whatever `origins` has cached.
+    """Return where each leaf of `args` came from, by what `state` has seen. Pure; the cache of `origins` does not change the result.
 
-    `trust` overrides what the log says of a tool's output (name -> "trusted" or "untrusted"). `call_id` names the call that the arguments
-    belong to: where a person edited them, all of them are the approver's. Give `origins` (made with its own `trust`) to ask often.
+    `trust` overrides the recorded trust of a tool's output (name -> "trusted" or "untrusted"). `call_id` names the call of the arguments: if a
+    person edited them, all of them are the approver's. Pass `origins` (created with its own `trust`) if you call this often.
     """
     origins = origins or Origins(trust)
     return _provenance(args, state, origins.seen(state), call_id, origins.needle)
@@ -62,7 +62,7 @@ def _provenance(args: dict[str, Any], state: RunState, seen: Seen, call_id: str,
 
 
 def projection(found: Provenance) -> dict[str, Any]:
-    """Return what a rule may ask about: `{"untrusted_in_context": bool, "args": {name: label}}`, the weakest label of each argument."""
+    """Return the values for rules: `{"untrusted_in_context": bool, "args": {name: label}}`, with the weakest label of each argument."""
     args: dict[str, Label] = {}
     for leaf in found.leaves:
         name = leaf.path.split(".", 1)[0].split("[", 1)[0].removesuffix("{}")
@@ -71,13 +71,13 @@ def projection(found: Provenance) -> dict[str, Any]:
 
 
 def tracer(trust: Trust | None = None, *, trust_memory: bool = False) -> Callable[[Call, RunState], dict[str, Any]]:
-    """Return a function that gives the `projection` of a call's arguments; it remembers what it has indexed of the last runs."""
+    """Return a function that computes the `projection` of a call's arguments. It caches the index of the last runs."""
     origins = Origins(trust, trust_memory=trust_memory)
     return lambda call, state: projection(provenance(call.args, state, call_id=call.call_id, origins=origins))
 
 
 def facts(found: Provenance) -> dict[str, Any]:
-    """Return what stands in the log with a decision: the label of each leaf, and what it was found in."""
+    """Return what the log records with a decision: the label of each leaf and its source."""
     args: dict[str, Any] = {}
     for leaf in found.leaves:
         known = args.get(leaf.path)
@@ -89,12 +89,12 @@ def facts(found: Provenance) -> dict[str, Any]:
 
 
 class ProvenancePolicy:
-    """Asks (or denies) when a call would use a value that the planner made up or took from untrusted content.
+    """Asks (or denies) if a call would use a value that the planner made up or took from untrusted content.
 
-    How far a tool is trusted is what it declared when it ran (`@tool(trust="trusted")`); `trust`, a mapping or function of names, overrides
-    that. `on_unproven`: what happens to a call whose sensitive arguments are not all proven. `trust_memory`: memory is as good as a trusted
-    tool, and its content is not untrusted. Tools that only read pass, unless they declare sinks. It says nothing about how dangerous a tool
-    is: combine it with a policy that does.
+    The trust of a tool is what it declared when it ran (`@tool(trust="trusted")`). `trust`, a mapping or function of names, overrides it.
+    `on_unproven`: the decision for a call whose sensitive arguments are not all proven. `trust_memory`: memory counts like a trusted tool, and its
+    content is not untrusted. Read-only tools are allowed unless they declare sinks. This policy does not judge how dangerous a tool is; combine
+    it with a policy that does.
     """
 
     @checked_options
@@ -111,7 +111,7 @@ class ProvenancePolicy:
         self._sinks: dict[str, Sinks] = {}
 
     def decide(self, call: Call, state: RunState) -> Verdict:
-        """Return the verdict; its facts name the origin of each argument."""
+        """Return the verdict. Its facts name the origin of each argument."""
         sinks = self._sinks_of(call.tool)
         if not _checked(sinks):
             return _READS
@@ -173,7 +173,7 @@ _WHY: dict[str, str] = {
 
 
 def _reason(left: list[Leaf], untrusted: str, grants: tuple[Grant, ...], unread: tuple[str, ...]) -> str:
-    """Return the reason for a person and for the planner; it names arguments and origins, never values."""
+    """Return the reason for a person and for the planner. It names arguments and origins, never values."""
     parts = [f"{leaf.path} {_WHY[leaf.label]}{f' ({leaf.origin})' if leaf.origin else ''}" for leaf in left[:5]]
     more = f"; and {len(left) - 5} more" if len(left) > 5 else ""
     lines = f"; this line of the goal is no grant that can be read: {unread[0]!r}" if unread and not grants else ""

@@ -1,7 +1,7 @@
-"""Which arguments of a tool are sensitive: where a wrong value would send, pay, reach, run or say something.
+"""Finds the sensitive arguments of a tool: those where a wrong value would send, pay, reach, run or say something.
 
-A tool declares them (`ToolSpec.sinks`); otherwise the names of its arguments decide, and values that look like an address whatever their
-name. A tool that changes something and of which no argument is recognised has every argument sensitive.
+A tool declares them (`ToolSpec.sinks`). Otherwise the names of its arguments decide, and a value that looks like an address is sensitive under any
+name. If a tool changes something and none of its arguments is recognised, all of them are sensitive.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _IBAN = re.compile(r"\s*[A-Za-z]{2}\d{2}(?: ?[A-Za-z0-9]{4}){2,7}(?: ?[A-Za-z0-9
 
 @lru_cache(maxsize=4096)
 def kind_of_name(name: str) -> Kind | None:
-    """Return what a field of this name holds, None when the name says nothing; `recipientEmail`, `file_path` and `TO` are understood."""
+    """Return what a field with this name holds, or None if the name does not tell. It understands `recipientEmail`, `file_path` and `TO`."""
     words = frozenset(re.split(r"[^a-z0-9]+", _CAMEL.sub("_", name).lower()))
     return next((kind for kind in _ORDER if words & NAMES[kind]), None)
 
@@ -79,7 +79,7 @@ class Sinks:
         return bool(self._paths) if self.declared else True
 
     def is_sink(self, path: str, value: Any) -> bool:
-        """Return whether the leaf `value` at `path` is sensitive. Truth values are not, unless the tool declares them."""
+        """Return whether the leaf `value` at `path` is sensitive. Truth values are sensitive only if the tool declares them."""
         names = _names(path)
         if self.declared:
             bare = ".".join(names)

@@ -1,16 +1,16 @@
-"""One attempt to run a tool, from its arguments to a `ToolOutcome`; nothing the tool does gets past this as an exception.
+"""One attempt to run a tool, from its arguments to a `ToolOutcome`. No exception of the tool gets past this module.
 
     before → execute, within the deadline → is it JSON → result schema → after → size cap
 
-Async functions are awaited where they are: no task, no thread, one timer if they wait. Sync ones run in the pool. Hooks run on the event loop; a
-plain function among them must not block. What a failure means is decided here, once, from what is known:
+Async functions are awaited directly: no task, no thread, one timer if they wait. Sync functions run in the pool. Hooks run on the event loop, so a
+sync hook must not block. The meaning of a failure is decided only here:
 
-    returned                            ok; `failed` where the result says `"success": false` itself
+    returned                            ok; `failed` if the result itself has `"success": false`
     NotExecuted                         not_executed: it did not happen
     ToolFailed, InvalidArguments        failed: it failed in a known way
     FatalToolError                      fatal: the run must end
-    any other exception, or a timeout   failed where the tool only reads or is idempotent, else in_doubt: nobody knows
-    cancelled from outside              `asyncio.CancelledError` goes on; the kernel decides
+    any other exception, or a timeout   failed if the tool only reads or is idempotent, else in_doubt: it may have happened
+    cancelled from outside              `asyncio.CancelledError` propagates; the kernel decides
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = logging.getLogger("detent.tools")
 
 NO_ARGS: Mapping[str, Any] = types.MappingProxyType({})
 SHORTEST_HIDDEN = 3
-"""A sensitive value of fewer characters stands in every text by chance."""
+"""A shorter sensitive value occurs in any text by chance, so it is not searched for."""
 LONGEST_MESSAGE = 4000
-"""How many characters of an error's message go into the log and to the model."""
+"""The maximum length of an error message in the log and for the model, in characters."""
 
 
 class Attempted(Protocol):
-    """What an attempt needs of a tool; `Tool` has it."""
+    """The part of `Tool` that an attempt needs."""
 
     name: str
     function: Callable[..., Any]
@@ -56,10 +56,10 @@ class Attempted(Protocol):
 
 
 class Watch:
-    """The time limit of one attempt: the tool's own, counted from when it starts, and the run's deadline, whichever is first; the tool is told.
+    """The time limit of one attempt: the tool's own limit, counted from its start, or the run's deadline, whichever comes first.
 
-    When it is reached the context is marked `timeout`, then the task is cancelled, so that a tool that cleans up can tell why. A job
-    that still waits for a thread has not started, and its own limit does not run yet.
+    At the limit the context is marked `timeout` and then the task is cancelled, so a tool that cleans up can see why. A job that still waits
+    for a thread has not started, so its own limit does not count yet.
     """
 
     __slots__ = ("_before", "_context", "_deadline", "_handle", "_loop", "_task", "began", "expired", "job", "timeout_s")
@@ -80,7 +80,7 @@ class Watch:
         return self._deadline is not None and self._deadline <= self.began
 
     def arm(self) -> None:
-        """Begin to watch the current task, now that it waits for something: what never waits cannot be interrupted."""
+        """Begin to watch the current task, because it now waits. A task that never waits cannot be interrupted."""
         due = self._due()
         if due is not None and self._handle is None:
             self._task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
@@ -88,7 +88,7 @@ class Watch:
             self._handle = self._loop.call_at(due, self._look)
 
     def stop(self) -> bool:
-        """End watching; return whether the task was cancelled by somebody else too."""
+        """End watching. Return whether somebody else cancelled the task too."""
         self._context.deadline = self._deadline
         if self._handle is not None:
             self._handle.cancel()
@@ -97,7 +97,7 @@ class Watch:
         return False
 
     def started(self) -> None:
-        """Note that the waiting job begins now; called in its thread."""
+        """Note that the waiting job begins now. Called in its thread."""
         self._context.deadline = self._due()
 
     def seconds(self) -> str:
@@ -129,7 +129,7 @@ class Watch:
 
 
 async def run(tool: Attempted, args: dict[str, Any], context: ToolContext, pool: ThreadPool | None) -> ToolOutcome:
-    """Make one attempt of `tool` with checked `args`; raise nothing but `asyncio.CancelledError`."""
+    """Make one attempt to run `tool` with checked `args`. Raise only `asyncio.CancelledError`."""
     began = perf_counter()
     watch = Watch(context, tool.options.timeout_s)
     if watch.too_late:
@@ -142,7 +142,7 @@ async def run(tool: Attempted, args: dict[str, Any], context: ToolContext, pool:
             cancelled_too = watch.stop()
     except ToolRaised as error:
         return _raised(tool, error, began)
-    except (Exception, asyncio.CancelledError, SystemExit) as error:  # foreign code: whatever a tool raises becomes an outcome
+    except (Exception, asyncio.CancelledError, SystemExit) as error:  # foreign code: any exception becomes an outcome
         if isinstance(error, asyncio.CancelledError) and (cancelled_too or (not watch.expired and _cancelled_from_outside())):
             raise
         if watch.expired:
@@ -169,7 +169,7 @@ async def _execute(tool: Attempted, args: dict[str, Any], context: ToolContext, 
 
 @types.coroutine
 def _watched(work: Coroutine[Any, Any, Any], watch: Watch) -> Generator[Any, Any, Any]:
-    """Await `work`; the watch is armed when it first waits, so that a tool that answers at once costs no timer."""
+    """Await `work`. The watch starts when the work first waits, so a tool that answers at once costs no timer."""
     given: Any = None
     raised: BaseException | None = None
     while True:
@@ -188,12 +188,12 @@ def _watched(work: Coroutine[Any, Any, Any], watch: Watch) -> Generator[Any, Any
 
 
 async def _before(tool: Attempted, hook: Callable[..., Any], args: dict[str, Any], context: ToolContext) -> None:
-    """Call the hook with a copy of the arguments: what was decided on is what runs."""
+    """Call the hook with a copy of the arguments, so it cannot change the arguments that were approved."""
     try:
         await _hook(hook, msgspec.json.decode(msgspec.json.encode(args)), context)
     except ToolRaised:
         raise
-    except Exception as error:  # a hook is code of the user's
+    except Exception as error:  # a hook is user code
         _keep(tool, "the before hook of ", error, context, args)
         raise NotExecuted(f"not executed: the before hook raised {problems.of_exception(error)}") from error
 
@@ -213,7 +213,7 @@ async def _in_thread(call: Callable[[], Any], pool: ThreadPool | None, watch: Wa
         if job.abandon() and watch.expired:
             raise NotExecuted(
                 f"not started in time: all {pool.size} threads for sync tools were busy, {pool.stuck} more are stuck; "
-                "make the tool async, or the pool larger",
+                "make the tool async, or use a larger pool",
                 error_code="timeout",
             ) from None
         raise
@@ -231,13 +231,13 @@ async def _hook(hook: Callable[..., Any], *args: Any) -> Any:
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether the task was asked to stop; a tool may also raise `CancelledError` because something of its own was cancelled."""
+    """Whether the task was asked to stop. A tool may also raise `CancelledError` because its own work was cancelled."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def _unknown(tool: Attempted) -> Literal["failed", "in_doubt"]:
-    """Return what it means that nobody saw the end: harmless where the call can be made again."""
+    """Return the status of an attempt with an unknown end: harmless if the call can be repeated."""
     return "failed" if tool.options.read_only or tool.options.idempotent else "in_doubt"
 
 
@@ -247,7 +247,7 @@ def _timed_out(tool: Attempted, watch: Watch, began: float) -> ToolOutcome:
 
 
 def _raised(tool: Attempted, error: ToolRaised, began: float) -> ToolOutcome:
-    """Return the outcome that a tool stated itself, by the type that it raised."""
+    """Return the outcome that the tool stated by the type of its exception."""
     kind: Literal["failed", "not_executed", "fatal"] = "failed"
     if isinstance(error, NotExecuted):
         kind = "not_executed"
@@ -261,7 +261,7 @@ def _raised(tool: Attempted, error: ToolRaised, began: float) -> ToolOutcome:
         message=message,
         details=_details(tool, error.details),
         latency_ms=_since(began),
-        final=kind != "not_executed",  # what is known is not tried again
+        final=kind != "not_executed",  # a known failure is not retried
     )
 
 
@@ -278,7 +278,7 @@ def _details(tool: Attempted, details: dict[str, Any] | None) -> dict[str, Any] 
 
 
 async def _unexpected(tool: Attempted, error: BaseException, args: dict[str, Any], context: ToolContext, began: float) -> ToolOutcome:
-    """Return the outcome of an exception that says nothing about what happened, unless `on_error` knows."""
+    """Return the outcome of an exception that does not tell what happened, unless `on_error` decides."""
     if tool.options.on_error is not None:
         translated = await _translated(tool, tool.options.on_error, error, args, context)
         if translated is not None:
@@ -298,7 +298,7 @@ async def _translated(
         answer = await _hook(hook, error, context)
     except ToolRaised as raised:
         return raised
-    except Exception as raised:  # noqa: BLE001 - a hook is code of the user's; the tool's own error stays the one that counts
+    except Exception as raised:  # noqa: BLE001 - a hook is user code; the tool's own error stays the one that counts
         if raised is not error:
             _keep(tool, "the on_error hook of ", raised, context, args)
         return None
@@ -311,7 +311,7 @@ async def _translated(
 
 
 def _keep(tool: Attempted, part: str, error: BaseException, context: ToolContext, args: Mapping[str, Any] = NO_ARGS) -> None:
-    """Keep the traceback of what a tool or one of its hooks raised, without the secrets that the run was given, and its sensitive arguments."""
+    """Keep the traceback of a tool or hook, without the run's secrets and the call's sensitive arguments."""
     given = [args[name] for name in tool.options.sensitive if name in args]
     words = [text for value in given for text in {str(value), repr(value)} if len(text) >= SHORTEST_HIDDEN]
 
@@ -325,12 +325,12 @@ def _keep(tool: Attempted, part: str, error: BaseException, context: ToolContext
 
 
 async def _checked(tool: Attempted, value: Any, args: dict[str, Any], context: ToolContext, began: float) -> ToolOutcome:
-    """Return the outcome of a result that a schema or the after hook has a say in."""
+    """Return the outcome of a result after its schema check and the `after` hook."""
     check, after = tool.result_check, tool.options.after
     try:
         raw = results.encoded(value)
     except results.NotJson as error:
-        return _unfit(tool, "result_not_serializable", f"its result is no JSON: {error}", began)
+        return _unfit(tool, "result_not_serializable", f"its result is not JSON: {error}", began)
     if results.reported_failure(raw) is not None:
         return _capped(tool, value, began)
     problem = check.problem(raw) if check is not None else ""
@@ -341,7 +341,7 @@ async def _checked(tool: Attempted, value: Any, args: dict[str, Any], context: T
             changed = await _hook(after, msgspec.json.decode(raw), context)
         except ToolRaised as error:
             return _raised(tool, error, began)
-        except Exception as error:  # noqa: BLE001 - a hook is code of the user's
+        except Exception as error:  # noqa: BLE001 - a hook is user code
             _keep(tool, "the after hook of ", error, context, args)
             return _unfit(tool, "handler_error", f"its after hook raised {problems.of_exception(error)}", began)
         value = value if changed is None else changed
@@ -349,17 +349,17 @@ async def _checked(tool: Attempted, value: Any, args: dict[str, Any], context: T
 
 
 def _unfit(tool: Attempted, code: str, why: str, began: float) -> ToolOutcome:
-    """Return the outcome of a call that did run, and whose result cannot be used."""
-    ran = "ran" if tool.options.read_only else "ran, and what it did was done"
+    """Return the outcome of a call that ran but whose result cannot be used."""
+    ran = "ran" if tool.options.read_only else "ran, and its effects happened"
     return ToolOutcome(kind="failed", error_code=code, message=f"{tool.name} {ran}, but {why}", latency_ms=_since(began))
 
 
 def _capped(tool: Attempted, value: Any, began: float) -> ToolOutcome:
-    """Return the outcome of a result, with a preview where it is over the cap."""
+    """Return the outcome of a result. A result over the cap becomes a preview."""
     try:
         raw = results.encoded(value)
     except results.NotJson as error:
-        return _unfit(tool, "result_not_serializable", f"its result is no JSON: {error}", began)
+        return _unfit(tool, "result_not_serializable", f"its result is not JSON: {error}", began)
     limit = tool.options.max_result_bytes
     shown, full = (raw, None) if len(raw) <= limit else (results.preview(raw, limit_bytes=limit), raw)
     failure = results.reported_failure(raw)
@@ -382,7 +382,7 @@ def _since(began: float) -> float:
 
 
 async def settle(tool: Attempted, context: ToolContext, pool: ThreadPool | None) -> ToolOutcome | None:
-    """Return what `reconcile` knows of an earlier attempt, None where it does not know, fails or takes too long."""
+    """Return what `reconcile` knows about an earlier attempt. None if it does not know, fails or takes too long."""
     reconcile = tool.options.reconcile
     if reconcile is None:
         return None
@@ -402,7 +402,7 @@ async def settle(tool: Attempted, context: ToolContext, pool: ThreadPool | None)
     except ToolRaised as error:
         outcome = _raised(tool, error, began)
         return msgspec.structs.replace(outcome, kind="failed") if outcome.kind == "fatal" else outcome
-    except (Exception, asyncio.CancelledError, SystemExit) as error:  # foreign code: not knowing is a possible answer
+    except (Exception, asyncio.CancelledError, SystemExit) as error:  # foreign code: "not known" is a valid answer
         if isinstance(error, asyncio.CancelledError) and (cancelled_too or (not watch.expired and _cancelled_from_outside())):
             raise
         _keep(tool, "reconcile of ", error, context)

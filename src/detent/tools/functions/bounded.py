@@ -1,10 +1,9 @@
-"""`Bounded`: at most so many calls at once, over all runs of an engine, and so many of single tools.
+"""`Bounded`: limits how many calls run at once, over all runs of an engine and for single tools.
 
-Places are given in the order in which they were asked for, to a call that finds all that it needs: a place of the engine and, where its
-tool is bounded, one of the tool. It never holds one while it waits for the other. Calls that are made inside a call (its tool runs an agent
-on the same engine) take turns in its place, and where it, or one around it, has a place of its tool, they need none of theirs. So whoever
-has a place waits for nobody but calls inside of it, and there is no deadlock. A call that goes on after the one around it has ended, in a task
-that it left behind, keeps the place.
+A call needs a place of the engine and, if its tool is bounded, a place of the tool. It gets both together, in the order of the requests, and never
+holds one while it waits for the other. Calls made inside a call (its tool runs an agent on the same engine) take turns in the outer call's place.
+If the outer call, or one around it, holds a place of its tool, the inner calls need no place of theirs. So a call with a place only ever waits for
+calls inside it, and there is no deadlock. If a call leaves a task behind that outlives it, calls of that task keep the place.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from detent.ports import Job
 
 
 class Place:
-    """What a call has while it runs: `given` says that it has it.
+    """The place of a running call. `given` is true once the call has it.
 
-    `outer` is that of the call inside of which it was made, `around` the nearest of those that is one of the same `Bounded`.
+    `outer` is the place of the call around this one. `around` is the nearest outer place that belongs to the same `Bounded`.
     """
 
     __slots__ = ("_bounded", "around", "given", "inner", "of", "outer", "tool", "turn")
@@ -34,22 +33,22 @@ class Place:
         around = outer
         while around is not None and not (around.of is of and around.given):
             around = around.outer
-        self.inner: Place | None = None  # the call inside of this one that has its place
+        self.inner: Place | None = None  # the inner call that uses this place now
         self.move(around)
         self.turn: asyncio.Future[None] | None = None
 
     def move(self, around: Place | None) -> None:
-        """Stand inside of this place from now on, and need one of the tool where nothing around has any."""
+        """Move inside the place `around`. A place of the tool is needed only if no outer place has one."""
         self.around = around
         self.tool = "" if around is not None and around.has_tool else self._bounded
 
     @property
     def has_tool(self) -> bool:
-        """Whether it, or one around it, is a place of a bounded tool."""
+        """Whether this place, or one around it, is a place of a bounded tool."""
         return bool(self.tool) or (self.around is not None and self.around.has_tool)
 
     def tell(self) -> bool:
-        """Let the call begin, which may wait on another event loop; return whether it still waits there."""
+        """Let the call begin; it may wait on another event loop. Return whether it still waits there."""
         if self.turn is not None:
             try:
                 self.turn.get_loop().call_soon_threadsafe(self._begin, self.turn)
@@ -67,10 +66,10 @@ _INSIDE: ContextVar[Place | None] = ContextVar("detent_place", default=None)
 
 
 class Bounded:
-    """At most `limit` calls at once, and of each tool that `per_tool` names as many as it says; None: any number.
+    """At most `limit` calls at once, and for each tool in `per_tool` at most its number of calls. None: any number.
 
-    One object may serve several engines, event loops and threads; the bounds then hold for all of them together. Engines whose tools run
-    agents on each other share one: with two, each could wait for a place that the other has. Raises `ConfigError` for a bound below 1.
+    One object may serve several engines, event loops and threads; the limits then hold for all of them together. If the tools of two engines run
+    agents on each other, let both engines share one object: with two objects they could wait for each other. Raise `ConfigError` for a limit below 1.
     """
 
     def __init__(self, limit: int | None = None, *, per_tool: Mapping[str, int] | None = None) -> None:
@@ -84,7 +83,7 @@ class Bounded:
         self._waiting: dict[Place, None] = {}
 
     async def run(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Start each job when it has its place; see `Scheduler`."""
+        """Start each job as soon as it has its place; see `Scheduler`."""
         return await asyncio.gather(*(self._run(job) for job in jobs), return_exceptions=True)
 
     async def _run(self, job: Job) -> Any:
@@ -103,7 +102,7 @@ class Bounded:
             self._leave(place)
 
     def _serve(self) -> None:
-        """Give places to those who wait, in order, as far as there is room; called with the lock held."""
+        """Give free places to the waiting calls, in order. Called with the lock held."""
         for place in tuple(self._waiting):
             if self._has_room(place):
                 self._waiting.pop(place)
@@ -127,7 +126,7 @@ class Bounded:
             self._used[place.tool] += by
 
     def _leave(self, place: Place) -> None:
-        """Take back the place of a call that is over, or that waits no longer."""
+        """Take back the place of a call that has ended or no longer waits."""
         with self._lock:
             self._waiting.pop(place, None)
             if place.given:

@@ -1,6 +1,6 @@
-"""Reads a docstring in Google style: what the function does, and what each of its arguments is.
+"""Reads a Google-style docstring: the description of the function and of each argument.
 
-Own code: griffe takes 52 ms to import and 1.7 MB; docstring_parser (4 ms) raises at an entry without a colon. Fifty lines are needed here.
+Own code: griffe takes 52 ms to import and 1.7 MB; docstring_parser (4 ms) raises on an entry without a colon. Fifty lines are enough here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tool` and `Tool`: a function, or anything with a JSON Schema, becomes something that an agent may call.
+"""`tool` and `Tool`: make a tool for agents from a function, or from anything with a JSON Schema.
 
     @tool(side_effect="read")
     def population(city: str) -> int:
@@ -8,8 +8,8 @@
             city: its English name
         '''
 
-A tool stays callable like its function, for tests of one's own. The kernel calls it through `check` (are these arguments right?),
-`run` (one attempt) and `settle` (what became of an earlier one).
+You can still call a tool like its function, for example in tests. The kernel uses `check` (validate arguments), `run` (one attempt) and
+`settle` (the result of an earlier attempt).
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ LONGEST_NAME = 64
 
 
 class Tool(Generic[P, R]):
-    """A tool; made by `tool` or `Tool.from_schema`, immutable, and the same for every engine that it is given to."""
+    """A tool, created by `tool` or `Tool.from_schema`. It is immutable, and several engines can share it."""
 
     def __init__(self, function: Callable[P, R], options: Options, *, name: str, arguments: Arguments | None = None) -> None:
-        """Make the tool `name` of `function`; raise `ConfigError` when they do not fit."""
+        """Create the tool `name` from `function`. Raise `ConfigError` if the options do not fit it."""
         if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
             raise ConfigError(
-                f"tool name {name!r}: use 1 to 64 letters, digits, '_', '-', and dots between them; give another with name=..."
+                f"tool name {name!r}: use 1 to 64 letters, digits, '_' or '-', with dots between them; set another name with name=..."
             )
         if inspect.isclass(function):
-            raise ConfigError(f"tool {name!r} is a class; decorate a function, or a method and take it from an instance")
+            raise ConfigError(f"tool {name!r} is a class; decorate a function, or decorate a method and pass it from an instance")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(f"tool {name!r} is a generator; a tool returns one result: return a list")
+            raise ConfigError(f"tool {name!r} is a generator, but a tool returns one result; return a list")
         self.name, self.function, self.options, self.asks = name, function, options, options.asks
         self.arguments: Arguments = arguments or Signature(function, tool=name, options=options)
         self.is_async = signature.returns_awaitable(function)
@@ -70,10 +70,10 @@ class Tool(Generic[P, R]):
         execute: Callable[..., Any],
         **options: Unpack[SchemaToolOptions],
     ) -> Tool[..., Any]:
-        """Return a tool that brings its JSON Schema; options as for `tool`.
+        """Return a tool with the given JSON Schema; the options are those of `tool`.
 
-        `execute(args)` or `execute(args, context)`, sync or async, gets a fresh dict. The schema decides about unknown arguments, and
-        nothing it refers to is fetched. Raise `ConfigError` for a schema or an option that is wrong.
+        `execute(args)` or `execute(args, context)`, sync or async, gets a fresh dict. The schema decides about unknown arguments. No reference
+        of the schema is fetched. Raise `ConfigError` for an invalid schema or option.
         """
         read = read_options(cast("ToolOptions", {**options, "name": name, "description": description}), tool=name)
         brought = BroughtSchema(input_schema, tool=name, options=read, takes_context=takes_context(execute, after=1))
@@ -81,7 +81,7 @@ class Tool(Generic[P, R]):
 
     @cached_property
     def spec(self) -> ToolSpec:
-        """The declaration; building it imports pydantic. Raise `ConfigError` for types that JSON Schema cannot describe."""
+        """The declaration. Building it imports pydantic. Raise `ConfigError` for types that JSON Schema cannot describe."""
         given = self.options
         safe = given.concurrency_safe
         _sensitive_are_text(self.name, given.sensitive, self.arguments.schema)
@@ -112,7 +112,7 @@ class Tool(Generic[P, R]):
         )
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return `args` sanitised and validated, as fresh plain JSON that passes again; where an integer is wanted, 5.0 is 5.
+        """Return `args` sanitised and validated, as fresh plain JSON that passes the same check again. For an integer argument, 5.0 becomes 5.
 
         Raise `InvalidArguments` with the code `sanitize_failed`, `schema_validation_failed` or `semantic_validation_failed`.
         """
@@ -140,7 +140,7 @@ class Tool(Generic[P, R]):
         try:
             return results.encoded(args)
         except results.NotJson as error:
-            raise InvalidArguments(f"{self.name}: the arguments are no JSON ({error}). Nothing was executed") from error
+            raise InvalidArguments(f"{self.name}: the arguments are not JSON ({error}). Nothing was executed") from error
 
     def _sanitized(self, args: dict[str, Any]) -> dict[str, Any]:
         fresh = msgspec.json.decode(self._encoded(args))
@@ -148,7 +148,7 @@ class Tool(Generic[P, R]):
             changed = self.options.sanitize(fresh)  # type: ignore[misc]
         except InvalidArguments as error:
             raise InvalidArguments(str(error), error_code="sanitize_failed", details=error.details) from error
-        except Exception as error:  # a hook is code of the user's
+        except Exception as error:  # a hook is user code
             raise InvalidArguments(
                 f"{self.name}: sanitize refused the arguments ({problems.of_exception(error)})", error_code="sanitize_failed"
             ) from error
@@ -162,22 +162,22 @@ class Tool(Generic[P, R]):
             answer = self.options.validate(args)  # type: ignore[misc]
         except InvalidArguments as error:
             raise InvalidArguments(str(error), error_code="semantic_validation_failed", details=error.details) from error
-        except Exception as error:  # a hook is code of the user's
+        except Exception as error:  # a hook is user code
             raise InvalidArguments(f"{self.name}: {problems.of_exception(error)}", error_code="semantic_validation_failed") from error
         if answer is False or isinstance(answer, str):
             raise InvalidArguments(f"{self.name}: {answer or 'validate refused the arguments'}", error_code="semantic_validation_failed")
 
     def run(self, args: dict[str, Any], context: ToolContext, *, pool: ThreadPool | None = None) -> CoroutineType[Any, Any, ToolOutcome]:
-        """Make one attempt and return its `ToolOutcome`; a sync function runs in `pool`, else in a thread of its own."""
+        """Make one attempt and return its `ToolOutcome`. A sync function runs in `pool`, or in its own thread without a pool."""
         return attempt.run(self, args, context, pool)
 
     @property
     def reconciles(self) -> bool:
-        """Whether it can say what became of an earlier attempt."""
+        """Whether the tool can find out the result of an earlier attempt."""
         return self.options.reconcile is not None
 
     def settle(self, context: ToolContext, *, pool: ThreadPool | None = None) -> CoroutineType[Any, Any, ToolOutcome | None]:
-        """Ask `reconcile` what became of an earlier attempt and return the `ToolOutcome`, None where it is not known."""
+        """Ask `reconcile` for the result of an earlier attempt. Return the `ToolOutcome`, or None if it is not known."""
         return attempt.settle(self, context, pool)
 
     def same_as(self, other: object) -> bool:
@@ -185,11 +185,11 @@ class Tool(Generic[P, R]):
         return self is other or (isinstance(other, Tool) and self.options is other.options and self.function == other.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself: no check, no policy, no log."""
+        """Call the function directly: no check, no policy, no log."""
         return self.function(*args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Tool[..., R]:
-        """Return the tool bound to `instance` when a method was decorated."""
+        """Return the tool bound to `instance`, if a method was decorated."""
         if instance is None or not self.arguments.unbound:
             return self
         bound: Callable[..., R] = self.function.__get__(instance, owner)
@@ -206,12 +206,11 @@ def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R
 @overload
 def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> Tool[P, R]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
-    """Make a tool of a typed function, sync or async: `@tool`, `@tool(side_effect="read", ...)` or `tool(function, ...)`.
+    """Make a tool from a typed function, sync or async: `@tool`, `@tool(side_effect="read", ...)` or `tool(function, ...)`.
 
-    Name, description and the descriptions of the arguments come from the function and its docstring (`Args:`), types from its
-    annotations. A parameter annotated `ToolContext` gets the context and is not part of the schema. Without a `side_effect` the tool
-    counts as destructive. The options are described at `detent.tools.Options`. Raise `ConfigError` for a function or option that does
-    not fit.
+    The name and the descriptions come from the function and its docstring (`Args:`), the types from its annotations. A parameter annotated
+    `ToolContext` gets the context and is not part of the schema. Without a `side_effect` the tool counts as destructive. See
+    `detent.tools.Options` for the options. Raise `ConfigError` if the function or an option does not fit.
     """
     if function is None:
         return partial(_make, options=options)
@@ -220,17 +219,17 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
 
 def _make(function: Callable[P, R], *, options: ToolOptions) -> Tool[P, R]:
     if isinstance(function, Tool):
-        raise ConfigError(f"{function.name!r} is a tool already; decorate the function once")
+        raise ConfigError(f"{function.name!r} is already a tool; decorate the function only once")
     if not callable(function):
-        raise ConfigError(f"tool({function!r}): it is no function; options are given by name, as in @tool(side_effect='read')")
+        raise ConfigError(f"tool({function!r}): this is not a function; pass options by name, as in @tool(side_effect='read')")
     name = options.get("name") or signature.name_of(function)
     if not name or not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"{function!r} has no name of its own; give one with name=...")
+        raise ConfigError(f"{function!r} has no name; set one with name=...")
     return Tool(function, read_options(options, tool=name), name=name)
 
 
 def takes_context(function: Callable[..., Any], *, after: int) -> bool:
-    """Return whether `function` takes a context after its first `after` parameters; raise `ConfigError` when it cannot be called so."""
+    """Return whether `function` takes a context after its first `after` parameters. Raise `ConfigError` if it cannot be called this way."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -240,7 +239,7 @@ def takes_context(function: Callable[..., Any], *, after: int) -> bool:
     several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if (len(positional) < after and not several) or len(needed) > after + 1 or any(p.kind is p.KEYWORD_ONLY for p in needed):
         raise ConfigError(
-            f"{function!r} is called with {after} argument(s), and the context where it takes one; its signature does not fit"
+            f"{function!r} is called with {after} argument(s), plus the context if it accepts one; its signature does not allow this"
         )
     if len(positional) <= after:
         return several
@@ -249,26 +248,26 @@ def takes_context(function: Callable[..., Any], *, after: int) -> bool:
 
 
 def _sinks_are_arguments(name: str, sinks: tuple[str, ...], schema: dict[str, Any]) -> None:
-    """Raise `ConfigError` for a sink that no call can have; only the first part of "message.to" is looked at."""
+    """Raise `ConfigError` for a sink that is not an argument. Only the first part of "message.to" is checked."""
     properties = cast("dict[str, Any]", schema.get("properties", {}))
     for sink in sinks:
         if sink.partition(".")[0] not in properties and schema.get("additionalProperties", True) is False:
             raise ConfigError(
-                f"tool {name!r}: there is no argument {sink!r} that could be a sink; arguments: {', '.join(properties) or 'none'}"
+                f"tool {name!r}: sinks names {sink!r}, but there is no such argument; arguments: {', '.join(properties) or 'none'}"
             )
 
 
 def _sensitive_are_text(name: str, fields: tuple[str, ...], schema: dict[str, Any]) -> None:
-    """Raise `ConfigError` for a sensitive field that is no text: its placeholder, which is text, would not pass the tool's own check."""
+    """Raise `ConfigError` for a sensitive field that is not text: its placeholder is text and would fail the tool's own check."""
     properties = cast("dict[str, dict[str, Any]]", schema.get("properties", {}))
     for field in fields:
         declared = properties.get(field)
         if declared is None:
             raise ConfigError(
-                f"tool {name!r}: there is no argument {field!r} that could be sensitive; arguments: {', '.join(properties) or 'none'}"
+                f"tool {name!r}: sensitive names {field!r}, but there is no such argument; arguments: {', '.join(properties) or 'none'}"
             )
         kinds = {part.get("type") for part in cast("list[dict[str, Any]]", declared.get("anyOf", [declared]))}
         if not kinds <= {"string", "object", "array", "null", None}:
             raise ConfigError(
-                f"tool {name!r}: the sensitive argument {field!r} must be text, so that a placeholder can stand for it in the log"
+                f"tool {name!r}: the sensitive argument {field!r} must be text, because the log holds a text placeholder instead of it"
             )

@@ -1,4 +1,4 @@
-"""What may be declared of a tool, once for all ways of making one: the options, their defaults, and what is wrong with them."""
+"""The options of a tool, their defaults and their checks, for every way to create a tool."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SchemaToolOptions(TypedDict, total=False):
 
 
 class ToolOptions(SchemaToolOptions, total=False):
-    """The options of `tool`: those of `Tool.from_schema`, and what a function says for itself otherwise."""
+    """The options of `tool`: those of `Tool.from_schema`, and those that the function otherwise provides."""
 
     name: str | None
     description: str | None
@@ -56,21 +56,21 @@ class ToolOptions(SchemaToolOptions, total=False):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The declared facts of a tool, checked.
 
-    - `side_effect`: `none`, `read`, `write` or `destructive`; what policies decide by. `scopes`: what the host must have been given.
-    - `timeout_s`: seconds for one attempt, None for no limit of its own. `retries`: further attempts after a failure that left
+    - `side_effect`: `none`, `read`, `write` or `destructive`; policies decide by it. `scopes`: the scopes that the host must have.
+    - `timeout_s`: seconds for one attempt; None: the tool has no limit of its own. `retries`: how often to try again after a failure that left
       nothing behind (`idempotent` or read-only tools, and `NotExecuted`).
-    - `concurrency_safe`: may run beside its like; None means: when it is async and only reads.
-    - `reconcile(key)` or `reconcile(key, context)`: says what became of an earlier attempt (`Happened`, `NotHappened`, None).
-    - `volatile`: a polling tool, whose successful calls are neither progress nor stagnation.
+    - `concurrency_safe`: may run at the same time as other such calls. None: only if the tool is async and only reads.
+    - `reconcile(key)` or `reconcile(key, context)`: returns the result of an earlier attempt (`Happened`, `NotHappened`, None).
+    - `volatile`: a polling tool; its successful calls count neither as progress nor as stagnation.
     - `result_schema`: a JSON Schema or a type that results must satisfy. `max_result_bytes`: a larger result becomes a preview.
-    - `sensitive`: arguments whose values stay out of the log. `trust`: what a policy may believe of the output. `sinks`: arguments, such
-      as "to" or "message.to", that must come from a source a policy trusts; None means: those whose names say so, () means none.
-    - `cost_usd`: the price of one call. `ends_turn`: the call ends the turn, its result is the answer.
-    - `sandboxed`: what it does is confined by a sandbox; a policy may trust it more. `confinement`: where the programs that it starts
-      run, in words for people who approve a call. `credentials`: the secrets that it may ask its context for.
-    - `asks(args)`: says why this call must be approved by a person even where the policy allows it, "" where it need not be; pure.
-    - `writes_in`: the directory that it is confined to, from which it sees its paths; where it writes, no store of runs may lie there.
-    - hooks, in the order in which they run: `sanitize(args)`, `validate(args)`, `before(args, context)`, `after(result, context)`,
+    - `sensitive`: arguments whose values stay out of the log. `trust`: how far a policy may trust the output. `sinks`: arguments, such as
+      "to" or "message.to", whose values must come from a source that the policy trusts. None: the arguments with a telling name; (): none.
+    - `cost_usd`: the price of one call. `ends_turn`: the call ends the turn, and its result is the answer.
+    - `sandboxed`: a sandbox confines the tool; a policy may trust it more. `confinement`: where its programs run, in words for the people
+      who approve a call. `credentials`: the secrets that the tool may ask its context for.
+    - `asks(args)`: returns why a person must approve this call even if the policy allows it, or "". Pure.
+    - `writes_in`: the directory that confines the tool; its paths are relative to it. If the tool writes, no run store may be inside.
+    - hooks, in this order: `sanitize(args)`, `validate(args)`, `before(args, context)`, `after(result, context)`,
       `on_error(exception, context)`.
     """
 
@@ -106,12 +106,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def read_only(self) -> bool:
-        """Whether the tool changes nothing outside."""
+        """Whether the tool changes nothing outside the run."""
         return self.side_effect in ("none", "read")
 
 
 def read_options(given: ToolOptions, *, tool: str) -> Options:
-    """Return the options of the tool named `tool`; raise `UnknownName` or `ConfigError` for one that is wrong, naming it."""
+    """Return the options of the tool named `tool`. Raise `UnknownName` or `ConfigError`, which names the wrong option."""
     values = cast(dict[str, Any], dict(given))
     for name in values:
         if name not in Options.__struct_fields__:
@@ -133,12 +133,12 @@ def read_options(given: ToolOptions, *, tool: str) -> Options:
 
 def _texts(value: Any, name: str, *, tool: str) -> tuple[str, ...]:
     if isinstance(value, str) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"tool {tool!r}: {name} is {value!r}; write a tuple of texts, such as ({name[:5]!r},)")
+        raise ConfigError(f"tool {tool!r}: {name} is {value!r}; write a tuple of strings, such as ({name[:5]!r},)")
     return tuple(value)
 
 
 def _problem(options: Options) -> str:
-    """Return what is wrong, in words, or nothing."""
+    """Return the problem in words, or "" if there is none."""
     for name, value in (("retries", options.retries), ("max_result_bytes", options.max_result_bytes)):
         if type(value) is not int or value < 0:
             return f"{name} is {value!r}; it must be a whole number, 0 or more"

@@ -1,4 +1,4 @@
-"""Says what is wrong with arguments: each bad one by name, and what was expected; never the values, which may be secret or huge."""
+"""Describes problems with arguments: the name of each, and what was expected. Never the values, which may be secret or huge."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, cast
 from detent.expressions.patterns import compiled
 
 MOST = 8
-"""How many problems a message lists."""
+"""The maximum number of problems in a message."""
 
 LONGEST = 200
-"""How many characters of one expectation a message shows."""
+"""The maximum length of one expectation in a message, in characters."""
 
 
 def of_pydantic(error: Any, *, known: Sequence[str], tool: str) -> str:
@@ -32,7 +32,7 @@ def of_pydantic(error: Any, *, known: Sequence[str], tool: str) -> str:
 
 
 def of_pydantic_result(error: Any) -> str:
-    """Return what is wrong with a result, from a pydantic `ValidationError`."""
+    """Return the problems of a result, from a pydantic `ValidationError`."""
     found: list[str] = []
     for problem in error.errors(include_url=False, include_context=False):
         where = ".".join(str(part) for part in problem["loc"])
@@ -41,7 +41,7 @@ def of_pydantic_result(error: Any) -> str:
 
 
 def of_exception(error: BaseException) -> str:
-    """Return type and message of an exception, for people and models; a plain `ValueError`'s message alone."""
+    """Return the type and message of an exception, for people and models. For a plain `ValueError`, return only the message."""
     text = str(error)
     text = text if len(text) <= 1000 else text[:999] + "…"
     if not text:
@@ -50,7 +50,7 @@ def of_exception(error: BaseException) -> str:
 
 
 def of_jsonschema(errors: Iterable[Any], *, known: Sequence[str], tool: str) -> str:
-    """Return the message for the errors of a JSON Schema validator on the arguments of `tool`; empty when there are none."""
+    """Return the message for the JSON Schema errors in the arguments of `tool`; "" if there are none."""
     found: dict[str, None] = {}
     for error in errors:
         for text in _of_keyword(error, known):
@@ -61,7 +61,7 @@ def of_jsonschema(errors: Iterable[Any], *, known: Sequence[str], tool: str) -> 
 
 
 def of_result(errors: Iterable[Any]) -> str:
-    """Return what is wrong with a result, in the words of its JSON Schema; empty when nothing is."""
+    """Return the problems of a result, in the words of its JSON Schema; "" if there are none."""
     found: dict[str, None] = {}
     for error in errors:
         for text in _of_keyword(error, ()):
@@ -96,14 +96,14 @@ def _of_keyword(error: Any, known: Sequence[str]) -> list[str]:
 
 
 def unknown(path: Sequence[Any], known: Sequence[str]) -> str:
-    """Return the words for an argument that the tool does not have, with the nearest that it has."""
+    """Return the words for an unknown argument, with the nearest known one."""
     near = difflib.get_close_matches(str(path[-1])[:80], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {short(', '.join(known)) or 'none'}"
     return f"unknown {at(path)}; {hint}"
 
 
 def at(path: Sequence[Any]) -> str:
-    """Return where in the arguments something is: `argument 'a.0.b'`."""
+    """Return a place in the arguments in words: `argument 'a.0.b'`."""
     where = ".".join(str(part) for part in path)
     return f"argument '{where if len(where) <= 80 else where[:79] + '…'}'" if path else "the arguments"
 
@@ -130,12 +130,12 @@ def type_name(value: Any) -> str:
 
 
 def short(text: str) -> str:
-    """Return `text`, cut when it is long."""
+    """Return `text`, cut if it is long."""
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def listed(found: Sequence[str]) -> str:
-    """Return the problems in one line, the first few of them."""
+    """Return the first few problems in one line."""
     more = f"; and {len(found) - MOST} more" if len(found) > MOST else ""
     return "; ".join(found[:MOST]) + more
 

@@ -1,4 +1,4 @@
-"""What a tool returned, as JSON bytes: whether it is JSON at all, satisfies its schema, and fits its cap."""
+"""Tool results as JSON bytes: checks that a result is JSON, satisfies its schema and fits its cap."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from detent.tools.functions.schema import check_schema, own_copy
 
 
 class NotJson(ValueError):
-    """A value has no JSON form; the message says why."""
+    """A value has no JSON form; the message gives the reason."""
 
 
 def _foreign(value: Any) -> Any:
-    """Return the plain form of a pydantic model; raise `TypeError` for other foreign values."""
+    """Return the plain form of a pydantic model. Raise `TypeError` for other foreign values."""
     dump = getattr(value, "model_dump", None)
     if dump is None or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} has no JSON form; return plain values, a dataclass, a msgspec Struct or a pydantic model")
@@ -31,18 +31,18 @@ _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
 
 
 def encoded(value: Any) -> bytes:
-    """Return `value` as JSON; raise `NotJson` when it has none: foreign objects, NaN, infinities, cycles, broken text."""
+    """Return `value` as JSON. Raise `NotJson` if that is impossible: foreign objects, NaN, infinities, cycles, broken text."""
     try:
         raw = _encode(value)
         if nests_too_deep(raw):
             raise NotJson(f"it is nested too deeply: more than {MOST_NESTED} levels")
         if b"null" in raw and not _finite(value):
-            raise NotJson("it holds NaN or an infinity, which JSON cannot say")
+            raise NotJson("it holds NaN or an infinity, which JSON cannot express")
     except NotJson:
         raise
     except RecursionError:
         raise NotJson("it contains itself, or is nested too deeply") from None
-    except Exception as error:  # encoding calls foreign code (model_dump), and what it raises is why there is no JSON
+    except Exception as error:  # encoding calls foreign code (model_dump), and its exception is the reason
         raise NotJson(problems.of_exception(error)) from error
     return raw
 
@@ -64,12 +64,12 @@ def _finite(value: Any) -> bool:
 
 
 def preview(raw: bytes, *, limit_bytes: int) -> bytes:
-    """Return what stands in for the result `raw`, which is over `limit_bytes`: as much of its text as fits, itself within the limit.
+    """Return a preview that replaces the result `raw`, which is over `limit_bytes`. The preview as a whole is within the limit.
 
         {"truncated":true,"preview":"...","original_bytes":70000,"limit_bytes":65536}
 
-    The text is that of a text result, else the JSON, cut between characters. Where the limit is too small even for the figures they are
-    left out; the least is an empty preview, of 31 bytes.
+    The text is that of a text result, else the JSON, cut between characters. If the limit is too small for the byte counts, they are left out.
+    The smallest form is an empty preview of 31 bytes.
     """
     text = msgspec.json.decode(raw) if raw[:1] == b'"' else raw[: limit_bytes + 4].decode("utf-8", errors="ignore")
     text = cast(str, text)[:limit_bytes]
@@ -92,7 +92,7 @@ def preview(raw: bytes, *, limit_bytes: int) -> bytes:
 
 
 def reported_failure(raw: bytes) -> dict[str, Any] | None:
-    """Return the result when it says of itself that it failed (`"success": false` and a text `error`, which is the code), else None."""
+    """Return the result if it reports a failure itself (`"success": false` and a text `error`, which is the code), else None."""
     if b'"success":false' not in raw:
         return None
     value = msgspec.json.decode(raw)
@@ -103,10 +103,10 @@ def reported_failure(raw: bytes) -> dict[str, Any] | None:
 
 
 class ResultCheck:
-    """The check of results against a declared JSON Schema (checked at once) or type (read by pydantic at first use)."""
+    """Checks results against a declared JSON Schema (validated at once) or type (read by pydantic at first use)."""
 
     def __init__(self, declared: Any, *, tool: str) -> None:
-        """Raise `ConfigError` for a schema that is wrong."""
+        """Raise `ConfigError` for an invalid schema."""
         self._declared, self._tool = declared, tool
         self._schema: dict[str, Any] | None = None
         if isinstance(declared, dict):
@@ -122,7 +122,7 @@ class ResultCheck:
         return self._schema
 
     def problem(self, raw: bytes) -> str:
-        """Return what is wrong with the result `raw`, or nothing."""
+        """Return the problem of the result `raw`, or "" if there is none."""
         schema = self.schema
         self._problem = self._problem or self._of_schema(schema)
         return self._problem(raw)

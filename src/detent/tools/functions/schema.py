@@ -1,6 +1,6 @@
-"""JSON Schemas that tools bring: checked when the tool is made, compiled at first use (`detent.expressions.json_schema`).
+"""JSON Schemas of tools: checked when the tool is created, compiled at first use (`detent.expressions.json_schema`).
 
-A `$ref` must point into the schema itself or to a published meta-schema; one that would need the network is refused.
+A `$ref` must point into the schema itself or to a published meta-schema. A `$ref` that needs the network is refused.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _canonical = msgspec.json.Encoder(order="sorted").encode
 
 
 class BroughtSchema:
-    """The arguments of a tool that brings a JSON Schema; the schema decides about unknown ones."""
+    """The arguments of a tool with its own JSON Schema. The schema decides about unknown arguments."""
 
     unbound = False
 
     def __init__(self, schema: Any, *, tool: str, options: Options, takes_context: bool) -> None:
-        """Raise `ConfigError` when `schema` is no sound schema of an object."""
+        """Raise `ConfigError` if `schema` is not a valid schema of an object."""
         self.schema = own_copy(schema, what=f"tool {tool!r}, input_schema")
         kinds = self.schema.get("type", "object")
         if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
@@ -40,61 +40,60 @@ class BroughtSchema:
         for name in options.sensitive:
             if self.schema.get("additionalProperties") is False and name not in self.names:
                 raise ConfigError(
-                    f"tool {tool!r}: sensitive names {name!r}, which is no property; they are: {', '.join(self.names) or 'none'}"
+                    f"tool {tool!r}: sensitive names {name!r}, which is not a property; properties: {', '.join(self.names) or 'none'}"
                 )
         self._tool, self._takes_context = tool, takes_context
         self._errors: Callable[[Any], Iterator[Any]] | None = None
 
     def check(self, raw: bytes, args: dict[str, Any]) -> None:
-        """Raise `InvalidArguments` when `args` do not satisfy the schema."""
+        """Raise `InvalidArguments` if `args` do not satisfy the schema."""
         self._errors = self._errors or json_schema.errors_of(self.schema, integers=True)
         try:
             found = problems.of_jsonschema(self._errors(msgspec.json.decode(raw)), known=self.names, tool=self._tool)
-        except Exception as error:  # a foreign validator on what a model wrote: whatever it chokes on is not accepted
+        except Exception as error:  # a foreign validator on a model's text: if it raises, the arguments are not accepted
             raise InvalidArguments(f"{self._tool}: the arguments cannot be checked ({type(error).__name__}); send simpler ones") from error
         if found:
             raise InvalidArguments(found)
 
     def bind(self, args: dict[str, Any], context: ToolContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what to call `execute` with: a fresh dict, its integers as `int`, and the context where it takes one."""
+        """Return the arguments for `execute`: a fresh dict with integers as `int`, and the context if it takes one."""
         fresh = json_schema.whole_numbers(msgspec.json.decode(msgspec.json.encode(args)), self.schema)
         return ((fresh, context) if self._takes_context else (fresh,)), {}
 
 
 def own_copy(schema: Any, *, what: str) -> dict[str, Any]:
-    """Return a copy of `schema` as plain JSON; raise `ConfigError` when it is no JSON object."""
+    """Return a copy of `schema` as plain JSON. Raise `ConfigError` if it is not a JSON object."""
     try:
         copy = msgspec.json.decode(msgspec.json.encode(schema))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{what}: it is no JSON ({error}); give a dict of plain values") from error
+        raise ConfigError(f"{what}: it is not JSON ({error}); give a dict of plain values") from error
     if not isinstance(copy, dict):
         raise ConfigError(f"{what}: it is {problems.type_name(copy)}; give a JSON Schema as a dict")
     return cast(dict[str, Any], copy)
 
 
 def check_schema(schema: dict[str, Any], *, what: str) -> None:
-    """Raise `ConfigError` when `schema` breaks the rules of its draft, or refers to something that is not there."""
+    """Raise `ConfigError` if `schema` breaks the rules of its draft, or refers to something that does not exist."""
     try:
         json_schema.check_schema(schema)
     except json_schema.UnusableSchema as error:
         if error.said == str(error):
             raise ConfigError(f"{what}: it {error}") from error
-        raise ConfigError(f"{what}: no sound JSON Schema at {error.where or 'the schema'}: {problems.short(error.said)}") from error
+        raise ConfigError(f"{what}: not a valid JSON Schema at {error.where or 'the schema'}: {problems.short(error.said)}") from error
     if (reference := json_schema.dangling(schema)) is not None:
-        raise ConfigError(
-            f"{what}: $ref {reference!r} leads nowhere inside the schema, and nothing is fetched; put what it means under $defs"
-        )
+        raise ConfigError(f"{what}: $ref {reference!r} is not in the schema, and nothing is fetched; define it under $defs")
 
 
 _WHERE_DECLARED = ("sensitive", "scopes", "credentials", "trust", "ends_turn")
-"""Left out of the digest where they are not declared, so that it is the one of earlier versions then."""
+"""Left out of the digest if not declared, so that the digest equals that of earlier versions."""
 
 
 def schema_digest(spec: ToolSpec) -> str:
-    """Return SHA-256, in hex, of what a recorded call, and who approved one, relies on: not the description or limits.
+    """Return the SHA-256, in hex, of the facts that a recorded call and its approval rely on.
 
-    That is name, schemas, side effect, idempotency, and where they are declared: a sandbox, sensitive fields, scopes, credentials, trust of
-    the output, that it ends the turn. A resumed run compares it with the one in its log: a tool that has changed since must ask again.
+    These are the name, schemas, side effect and idempotency, and, if declared: sandbox, sensitive fields, scopes, credentials, trust of the
+    output, `ends_turn`. The description and limits are not part of it. A resumed run compares the digest with the one in its log; a tool that
+    has changed must be approved again.
     """
     declared = [
         spec.name,

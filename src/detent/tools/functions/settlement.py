@@ -1,10 +1,10 @@
-"""What a tool's `reconcile` may answer about an earlier attempt whose outcome nobody saw.
+"""The answers that a tool's `reconcile` may give about an earlier attempt with an unknown outcome.
 
     async def settled(key: str) -> Happened | NotHappened | None:
         payment = await bank.find(key)
         return Happened(payment.receipt) if payment else NotHappened("the bank has no such key")
 
-`None` means: not known. The call then stays in doubt until somebody or something else settles it.
+`None` means: not known. The call then stays in doubt until it is settled in another way.
 """
 
 from __future__ import annotations

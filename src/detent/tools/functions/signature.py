@@ -1,8 +1,8 @@
-"""The arguments of a tool that is a typed function: read from its signature, checked by pydantic.
+"""The arguments of a tool made from a typed function: read from its signature, checked by pydantic.
 
-Decorating reads names only (`inspect`). Types are resolved, and pydantic imported, when the schema or a check is first asked for, so
-that importing a program's tools stays cheap. Arguments are checked as JSON in pydantic's strict mode: a number is no text and a text
-no number, while an ISO time is a `datetime` and an array a tuple, because JSON has no other way to write them.
+Decorating reads only names (`inspect`). Types are resolved, and pydantic is imported, when the schema or a check is first needed, so importing a
+program's tools stays cheap. Arguments are checked as JSON in pydantic's strict mode: a number is not accepted as text, nor text as a number. An ISO
+time is accepted as a `datetime` and an array as a tuple, because JSON has no other way to write them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAKERS = (__name__, "detent.tools.functions.function")
 
 
 class Arguments(Protocol):
-    """How a tool's arguments are described, checked and handed over: `Signature` or `BroughtSchema`."""
+    """How a tool's arguments are described, checked and passed: `Signature` or `BroughtSchema`."""
 
     unbound: bool
 
@@ -47,7 +47,7 @@ class Arguments(Protocol):
 
 
 class Signature:
-    """The parameters of `function`, except those bound by a partial and the one that takes the `ToolContext`."""
+    """The parameters of `function`, without those bound by a partial and the `ToolContext` parameter."""
 
     def __init__(self, function: Callable[..., Any], *, tool: str, options: Options) -> None:
         """Raise `ConfigError` for parameters that a JSON object cannot fill."""
@@ -68,7 +68,7 @@ class Signature:
         for name in options.sensitive:
             if name not in self._parameters:
                 raise ConfigError(
-                    f"tool {tool!r}: sensitive names {name!r}, which is no parameter; they are: {', '.join(self._parameters) or 'none'}"
+                    f"tool {tool!r}: sensitive names {name!r}, which is not a parameter; parameters: {', '.join(self._parameters) or 'none'}"
                 )
         self._early_hints = _hints_in_a_function(self._inner)
         self._context_name: str | None = None
@@ -84,7 +84,7 @@ class Signature:
         return self._schema
 
     def check(self, raw: bytes, args: dict[str, Any]) -> None:
-        """Raise `InvalidArguments` when the JSON object `raw` (`args`, encoded) does not fit."""
+        """Raise `InvalidArguments` if the JSON object `raw` (`args`, encoded) does not fit."""
         if _LONG.search(raw) and (places := inexact(args, self.schema)):
             where = ", ".join(problems.at(place.split(".")) for place in places)
             raise InvalidArguments(
@@ -93,9 +93,9 @@ class Signature:
         self._checked = raw, self._converted(raw)
 
     def bind(self, args: dict[str, Any], context: ToolContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what to call the function with; raise `InvalidArguments` when `args` do not fit."""
+        """Return the arguments to call the function with. Raise `InvalidArguments` if `args` do not fit."""
         raw, (known, checked), self._checked = _encode(args), self._checked, (b"", {})
-        keywords = checked if raw == known else self._converted(raw)  # what was checked last is what runs, as a rule
+        keywords = checked if raw == known else self._converted(raw)  # usually the arguments that were checked last
         if self._context_name is not None:
             keywords[self._context_name] = context
         return (), keywords
@@ -104,7 +104,7 @@ class Signature:
         adapter = self._adapter or self._validator()
         try:
             return adapter.validator.validate_json(raw, strict=True)
-        except Exception as error:  # validators in annotations are code of the user's
+        except Exception as error:  # validators in annotations are user code
             if hasattr(error, "errors"):
                 raise InvalidArguments(problems.of_pydantic(error, known=self.names, tool=self._tool)) from None
             raise InvalidArguments(
@@ -119,7 +119,7 @@ class Signature:
     def _validator(self) -> TypeAdapter[Any]:
         if self._adapter is None:
             if self.unbound:
-                raise ConfigError(f"tool {self._tool!r} is a method: take it from an instance, as in instance.{self._tool}")
+                raise ConfigError(f"tool {self._tool!r} is a method; pass it from an instance, as in instance.{self._tool}")
             self._adapter = self._build()
         return self._adapter
 
@@ -150,7 +150,7 @@ class Signature:
             return self._early_hints
         try:
             return _resolve(self._inner, {})
-        except Exception as error:  # an annotation is code of the user's
+        except Exception as error:  # an annotation is user code
             raise ConfigError(
                 f"tool {self._tool!r}: an annotation cannot be resolved ({problems.of_exception(error)}); "
                 "import the name at run time, at module level"
@@ -158,13 +158,13 @@ class Signature:
 
 
 def returns_awaitable(function: Callable[..., Any]) -> bool:
-    """Return whether calling `function` gives a coroutine: it is async itself, or an object whose `__call__` is."""
+    """Return whether calling `function` returns a coroutine: it is async, or an object with an async `__call__`."""
     inner, _ = _unwrap(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(function)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the function's own name, empty where it has none."""
+    """Return the function's own name, or "" if it has none."""
     inner = function.func if isinstance(function, functools.partial) else function
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -180,7 +180,7 @@ def described(function: Callable[..., Any]) -> str:
 
 
 def _unwrap(function: Callable[..., Any]) -> tuple[Callable[..., Any], frozenset[str]]:
-    """Return the function inside partials, static methods and callable objects, and the names that partials have filled."""
+    """Return the function inside partials, static methods and callable objects, and the names that partials have bound."""
     fixed: set[str] = set()
     while True:
         if isinstance(function, functools.partial):
@@ -207,9 +207,9 @@ def _is_method_in_a_class(function: Callable[..., Any]) -> bool:
 def _refuse_what_json_cannot_fill(parameter: inspect.Parameter, tool: str) -> None:
     where = f"tool {tool!r}, parameter {parameter}"
     if parameter.kind in (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD):
-        raise ConfigError(f"{where}: a tool has named parameters only; name each one, or use Tool.from_schema")
+        raise ConfigError(f"{where}: a tool can have only named parameters; name each one, or use Tool.from_schema")
     if parameter.kind is _KINDS.POSITIONAL_ONLY:
-        raise ConfigError(f"{where}: it is positional-only, and arguments come by name; remove the '/'")
+        raise ConfigError(f"{where}: it is positional-only, but arguments are passed by name; remove the '/'")
     if type(parameter.default).__name__ == "FieldInfo":
         raise ConfigError(f"{where}: its default is a pydantic Field; write '{parameter.name}: Annotated[T, Field(...)] = default'")
     if parameter.annotation is _KINDS.empty:
@@ -217,7 +217,7 @@ def _refuse_what_json_cannot_fill(parameter: inspect.Parameter, tool: str) -> No
 
 
 def _hints_in_a_function(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Resolve textual annotations of a function defined in another one, whose local names are gone later; None where that is not it."""
+    """Resolve textual annotations of a function defined inside another one, while its local names still exist; None if that does not help."""
     if "<locals>" not in getattr(function, "__qualname__", "") or not any(
         isinstance(hint, str) for hint in getattr(function, "__annotations__", {}).values()
     ):
@@ -243,7 +243,7 @@ def _context_parameter(parameters: Mapping[str, inspect.Parameter], hints: Mappi
 
 
 def is_context(hint: Any) -> bool:
-    """Return whether an annotation is `ToolContext`, alone or in an `Annotated` or a union."""
+    """Return whether an annotation is `ToolContext`, alone, in an `Annotated` or in a union."""
     return hint is ToolContext or any(inner is ToolContext for inner in typing.get_args(hint))
 
 
@@ -258,7 +258,7 @@ def _field(hint: Any, default: Any, text: str) -> Any:
         notes["description"] = text
     if default is _KINDS.empty:
         return typing_extensions.Required[typing.Annotated[hint, pydantic.Field(**notes)]]
-    with contextlib.suppress(TypeError, ValueError):  # a default that is no JSON stays the function's own affair
+    with contextlib.suppress(TypeError, ValueError):  # a default without a JSON form is not shown in the schema
         notes["json_schema_extra"] = {"default": msgspec.json.decode(_encode(default))}
     return typing_extensions.NotRequired[typing.Annotated[hint, pydantic.Field(**notes)]]
 
@@ -268,7 +268,7 @@ def _json_schema(adapter: TypeAdapter[Any], *, tool: str) -> dict[str, Any]:
     from pydantic.json_schema import GenerateJsonSchema
 
     class Untitled(GenerateJsonSchema):
-        """Without titles derived from names: they cost tokens and say nothing."""
+        """Leave out titles derived from names: they cost tokens and add nothing."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False

@@ -1,8 +1,8 @@
 """A bounded pool of daemon threads for functions that block.
 
-The standard library's executor waits for its threads when the interpreter exits, so one hung call keeps a program alive for ever. Here
-threads are daemons: exit never waits. A job that its caller gives up is dropped when it has not started; when it runs, its thread is
-counted as stuck and replaced by another, its result is ignored, and it leaves the pool when the function returns at last.
+The standard library's executor waits for its threads when the interpreter exits, so one hung call keeps a program alive for ever. Here the
+threads are daemons, so exit never waits. If the caller gives up a job that has not started, the job is dropped. If the job runs, its thread counts
+as stuck and another thread replaces it; the result is ignored, and the thread leaves the pool when the function finally returns.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from detent.core.errors import ConfigError
 from detent.ports.processes import renew_in_children
 
 IDLE_S = 10.0
-"""Seconds after which a thread without work ends."""
+"""Seconds after which an idle thread ends."""
 
 
 class Job:
-    """One call on its way through a pool: waiting, running, or over. `started_at` is in the event loop's time, None while it waits."""
+    """One call in a pool: waiting, running or finished. `started_at` is in the event loop's time, None while it waits."""
 
     __slots__ = ("_call", "_pool", "abandoned", "future", "loop", "started_at")
 
@@ -35,11 +35,11 @@ class Job:
         self.abandoned = False
 
     def abandon(self) -> bool:
-        """Give the job up; return whether it never started, and so never will."""
+        """Give up the job. Return whether it has not started; then it never will."""
         return self._pool.give_up(self)
 
     def run(self) -> None:
-        """Make the call and hand its result to the loop; called in a thread of the pool."""
+        """Make the call and pass its result to the loop. Called in a thread of the pool."""
         value, error = None, None
         try:
             value = self._call()
@@ -56,12 +56,12 @@ class Job:
 
 
 class ThreadPool:
-    """At most `size` calls at once (stuck ones not counted); further ones wait in order. Threads start when needed. Thread-safe."""
+    """At most `size` calls at once (not counting stuck ones); more calls wait in order. Threads start when needed. Thread-safe."""
 
     def __init__(self, size: int | None = None, *, name: str = "detent-tool") -> None:
-        """`size` None: as many as the standard library's executor takes, processors + 4 and at most 32."""
+        """`size` None: the default of the standard library's executor, which is processors + 4, at most 32."""
         if size is not None and size < 1:
-            raise ConfigError(f"a thread pool of {size} could run nothing; give a size of 1 or more")
+            raise ConfigError(f"a thread pool of size {size} cannot run anything; give a size of 1 or more")
         self.size = size or min(32, (os.cpu_count() or 1) + 4)
         self._name = name
         self._closed = False
@@ -69,7 +69,7 @@ class ThreadPool:
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Have no thread and no job; in a forked child those are its parent's."""
+        """Start with no threads and no jobs. In a forked child the existing ones belong to its parent."""
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._running: set[Job] = set()
@@ -77,25 +77,25 @@ class ThreadPool:
         self._idle = 0
         self._stuck = 0
         self._started = 0
-        self._rests = 0  # how often it was put to rest
+        self._rests = 0  # how often its idle threads were ended
 
     @property
     def stuck(self) -> int:
-        """How many threads are still inside a call that was given up."""
+        """The number of threads still inside a call that was given up."""
         return self._stuck
 
     @property
     def waiting(self) -> int:
-        """How many jobs have not started."""
+        """The number of jobs that have not started."""
         return len(self._waiting)
 
     @property
     def busy(self) -> int:
-        """How many threads are inside a call that somebody waits for."""
+        """The number of threads inside a call that somebody waits for."""
         return self._threads - self._idle
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Run `function()` in a thread and return what it returns, or raise what it raises; giving up the wait abandons the job."""
+        """Run `function()` in a thread. Return its result or raise its exception. Cancelling the wait abandons the job."""
         job = self.submit(function)
         try:
             value, error = await job.future
@@ -107,7 +107,7 @@ class ThreadPool:
         return value
 
     def submit(self, function: Callable[[], Any]) -> Job:
-        """Queue `function()`, in the caller's context variables; `future` of the job gets `(value, error)`. Call it on an event loop."""
+        """Queue `function()` with the caller's context variables. The job's `future` gets `(value, error)`. Call it on an event loop."""
         context = contextvars.copy_context()
         job = Job(lambda: context.run(function), self, asyncio.get_running_loop())
         with self._changed:
@@ -118,19 +118,19 @@ class ThreadPool:
         return job
 
     def close(self) -> None:
-        """Let idle threads end and take no more jobs; running ones go on, nobody waits for them."""
+        """Let idle threads end and accept no more jobs. Running jobs continue; nobody waits for them."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def rest(self) -> None:
-        """Let idle threads end; the next job starts new ones."""
+        """Let idle threads end. The next job starts new ones."""
         with self._changed:
             self._rests += 1
             self._changed.notify_all()
 
     def give_up(self, job: Job) -> bool:
-        """Abandon `job`; return whether it had not started."""
+        """Abandon `job`. Return whether it had not started."""
         with self._changed:
             if job.abandoned:
                 return job.started_at is None
@@ -147,14 +147,14 @@ class ThreadPool:
             return False
 
     def leave(self, job: Job) -> None:
-        """Note that the call of `job` has returned; called in its thread."""
+        """Note that the call of `job` has returned. Called in its thread."""
         with self._changed:
             self._running.discard(job)
             if job.abandoned:
                 self._stuck -= 1
 
     def _serve(self) -> None:
-        """Wake an idle thread for each waiting job, or start one; called with the lock held."""
+        """Wake an idle thread for each waiting job, or start one. Called with the lock held."""
         if self._idle >= len(self._waiting):
             self._changed.notify(len(self._waiting))
         elif self._waiting and self._threads < self.size:
@@ -163,10 +163,10 @@ class ThreadPool:
             threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True).start()
 
     def _work(self) -> None:
-        """Take jobs until there are none for a while; a thread whose job was given up ends, for it was replaced."""
+        """Run jobs until there are none for a while. A thread whose job was given up ends, because another has replaced it."""
         rests = self._rests
         while (job := self._next(rests)) is not None:
-            rests = self._rests  # one that comes while the job runs counts, too
+            rests = self._rests  # a request that arrives while the job runs counts too
             job.run()
             if job.abandoned:
                 return

@@ -1,13 +1,13 @@
 """A workspace: a root directory that no path leaves.
 
-Paths are relative, with `/`; absolute paths, `..`, NUL and lone surrogates are refused. A path is walked one component at a time from a
-descriptor of the root, each component opened with `O_NOFOLLOW` relative to the directory before it (`dir_fd`). Symbolic links are read
-and followed here, never by the system: a link that leads outside is refused, one that stays inside is followed, and a component that
-is swapped for a link between look and use is not followed at all. What is held is descriptors, not names, so that a directory renamed
-while it is in use stays the directory that was checked (also when it was moved out of the root meanwhile: that race remains).
-Only regular files and directories are opened; devices, pipes and sockets are refused without opening them, and so are the files of a SQLite
-store that is open in this process (`ports.store_files`). Files that govern are not written (`protection`). A hard link cannot be told from
-the file, so that nothing is written in place to a file that has several names.
+Paths are relative, with `/`. Absolute paths, `..`, NUL and lone surrogates are refused. A path is walked one component at a time from a descriptor of
+the root; each component is opened with `O_NOFOLLOW` relative to the directory before it (`dir_fd`). This module reads and follows symbolic links
+itself, the system never does: a link that leads outside is refused, a link that stays inside is followed, and a component that is swapped for a link
+between check and use is not followed. The code holds descriptors, not names, so a directory that is renamed while in use is still the directory that
+was checked (even if it was moved out of the root meanwhile: that race remains).
+Only regular files and directories are opened. Devices, pipes and sockets are refused without opening them, and so are the files of a SQLite store
+that is open in this process (`ports.store_files`). Governing files are not written (`protection`). A hard link looks the same as the file, so nothing
+is written in place to a file with several names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CL
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Caps of the workspace tools: sizes in bytes, times in seconds. A cap is reached, not passed, at exactly its value."""
+    """Limits of the workspace tools: sizes in bytes, times in seconds. A value equal to the limit is allowed."""
 
     read_bytes: int = 262_144
     edit_bytes: int = 16_777_216
@@ -52,9 +52,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a path leads: `name` in the open directory `directory`; `path` is the real path from the root, `asked` what was asked for.
+    """The target of a path: `name` in the open directory `directory`. `path` is the real path from the root, `asked` the requested one.
 
-    `name` is empty where the path is the root itself. `made` are the directories that were created on the way: (parent, name).
+    `name` is empty if the path is the root itself. `made` lists the directories that were created on the way: (parent, name).
     """
 
     directory: int
@@ -65,7 +65,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[int, int, str]:
-        """The same for every path that leads to this entry."""
+        """A key that is the same for every path to this entry."""
         found = os.fstat(self.directory)
         return found.st_dev, found.st_ino, self.name
 
@@ -75,12 +75,12 @@ def _nothing(step: str, path: str) -> None:
 
 
 class Workspace:
-    """A root directory and the caps of the tools that work in it.
+    """A root directory and the limits of the tools that work in it.
 
-    `allow_delete` lets apply_patch remove and move files. Files that govern are not written (see `protection`); `protected` adds patterns of paths,
-    `unprotected` opens paths, and each write to one of these asks. `before(step, path)` is called before each step that changes something
-    (`lock`, `stage`, `sync`, `keep`, `rename`, `remove`, `append`, `sync_directory`); an `OSError` that it raises is treated as the
-    system's own. Raises `ConfigError` when `root` is no directory or the system cannot open files relative to a directory.
+    `allow_delete` lets apply_patch remove and move files. Governing files are not written (see `protection`): `protected` adds patterns of paths,
+    `unprotected` opens paths, and each write to an opened path asks. `before(step, path)` is called before each step that changes something
+    (`lock`, `stage`, `sync`, `keep`, `rename`, `remove`, `append`, `sync_directory`); an `OSError` from it is treated like one of the system.
+    Raise `ConfigError` if `root` is not a directory or the system cannot open files relative to a directory.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Workspace:
 
     @contextmanager
     def place(self, path: str, *, make_parents: bool = False, follow: bool = True, writing: bool = False) -> Generator[Place, None, None]:
-        """Hold the entry that `path` leads to, which need not exist; its directory must, or is created with `make_parents`.
+        """Hold the entry that `path` leads to. It need not exist, but its directory must, unless `make_parents` creates it.
 
-        Without `follow` a link as the last component is the entry itself. With `writing` a protected entry is refused (`protected_path`).
-        Directories that were created are removed again when the block raises and they are empty.
+        Without `follow`, a link as the last component is the entry itself. With `writing`, a protected entry is refused (`protected_path`).
+        If the block raises, created directories that are empty are removed again.
         """
         parts = split(path)
         if writing:
@@ -137,7 +137,7 @@ class Workspace:
 
     @contextmanager
     def directory(self, path: str) -> Generator[Place, None, None]:
-        """Hold the directory that `path` leads to; `name` of the place is empty."""
+        """Hold the directory that `path` leads to. The `name` of the place is empty."""
         parts = split(path)
         with translating(path), _Walk(self.root, path) as walk:
             walk.into(parts)
@@ -162,11 +162,11 @@ def _store_file(path: str) -> Exception:
 
 
 def split(path: str) -> list[str]:
-    """Return the components of a relative path; raise `ToolFailed` for one that could leave the root or cannot be a file name."""
+    """Return the components of a relative path. Raise `ToolFailed` for a component that could leave the root or cannot be a file name."""
     if "\0" in path:
-        raise failed("invalid_path", f"path {shown(path)} holds a NUL character; no file name can")
+        raise failed("invalid_path", f"path {shown(path)} contains a NUL character, which no file name can; remove it")
     if any("\ud800" <= c <= "\udfff" for c in path):
-        raise failed("invalid_path", f"path {shown(path)} holds half a surrogate pair; give it as valid Unicode text")
+        raise failed("invalid_path", f"path {shown(path)} contains half a surrogate pair; give it as valid Unicode text")
     if len(path) > MAX_PATH_CHARS:
         raise failed("name_too_long", f"path {shown(path)} is longer than {MAX_PATH_CHARS} characters; shorten it")
     if path.startswith("/"):
@@ -186,9 +186,9 @@ def split(path: str) -> list[str]:
 
 
 def open_regular(place: Place) -> int:
-    """Open the place's file for reading and return the descriptor; raise `ToolFailed` when it is anything but a regular file.
+    """Open the place's file for reading and return the descriptor. Raise `ToolFailed` if it is not a regular file.
 
-    The kind is looked at before opening, as opening a device can do something, and again after it, as it may have been swapped.
+    The kind is checked before opening, because opening a device can have effects, and again afterwards, because the file may have been swapped.
     """
     if not place.name:
         raise failed("is_a_directory", f"{shown(place.asked)} is the workspace root, not a file; use list_dir or find_files for it")
@@ -216,7 +216,7 @@ def require_regular(found: os.stat_result, path: str) -> None:
 
 
 class _Walk:
-    """A walk from the root that holds a descriptor for every directory on the way, so that `..` in a link pops instead of asking the system."""
+    """A walk from the root that holds a descriptor for every directory on the way, so `..` in a link pops one instead of asking the system."""
 
     def __init__(self, root: str, asked: str, *, make_parents: bool = False) -> None:
         self.root, self.asked, self.make_parents = root, asked, make_parents
@@ -236,7 +236,7 @@ class _Walk:
 
     @property
     def here(self) -> int:
-        """The descriptor of the directory that the walk is in."""
+        """The descriptor of the walk's current directory."""
         return self.stack[-1]
 
     def _enter(self, descriptor: int) -> None:
@@ -244,13 +244,13 @@ class _Walk:
         self.stack.append(descriptor)
 
     def unmake(self) -> None:
-        """Remove the directories that this walk created, as far as they are empty."""
+        """Remove the empty directories that this walk created."""
         for parent, name in reversed(self.made):
             with suppress(OSError):
                 os.rmdir(name, dir_fd=parent)
 
     def to_entry(self, parts: list[str], *, follow: bool) -> str:
-        """Walk to the directory of the last component, following links, and return that component's name; empty for the root itself."""
+        """Walk to the directory of the last component, following links. Return the name of that component, or "" for the root itself."""
         rest = deque(parts)
         try:
             while rest:
@@ -276,7 +276,7 @@ class _Walk:
             self._down(rest.popleft(), rest)
 
     def _down(self, name: str, rest: deque[str]) -> None:
-        """Enter the directory `name`; when it is a link, put its target before `rest` instead."""
+        """Enter the directory `name`. If it is a link, put its target before `rest` instead."""
         if name == "..":
             if not self.names:
                 raise self._outside()
@@ -303,7 +303,7 @@ class _Walk:
         return os.open(name, DIRECTORY_FLAGS, dir_fd=self.here)
 
     def _link(self, name: str) -> str | None:
-        """Return the target of the link `name`; None when it is no link or not there."""
+        """Return the target of the link `name`, or None if it is not a link or does not exist."""
         try:
             return os.readlink(name, dir_fd=self.here)
         except OSError as error:
@@ -312,7 +312,7 @@ class _Walk:
             raise
 
     def _follow(self, target: str, rest: deque[str]) -> None:
-        """Go on at the link's target: from here, or from the root when it is absolute and inside."""
+        """Continue at the link's target: from here, or from the root if it is absolute and inside."""
         self.links += 1
         if self.links > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))

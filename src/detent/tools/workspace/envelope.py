@@ -1,6 +1,6 @@
-"""The patch envelope: its grammar, and what a hunk does to a text. Pure.
+"""The patch envelope: its grammar, and how hunks change a text. Pure.
 
-Own code: unidiff, whatthepatch and patch-ng (2 to 11 ms to import) find no change in this format: they read unified diffs, with line numbers.
+Own code: unidiff, whatthepatch and patch-ng (2 to 11 ms to import) find no change in this format; they read unified diffs with line numbers.
 
     *** Begin Patch
     *** Add File: notes/new.txt
@@ -15,9 +15,9 @@ Own code: unidiff, whatthepatch and patch-ng (2 to 11 ms to import) find no chan
     *** Delete File: old.txt
     *** End Patch
 
-Lines of a hunk begin with a space, `-` or `+`; an empty line stands for an empty line that stays. The lines that stay and go must be found exactly, after the
-hunk before, and in one place only; the text after `@@` is a line of the file, and the hunk then applies at its first place after that
-line. `*** End of File` says that the hunk is at the end. A hunk that only adds needs one of these two, or an empty file.
+Lines of a hunk begin with a space, `-` or `+`; an empty line means an empty line that stays. The lines that stay and go must be found exactly, after
+the hunk before, and in one place only. The text after `@@` is a line of the file; the hunk then applies at its first place after that line.
+`*** End of File` puts the hunk at the end. A hunk that only adds needs one of these two, or an empty file.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Hunk(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def old(self) -> list[str]:
-        """The lines that must be there."""
+        """The lines that must exist in the file."""
         return [text for sign, text in self.lines if sign != "+"]
 
 
 class FileChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What a patch does to one file; `content` is that of an added file."""
+    """The change of one file; `content` is the text of an added file."""
 
     kind: Literal["add", "update", "delete"]
     path: str
@@ -75,7 +75,7 @@ class _Lines:
         return self.lines[self.at - 1]
 
     def skip_blank(self) -> None:
-        """Skip empty lines when a line with a marker comes after them."""
+        """Skip empty lines if a line with a marker follows."""
         at = self.at
         while at < len(self.lines) and not self.lines[at].strip():
             at += 1
@@ -90,7 +90,7 @@ class _Lines:
 
 
 def parse(text: str) -> tuple[FileChange, ...]:
-    """Return the changes of a patch, in order; raise `ToolFailed` (`invalid_patch`) naming the line that is wrong."""
+    """Return the changes of a patch, in order. Raise `ToolFailed` (`invalid_patch`), which names the wrong line."""
     lines = _Lines(text)
     first = lines.peek()
     if first is None or first.strip() != BEGIN:
@@ -179,10 +179,10 @@ def _hunk(lines: _Lines, number: int, anchor: str) -> Hunk:
 
 
 def apply_hunks(text: str, hunks: Sequence[Hunk], path: str) -> str:
-    """Return `text` with the hunks applied; raise `ToolFailed` (`hunk_not_found`, `hunk_ambiguous`) naming file and hunk.
+    """Return `text` with the hunks applied. Raise `ToolFailed` (`hunk_not_found`, `hunk_ambiguous`), which names file and hunk.
 
-    Line ends are the file's: lines that stay keep theirs, lines that come get the most frequent one. Whether the last line ends with a
-    line feed stays as it was; a text that becomes non-empty ends with one.
+    Lines that stay keep their line ends, new lines get the file's most frequent one. A line feed at the end of the file stays present or absent;
+    an empty text that becomes non-empty ends with one.
     """
     old = text.split("\n")
     ends_open = bool(text) and old[-1] != ""

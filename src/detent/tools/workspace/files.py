@@ -1,7 +1,7 @@
 """Tools that change one file: write_file, create_file, append_file, replace_in_file.
 
-Each takes the directory's lock, compares the precondition, and only then writes; missing parent directories are created. See `writing`
-for what atomic means here. append_file alone writes in place and is not atomic.
+Each takes the directory's lock, checks the precondition, and only then writes. Missing parent directories are created. `writing` explains what
+atomic means here. Only append_file writes in place and is not atomic.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KEPT_TENTHS = 6
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """What append_file did; `size_bytes` and `mtime_unix_ms` are the file's afterwards."""
+    """The result of append_file; `size_bytes` and `mtime_unix_ms` are those of the file afterwards."""
 
     path: str
     appended_bytes: int
@@ -58,7 +58,7 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
-    """What replace_in_file did; the rest is the file's new version."""
+    """The result of replace_in_file; the other fields describe the file's new version."""
 
     path: str
     replacements: int
@@ -78,11 +78,11 @@ def write_file(
     again: bool = False,
     cancelled: Cancellation | None = None,
 ) -> Written:
-    """Write the whole file atomically; `create` refuses (`already_exists`) when it is there.
+    """Write the whole file atomically. `create` refuses (`already_exists`) if the file exists.
 
-    Unless `force`, refuses content with a placeholder for left-out text (`placeholder_found`) and content under 60 % of the size of a
-    non-empty file (`shrink_refused`). `again` marks a repetition of a call whose outcome is unknown: a file that has exactly this content
-    is then a success, any other content that is there a failure (`changed_meanwhile`); it is never written over, as it may be newer.
+    Without `force`, refuse content with a placeholder for left-out text (`placeholder_found`) and content under 60 % of the size of a non-empty
+    file (`shrink_refused`). `again` marks the repetition of a call with an unknown outcome: if the file has exactly this content, that is a
+    success. Other content is a failure (`changed_meanwhile`) and is never overwritten, because it may be newer.
     """
     data = encoded(workspace, content, path)
     given = checked_precondition(precondition)
@@ -111,9 +111,9 @@ def create_file(
     again: bool = False,
     cancelled: Cancellation | None = None,
 ) -> Written:
-    """Create a file with `content`; raise `ToolFailed` (`already_exists`) when anything is there. `again` is as in `write_file`.
+    """Create a file with `content`. Raise `ToolFailed` (`already_exists`) if anything has that name. `again` is as in `write_file`.
 
-    A precondition describes an existing file, so that a call with one always fails: with `precondition_failed` or `already_exists`.
+    A precondition describes an existing file, so a call with one always fails: with `precondition_failed` or `already_exists`.
     """
     return write_file(workspace, path, content, mode="create", precondition=precondition, force=True, again=again, cancelled=cancelled)
 
@@ -126,10 +126,10 @@ def append_file(
     precondition: Precondition | None = None,
     cancelled: Cancellation | None = None,
 ) -> Appended:
-    """Add `content` to the end of a file, which is created when missing.
+    """Add `content` to the end of a file. A missing file is created.
 
-    Not atomic: a reader may see a part, and so does the file when the process dies or the power fails in the middle. After an error the file has its
-    former length again.
+    Not atomic: a reader may see a part of it, and only a part may be written if the process dies or the power fails. After an error the file has
+    its old length again.
     """
     data = encoded(workspace, content, path)
     given = checked_precondition(precondition)
@@ -156,9 +156,9 @@ def replace_in_file(
     precondition: Precondition | None = None,
     cancelled: Cancellation | None = None,
 ) -> Replaced:
-    """Replace each occurrence of the exact text `old`; it must occur `expected_matches` times, else nothing is written.
+    """Replace each occurrence of the exact text `old`. If it does not occur `expected_matches` times, write nothing.
 
-    Raises `ToolFailed` with `unexpected_match_count` (and expected_matches, actual_matches, lines), `not_text`, `too_large`, ...
+    Raise `ToolFailed` with `unexpected_match_count` (and expected_matches, actual_matches, lines), `not_text`, `too_large`, ...
     """
     before, after = encoded(workspace, old, path), encoded(workspace, new, path)
     given = checked_precondition(precondition)
@@ -186,7 +186,7 @@ def replace_in_file(
 def _target(
     workspace: Workspace, path: str, given: dict[str, Any], cancelled: Cancellation | None, *, make_parents: bool = True
 ) -> Generator[Place, None, None]:
-    """Hold the file's place under its lock. With a precondition no directory is made: there is no file to meet it then."""
+    """Hold the file's place under its lock. With a precondition no directory is created, because no file in it could meet the precondition."""
     if given:
         _require_parent(workspace, path, given)
     with workspace.place(path, make_parents=make_parents and not given, writing=True) as place:
@@ -197,7 +197,7 @@ def _target(
 
 
 def _require_parent(workspace: Workspace, path: str, given: dict[str, Any]) -> None:
-    """Raise `precondition_failed` when the file's directory is not there."""
+    """Raise `precondition_failed` if the file's directory does not exist."""
     try:
         with workspace.place(path, writing=True):
             return
@@ -210,7 +210,7 @@ def _require_parent(workspace: Workspace, path: str, given: dict[str, Any]) -> N
 
 
 def _settled(workspace: Workspace, place: Place, data: bytes, old: Version) -> Written:
-    """Answer a repeated call from what is there: this content is success, other content a failure."""
+    """Answer a repeated call from the existing file: the same content is a success, other content a failure."""
     if old.found.st_size == len(data) and current(workspace, place).data == data:
         sync_directories(workspace, [place])
         return written(place, data, old.found, created=False)
@@ -241,7 +241,7 @@ def _exists(path: str) -> Exception:
 
 
 def _append(workspace: Workspace, place: Place, data: bytes) -> os.stat_result:
-    """Write at the end, synced; on an error cut the file back to its length."""
+    """Write at the end and sync. On an error, cut the file back to its old length."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(place.name, flags, dir_fd=place.directory)
     try:
@@ -262,7 +262,7 @@ def _append(workspace: Workspace, place: Place, data: bytes) -> os.stat_result:
 
 
 def _require_single(found: os.stat_result, place: Place) -> None:
-    """Raise `ToolFailed` (`hard_linked`) for a file that has other names: one of them may be outside, or be that of a file that governs."""
+    """Raise `ToolFailed` (`hard_linked`) for a file with other names: one of them may be outside, or be the name of a governing file."""
     if found.st_nlink > 1:
         message = (
             f"{shown(place.asked)} has {found.st_nlink} names (hard links), and all of them would change; "

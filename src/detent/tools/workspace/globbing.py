@@ -1,8 +1,8 @@
-"""Glob patterns over paths, matched name by name and in time linear in pattern times name, whatever the pattern.
+"""Glob patterns over paths, matched name by name. Any pattern takes at most time proportional to pattern length times name length.
 
-Own code: `glob.translate` (3.13) and `wcmatch` (8 ms to import) match whole paths, and a listing skips directories; a name is matched by `fnmatch`.
-What that makes of a pattern has no backtracking: each part between two stars is looked for once, behind the one before (an atomic group), so a name of 255
-bytes takes at most so many steps for each of the pattern's characters. The same goes for the paths of `web/addresses.py`.
+Own code: `glob.translate` (3.13) and `wcmatch` (8 ms to import) match whole paths, but a listing must skip directories. `fnmatch` matches each name.
+Its expressions do not backtrack: each part between two stars is searched once, after the part before (an atomic group), so a name of 255 bytes takes
+at most 255 steps for each character of the pattern. The same is true for the paths of `web/addresses.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from detent.tools.failures import failed, shown
 
 MAX_PATTERN_CHARS = 1_000
 _SPECIAL = re.compile(r"\[([!^]?+)(.[^]]*)\]|[\[{}]", re.DOTALL)
-"""A set, a `]` that comes first being a member of it, or a character that is refused outside of one."""
+"""A set (a `]` at its beginning is a member), or a character that is refused outside a set."""
 _RANGE = re.compile(r"(.)-(.)", re.DOTALL)
 
 States = frozenset[int]
@@ -52,11 +52,11 @@ class Glob:
         return len(self.parts) in states
 
     def goes_on(self, states: States) -> bool:
-        """Whether something deeper may match."""
+        """Whether a deeper path may match."""
         return any(index < len(self.parts) for index in states)
 
     def _closed(self, states: set[int]) -> States:
-        """Add the states after `**`, which may match no directory at all."""
+        """Add the states after `**`, because it may match no directory at all."""
         for index, part in enumerate(self.parts):
             if part is None and index in states:
                 states.add(index + 1)
@@ -72,7 +72,7 @@ def _parts(pattern: str) -> list[str]:
     if ".." in parts:
         raise failed("outside_workspace", f"'..' is not allowed in a pattern: {shown(pattern)}")
     if pattern.endswith("/") or not parts:
-        raise _invalid(pattern, "it ends with '/' or names nothing; give the name, and kind='dir' for directories")
+        raise _invalid(pattern, "it ends with '/' or has no name; give the name, and kind='dir' for directories")
     if any("**" in part and part != "**" for part in parts):
         raise _invalid(pattern, "'**' must stand alone between slashes")
     return parts

@@ -1,7 +1,7 @@
-"""The search for lines in a stream; the standard library only, so that it also runs as a program of its own.
+"""Searches lines in a stream. It uses only the standard library, so it also runs as a separate program.
 
 As a program (`python -I -S linesearch.py`) it takes the query as JSON in its first argument and the file as standard input, and prints
-the answer as JSON. A regular expression runs there, because one that backtracks for ever holds the interpreter, and only a process can be stopped.
+the answer as JSON. Regular expressions run there, because one that backtracks for ever blocks the interpreter, and only a process can be stopped.
 """
 
 import json
@@ -15,8 +15,8 @@ def search_lines(stream: BinaryIO, query: dict[str, Any], check: Any = None) -> 
     """Return `{"matches": [...], "truncated": bool}`, or `{"problem": code, "line": number}`.
 
     `query` has `pattern` (a regular expression), `ignore_case`, `max_matches`, `before`, `after`, `line_chars`, `line_bytes`,
-    `answer_chars`, `to_the_end`. `truncated` is true only when there was one more match than is returned; unless `to_the_end`, nobody looks
-    for that one, and it is true when the search ended before the file did.
+    `answer_chars`, `to_the_end`. `truncated` is true only if there is at least one more match than returned. Without `to_the_end` the search
+    does not look for that match, and `truncated` is true if the search ended before the file did.
     """
     expression = re.compile(query["pattern"], re.IGNORECASE if query["ignore_case"] else 0)
     matches: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
-"""Finding files: list_dir, find_files, glob.
+"""Finds files: list_dir, find_files, glob.
 
-Answers are sorted by code point and the same for the same tree; `truncated` is true only when more would follow, and then `next_cursor`
-continues after the last entry. Symbolic links are shown, never entered. A name that is not UTF-8 is shown with replacement characters
-and cannot be opened. Directories that cannot be read, or are deeper than 128 levels, are named in `not_searched`.
+Results are sorted by code point and are the same for the same tree. `truncated` is true only if there is more; `next_cursor` then continues after
+the last entry. Symbolic links are shown, never entered. A name that is not UTF-8 is shown with replacement characters and cannot be opened.
+`not_searched` names directories that cannot be read or are deeper than 128 levels.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DirectoryEntries(msgspec.Struct, frozen=True, kw_only=True):
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """A page of paths relative to the workspace root, sorted as if directories ended with `/`.
 
-    `next_cursor` is the last one (with that slash) when more follow.
+    If there are more, `next_cursor` is the last path (with that slash).
     """
 
     paths: tuple[str, ...]
@@ -67,7 +67,7 @@ def list_dir(
     cursor: str | None = None,
     cancelled: Cancellation | None = None,
 ) -> DirectoryEntries:
-    """Return the direct children of a directory, at most `limit` of them, after `cursor` (the `next_cursor` of the page before)."""
+    """Return at most `limit` direct children of a directory, after `cursor` (the `next_cursor` of the page before)."""
     _check_limit("limit", limit, workspace.limits.entries)
     after = _kind_cursor(cursor)
     entries: list[Entry] = []
@@ -105,10 +105,10 @@ def find_files(
     cursor: str | None = None,
     cancelled: Cancellation | None = None,
 ) -> Found:
-    """Return the regular files under a directory whose names fit, by path.
+    """Return the matching regular files under a directory, by path.
 
-    `name_contains` and `path_contains` ignore case; `extensions` are name endings with or without the dot, case ignored; `exclude_dirs` are names of
-    directories that are not entered; depth 1 is the directory's own files.
+    `name_contains` and `path_contains` ignore case. `extensions` are name endings with or without the dot, ignoring case. `exclude_dirs` are names of
+    directories that are not entered. Depth 1 means only the directory's own files.
     """
     _check_limit("limit", limit, workspace.limits.entries)
     if max_depth is not None and max_depth < 1:
@@ -164,8 +164,8 @@ def glob(
 class _Tree:
     """A walk over a directory tree in the order of the paths.
 
-    Names are sorted as if directories ended with `/`: then depth-first order is the order of the paths as strings, a page can stop early,
-    and a cursor skips whole directories. `wanted` chooses entries; `enter` returns the state to go on with, None to stay out.
+    Names are sorted as if directories ended with `/`. Then depth-first order is the order of the paths as strings, a page can stop early, and
+    a cursor skips whole directories. `wanted` chooses entries. `enter` returns the state for a directory, or None to skip it.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class _Tree:
         )
 
     def _below(self, directory: int, prefix: str, depth: int, after: str, state: Any) -> Generator[str, None, None]:
-        """Yield the keys of the entries that are wanted: paths, those of directories with a slash at the end."""
+        """Yield the keys of the wanted entries: paths, with a slash at the end for directories."""
         for name, kind in self._children(directory):
             stop_if(self.cancelled, doing=f"searching {prefix or '.'!r}")
             relative = prefix + _text(name)
@@ -226,7 +226,7 @@ class _Tree:
             os.close(descriptor)
 
     def _children(self, directory: int) -> list[tuple[str, Kind]]:
-        """Return name and kind of the children, sorted; without hidden ones unless they are wanted."""
+        """Return name and kind of the children, sorted. Hidden ones are left out unless they are wanted."""
         with os.scandir(directory) as scan:
             found: list[tuple[str, Kind]] = [
                 (item.name, _entry_kind(item)) for item in scan if self.include_hidden or not item.name.startswith(".")
@@ -241,7 +241,7 @@ def _entry_kind(item: os.DirEntry[str]) -> Kind:
 
 
 def _text(name: str) -> str:
-    """Return a file name as valid Unicode: bytes that are not UTF-8 become replacement characters."""
+    """Return a file name as valid Unicode. Bytes that are not UTF-8 become replacement characters."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -254,7 +254,7 @@ def _kind_cursor(cursor: str | None) -> tuple[int, str] | None:
         return None
     kind, colon, name = cursor.partition(":")
     if not colon or kind not in KIND_ORDER:
-        raise failed("invalid_cursor", f"cursor {cursor[:200]!r} is none that list_dir returned; leave it out to begin again")
+        raise failed("invalid_cursor", f"cursor {cursor[:200]!r} is not a cursor that list_dir returned; leave it out to begin again")
     return KIND_ORDER[kind], name
 
 

@@ -1,7 +1,8 @@
-"""A memory control group for one sandbox, where the system lets this process make one: the kernel then bounds all memory of all its processes.
+"""A memory control group for one sandbox, if the system lets this process create one. The kernel then limits all memory of all its processes.
 
-That includes what no process maps: pipes, sockets, files in memory. Version 2 of control groups (cgroups(7)): beside or below this process's own
-group, where the controller is handed down and the directory may be written, as under `systemd-run --user --scope`. Version 1: below its own.
+That includes memory that no process maps: pipes, sockets, files in memory. With version 2 of control groups (cgroups(7)), the group is next to or below
+this process's own group, if the controller is delegated and the directory is writable, as under `systemd-run --user --scope`. With version 1 it is
+below its own group.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ OWN = Path("/proc/self/cgroup")
 
 
 class MemoryGroup:
-    """A group with a bound. Raises `ConfigError`, which says why, where none can be made."""
+    """A group with a memory limit. Raise `ConfigError` with the reason if none can be created."""
 
     def __init__(self, most_bytes: int) -> None:
         why: list[str] = []
@@ -43,18 +44,18 @@ class MemoryGroup:
     def _bound(self, most_bytes: int) -> None:
         names = ("memory.max", "memory.swap.max") if self.version == 2 else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
         (self.path / names[0]).write_text(str(most_bytes))
-        with contextlib.suppress(OSError):  # not where swap is not accounted for
+        with contextlib.suppress(OSError):  # missing if the system does not account for swap
             (self.path / names[1]).write_text("0" if self.version == 2 else str(most_bytes))
         with contextlib.suppress(OSError):
             if self.version == 2:
                 (self.path / "memory.oom.group").write_text("1")
 
     def add(self, process: int) -> None:
-        """Put a process, and what it will start, into the group; raise `OSError` where that is not allowed."""
+        """Put a process, and all that it will start, into the group. Raise `OSError` if that is not allowed."""
         (self.path / "cgroup.procs").write_text(str(process))
 
     def killed(self) -> bool:
-        """Whether the kernel has killed a process of the group because it was over its bound."""
+        """Whether the kernel has killed a process of the group because of its limit."""
         said = _read(self.path / ("memory.events" if self.version == 2 else "memory.oom_control"))
         return any(line.startswith("oom_kill ") and line.split()[1] != "0" for line in said.splitlines())
 
@@ -65,7 +66,7 @@ class MemoryGroup:
 
 
 def why_none() -> str:
-    """Return why no group can be made here that a process can be put into, "" where one can: it is really tried, with a process of its own."""
+    """Return why no usable group can be created here, or "". It really tries this, with a process of its own."""
     try:
         group = MemoryGroup(1 << 30)
     except ConfigError as error:
@@ -82,7 +83,7 @@ def why_none() -> str:
 
 
 def _parents() -> list[tuple[Path, int]]:
-    """Return the directories in which a group may perhaps be made, and their version."""
+    """Return the directories in which a group might be created, and their version."""
     own: dict[str, str] = {}
     for line in _read(OWN).splitlines():
         number, names, path = line.split(":", 2)

@@ -1,12 +1,12 @@
 """apply_patch: several files changed together, all or none.
 
-Own code: patch-ng (11 ms to import) writes file after file by its path, and leaves those changed that come before one that fails.
+Own code: patch-ng (11 ms to import) writes file after file by its path; if one fails, the files before it stay changed.
 
-First everything is computed: the patch is read, all directories are locked, preconditions compared, every hunk applied in memory. Then
-every new content is written into a temporary file and synced, and every old file is kept under a second name. Only then come the renames; when
-one fails, those before it are taken back from the kept files, permissions and times included. What this cannot do: other programs may see
-some files new and others old between two renames; and a process that is killed between two renames leaves a part done, with the
-old files beside them as `.detent-*.old` (the call is then in doubt, and a person or the model compares).
+First everything is computed: the patch is read, all directories are locked, preconditions are checked, and every hunk is applied in memory. Then
+all new content is written into temporary files and synced, and every old file is kept under a second name. Only then come the renames. If one fails,
+the earlier ones are undone from the kept files, including permissions and times. Two limits remain. Between two renames, other programs may see some
+files new and others old. A process that is killed between two renames leaves the patch partly applied, with the old files next to the new ones as
+`.detent-*.old`; the call is then in doubt, and a person or the model compares.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Patched(msgspec.Struct, frozen=True, kw_only=True):
-    """How many files a patch added, changed in place, deleted and moved (changed or not); `files` are their new paths, `removed` the old ones."""
+    """The numbers of files that a patch added, changed in place, deleted and moved (changed or not). `files` are new paths, `removed` old ones."""
 
     added: int
     updated: int
@@ -54,7 +54,7 @@ class Patched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a directory changes: `data` is its new content (None: it goes), `old` what is there, `mode_of` whose permissions it gets."""
+    """The change of one directory entry. `data` is its new content (None: remove it), `old` the existing file, `mode_of` the source of its permissions."""
 
     place: Place
     data: bytes | None
@@ -71,10 +71,10 @@ def apply_patch(
 ) -> Patched:
     """Apply a patch in the envelope format (see `envelope`), to all its files or to none.
 
-    `preconditions` maps paths of the patch to what those files must be. Deleting and moving files needs a workspace made with
-    `allow_delete` (a move removes the old path). Raises `ToolFailed` with `invalid_patch`, `removal_not_allowed`, `precondition_failed`,
-    `hunk_not_found`, `hunk_ambiguous`, `already_exists`, `not_found`, ...; only `partly_applied` (an error, and then another while taking
-    back) and `not_durable` leave changes.
+    `preconditions` maps paths of the patch to the required state of those files. Deleting and moving files needs a workspace with
+    `allow_delete` (a move removes the old path). Raise `ToolFailed` with `invalid_patch`, `removal_not_allowed`, `precondition_failed`,
+    `hunk_not_found`, `hunk_ambiguous`, `already_exists`, `not_found`, ... Only `partly_applied` (an error, and then another one during the undo)
+    and `not_durable` leave changes.
     """
     encoded(workspace, patch, "the patch")
     changes = parse(patch)
@@ -117,7 +117,7 @@ def _preconditions(changes: Sequence[FileChange], preconditions: Mapping[str, Pr
 
 
 def _places(workspace: Workspace, changes: Sequence[FileChange], held: ExitStack) -> dict[str, Place]:
-    """Hold every entry that the patch names; raise `ToolFailed` when two names lead to the same one."""
+    """Hold every entry that the patch names. Raise `ToolFailed` if two names lead to the same entry."""
     places: dict[str, Place] = {}
     seen: dict[tuple[int, int, str], str] = {}
     for change in changes:
@@ -130,7 +130,7 @@ def _places(workspace: Workspace, changes: Sequence[FileChange], held: ExitStack
             if place.key in seen:
                 raise failed(
                     "invalid_patch",
-                    f"the patch names one file twice, as {shown(seen[place.key])} and {shown(path)}; put its changes together",
+                    f"the patch names one file twice, as {shown(seen[place.key])} and {shown(path)}; combine its changes",
                     path=path,
                 )
             places[path] = place
@@ -139,7 +139,7 @@ def _places(workspace: Workspace, changes: Sequence[FileChange], held: ExitStack
 
 
 def _steps(workspace: Workspace, change: FileChange, places: Mapping[str, Place], given: Mapping[str, dict[str, Any]]) -> list[_Step]:
-    """Return what happens to the entries of one change; everything that can be wrong with it is found here."""
+    """Return the entry changes of one change. All its possible errors are found here."""
     place = places[change.path]
     with translating(change.path):
         old = current(workspace, place, need_data=change.kind == "update")
@@ -177,7 +177,7 @@ def _updated(workspace: Workspace, change: FileChange, old: Version) -> bytes:
 
 
 def _commit(workspace: Workspace, steps: Sequence[_Step], cancelled: Cancellation | None) -> None:
-    """Stage all, keep all, then rename all; whatever is raised before the last rename leaves the files as they were."""
+    """Stage all, keep all, then rename all. An exception before the last rename leaves the files unchanged."""
     staged: list[tuple[_Step, str]] = []
     kept: list[tuple[_Step, str]] = []
     done: list[_Step] = []
@@ -216,7 +216,7 @@ def _do(workspace: Workspace, step: _Step, name: str | None) -> None:
 
 
 def _keep(workspace: Workspace, step: _Step) -> str:
-    """Give the old file a second name, or copy it where the file system has no hard links; return that name."""
+    """Give the old file a second name, or copy it if the file system has no hard links. Return that name."""
     place, name = step.place, temporary(step.place, "old")
     workspace.before("keep", place.path)
     discard(place, name)
@@ -245,7 +245,7 @@ def _copy(workspace: Workspace, place: Place, name: str, old: Version) -> None:
 
 
 def _take_back(workspace: Workspace, done: Sequence[_Step], kept: Sequence[tuple[_Step, str]], error: BaseException) -> None:
-    """Undo what was done, last first; raise `ToolFailed` (`partly_applied`) when that fails too, naming what is left changed."""
+    """Undo the changes, last first. If that fails too, raise `ToolFailed` (`partly_applied`), which names the files that stay changed."""
     names = {id(step): name for step, name in kept}
     stuck: list[str] = []
     for step in reversed(done):

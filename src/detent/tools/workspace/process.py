@@ -2,9 +2,9 @@
 
 Own code: psutil (8 ms to import, 0.9 MB) loses children whose parent has ended; asyncio and os.killpg start and end a group in two lines.
 
-In a sandbox (see `sandbox`) it sees and changes only what it is given, and nothing that it starts outlives it. Without one it may do whatever the
-operating system lets this process do: it gets a process group of its own, and whatever is left of the group is killed when the program has ended, at the
-timeout, and when the call is cancelled; only a process that starts a session of its own escapes.
+In a sandbox (see `sandbox`) the program sees and changes only what it is given, and nothing that it starts outlives it. Without a sandbox it may do
+everything that the operating system allows this process. It gets its own process group, and the rest of the group is killed when the program ends, at
+the timeout, and when the call is cancelled. Only a process that starts its own session escapes.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ CHUNK_BYTES = 65_536
 
 
 class Executed(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended. `code` is its exit code, for a signal its number: negative, in a sandbox plus 128; `success` means code 0 in time
-    (false does not make it a failed call: only a result with a text `error` beside it is one).
+    """How a program ended. `code` is its exit code. For a signal it is the signal number: negative, or in a sandbox plus 128. `success` means code 0
+    before the timeout (false does not make the call failed: only a result that also has a text `error` is a failure).
 
-    The `_truncated` flags are true only when there was more than the cap; what is beyond it is dropped. `sandboxed` says whether it ran in
-    a sandbox, `not_sandboxed` why not; `killed_for` which limit of the sandbox it was killed for, "" for none. `refused` are files that govern
-    and that it made: each is called NAME.refused now, and a link that had that name before is there again. Where some hosts are allowed,
-    `connections` were made to them, and `refused_hosts` were asked for in vain.
+    The `_truncated` flags are true only if there was more than the limit; the rest is dropped. `sandboxed` tells whether it ran in a sandbox,
+    `not_sandboxed` why not. `killed_for` is the sandbox limit that it was killed for, or "". `refused` are governing files that it created: each is
+    now called NAME.refused, and a link that had the name before is restored. If some hosts are allowed, `connections` counts the connections to
+    them, and `refused_hosts` are the hosts that were refused.
     """
 
     stdout: str
@@ -69,7 +69,7 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Capture:
-    """Keeps the first `cap` bytes of a stream and reads on, so that the program never waits for a reader."""
+    """Keeps the first `cap` bytes of a stream and reads the rest too, so the program never waits for a reader."""
 
     def __init__(self, cap: int) -> None:
         self.cap = cap
@@ -84,7 +84,7 @@ class _Capture:
             self.truncated = self.truncated or len(chunk) > room
 
     def text(self) -> str:
-        """Return what was kept; bytes that are not UTF-8 become replacement characters, half a character at a cut is left out."""
+        """Return the kept text. Bytes that are not UTF-8 become replacement characters; a partial character at the cut is left out."""
         return codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self.kept), final=not self.truncated)
 
 
@@ -101,11 +101,11 @@ async def execute(
     cancelled: Cancellation | None = None,
     sandbox: boxes.Sandbox | None = None,
 ) -> Executed:
-    """Run `command` with `args` in the directory `cwd`, in `sandbox` where one is given; return how it ended. A code other than 0 is no error.
+    """Run `command` with `args` in the directory `cwd`, in `sandbox` if given. Return how it ended. A code other than 0 is not an error.
 
-    The environment is `inherit` (names of this process's variables that it gets; None: all of them) and `env` over it. Without `stdin` the program reads
-    end of file. Raises `ToolFailed` when it cannot be started (`command_not_found`, `permission_denied`, ...) or was cancelled (`cancelled`, with the
-    output so far), and `NotExecuted` when it was not started for want of resources or because the sandbox could not be made.
+    The environment is `inherit` (names of this process's variables to pass; None: all), overridden by `env`. Without `stdin` the program reads end of
+    file. Raise `ToolFailed` if it cannot be started (`command_not_found`, `permission_denied`, ...) or was cancelled (`cancelled`, with the output so
+    far). Raise `NotExecuted` if it was not started because resources were missing or the sandbox could not be created.
     """
     _check(workspace, command, args, timeout_s=timeout_s, env=env, stdin=stdin)
     environment = {name: value for name, value in os.environ.items() if inherit is None or name in inherit} | dict(env or {})
@@ -142,7 +142,7 @@ async def execute(
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, T], undo: Callable[[asyncio.Future[T]], Coroutine[Any, Any, None]]) -> T:
-    """Return what `work` makes; when the call is cancelled meanwhile, undo it."""
+    """Return the result of `work`. If the call is cancelled meanwhile, undo it."""
     making = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(making)
@@ -158,7 +158,7 @@ async def _unshielded(making: asyncio.Future[Shield]) -> None:
 
 
 async def _stopped(starting: asyncio.Future[Any]) -> None:
-    """Kill what is being started when the call is cancelled meanwhile."""
+    """Kill the starting program if the call is cancelled meanwhile."""
     with suppress(ToolRaised):
         started: Process | boxes.Boxed = await starting
         process = started.process if isinstance(started, boxes.Boxed) else started
@@ -171,7 +171,7 @@ async def _stopped(starting: asyncio.Future[Any]) -> None:
 
 
 def _reachable(workspace: Workspace, place: Place) -> str:
-    """Return a path to the open directory: through its descriptor where the system has such paths, so that no swap can redirect it."""
+    """Return a path to the open directory. It goes through the descriptor if the system has such paths, so no swap can redirect it."""
     through = Path(f"/proc/self/fd/{place.directory}")
     return str(through if through.is_dir() else Path(workspace.root) / place.path)
 
@@ -186,11 +186,11 @@ def _check(
     texts = [command, *args, *(env or {}), *(env or {}).values()]
     if any("\0" in text or _has_surrogate(text) for text in texts) or (stdin is not None and _has_surrogate(stdin)):
         raise refused_argument(
-            "command, args, env and stdin must be valid Unicode, and only stdin may hold NUL characters; pass other data in a file"
+            "command, args, env and stdin must be valid Unicode, and only stdin may contain NUL characters; pass other data in a file"
         )
     for name in env or {}:
         if not name or "=" in name:
-            raise refused_argument(f"env has the name {name!r}; a name is not empty and holds no '='")
+            raise refused_argument(f"env has the name {name!r}; a name must not be empty or contain '='")
 
 
 def _has_surrogate(text: str) -> bool:
@@ -226,7 +226,7 @@ async def _finish(
     until: float,
     cancelled: Cancellation | None,
 ) -> Executed:
-    """Feed, read and wait; the program and what it started are dead and reaped when this returns or raises."""
+    """Feed, read and wait. When this returns or raises, the program and all that it started are dead and reaped."""
     boxed = started if isinstance(started, boxes.Boxed) else None
     process = started.process if isinstance(started, boxes.Boxed) else started
     out, err = _Capture(workspace.limits.stdout_bytes), _Capture(workspace.limits.stderr_bytes)
@@ -270,13 +270,13 @@ async def _finish(
 
 
 async def _wait(process: Process, until: float, cancelled: Cancellation | None, over: Callable[[], str] | None) -> tuple[bool, str]:
-    """Wait for the program itself; return whether it ended, and which limit it is `over`; it has not at the time `until`, or when cancelled."""
+    """Wait for the program itself. Return whether it ended (false at the time `until` or when cancelled), and the limit that it is `over`."""
     waiting = asyncio.ensure_future(process.wait())
     poll = POLL_S if over is None else boxes.LOOK_S
     try:
         while True:
             left = until - time.monotonic()
-            # Some versions of asyncio end wait() only when the pipes are closed, which a child of the program may hold: look at the code too.
+            # In some versions of asyncio wait() ends only when the pipes close, but a child of the program may hold them: check the code too.
             await asyncio.wait({waiting}, timeout=max(0.0, min(left, poll)))
             if process.returncode is not None:
                 return True, ""
@@ -288,13 +288,13 @@ async def _wait(process: Process, until: float, cancelled: Cancellation | None, 
 
 
 def _kill_group(process: Process) -> None:
-    """Kill what is left of the program's group. The group's id is the program's, and stays taken while one member lives."""
+    """Kill the rest of the program's group. The group has the program's id, which stays in use while one member lives."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _reap(process: Process, streams: list[asyncio.Task[None]]) -> None:
-    """Wait for the end of the killed program and its output; a process outside the group that holds the pipes is not waited for."""
+    """Wait for the end of the killed program and its output, but not for a process outside the group that holds the pipes."""
     waiting = asyncio.ensure_future(process.wait())
     _, left = await asyncio.wait([waiting, *streams], timeout=REAP_S)
     for task in left:
@@ -303,7 +303,7 @@ async def _reap(process: Process, streams: list[asyncio.Task[None]]) -> None:
 
 
 async def _shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Finish `work` even when this task is cancelled meanwhile, then pass the cancellation on."""
+    """Finish `work` even if this task is cancelled meanwhile, then pass the cancellation on."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -313,7 +313,7 @@ async def _shielded(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _feed(pipe: asyncio.StreamWriter, data: bytes) -> None:
-    """Write the input and close it; a program that does not read it all is no error."""
+    """Write the input and close it. A program that does not read all of it is not an error."""
     with suppress(BrokenPipeError, ConnectionResetError):
         pipe.write(data)
         await pipe.drain()

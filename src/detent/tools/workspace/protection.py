@@ -1,7 +1,7 @@
-"""Which files of a workspace govern, and so are not written: they decide what an agent may do, or run when a person goes on working there.
+"""Finds the governing files of a workspace, which tools do not write: they decide what an agent may do, or run when a person works there later.
 
-Names are compared as the most lenient file system would: whatever their case, their Unicode form, invisible characters, dots and spaces at the
-end. What a person starts on purpose (Makefile, package.json, tests) is the agent's work and is not protected.
+Names are compared as the most lenient file system would: ignoring case, Unicode form, invisible characters, and dots and spaces at the end. Files that
+a person starts on purpose (Makefile, package.json, tests) are the agent's work and are not protected.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from detent.tools.workspace.globbing import Glob
 from detent.tools.workspace.redirections import Redirections
 
 GIT = frozenset({".git", "git~1"})
-"""A repository: its config, its hooks and what redirects them run programs. The second is its short name on file systems of DOS."""
+"""A repository: its config, its hooks and their redirections run programs. The second is its short name on DOS file systems."""
 
 VENV_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
-"""What makes a directory a virtual environment (PEP 405, conda): its programs and `.pth` files run whenever it is used."""
+"""The marks of a virtual environment (PEP 405, conda): its programs and `.pth` files run whenever it is used."""
 
 VENV_PARTS = frozenset({"bin", "scripts", "lib", "lib64", "include", "share"})
-"""What of a workspace that is itself a virtual environment belongs to that."""
+"""If the workspace itself is a virtual environment, these entries belong to it."""
 
 HEAD = "head"
-"""What makes a directory a repository, whatever it is called (gitrepository-layout); folded. A file or a link: a directory does not."""
+"""The mark of a repository under any name (gitrepository-layout), folded. It must be a file or a link, not a directory."""
 
 GIT_FILES = ("config", "config.worktree", "commondir", "hooks", "info", "modules", "worktrees", "gitdir")
-"""What in a repository runs programs (gitconfig, githooks), selects them (info/attributes) or leads elsewhere; the rest git writes at every commit."""
+"""Entries of a repository that run programs (gitconfig, githooks), select them (info/attributes) or lead elsewhere. Git writes the rest at each commit."""
 
 _KINDS = {
     "git runs programs that it names": (
@@ -66,13 +66,13 @@ _KINDS = {
     ),
 }
 PROTECTED = {name: why for why, names in _KINDS.items() for name in names.split()}
-"""Why a name is protected wherever it stands, a directory with all that is in it; folded as in `fold`."""
+"""Names that are protected everywhere, with the reason; folded as in `fold`. A directory is protected with all its content."""
 
 _BARE = frozenset({*GIT_FILES, "objects", "refs"})
 
 
 def fold(name: str) -> str:
-    """Return a name as file systems that tell fewer names apart compare it."""
+    """Return a name in the form in which lenient file systems compare it."""
     if name.isascii():
         return name.lower().rstrip(". ") or name
     name = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) not in ("Cf", "Mn"))
@@ -85,10 +85,10 @@ def fold_path(path: str) -> str:
 
 
 class Protection:
-    """What is protected in the directory `root`: what governs, and the `protected` patterns; `unprotected` ones open paths. Paths are relative, with `/`.
+    """The protected paths in the directory `root`: governing files and `protected` patterns. `unprotected` opens paths. Paths are relative, with `/`.
 
-    A pattern of `protected` that matches a directory protects all that is in it; a path is opened only by a pattern that matches it whole,
-    as it is written. Raises `ConfigError` for a wrong pattern.
+    A `protected` pattern that matches a directory protects all its content. A path is opened only by a pattern that matches the whole path as it is
+    written. Raise `ConfigError` for a wrong pattern.
     """
 
     def __init__(self, root: str, *, protected: Sequence[str] = (), unprotected: Sequence[str] = ()) -> None:
@@ -99,27 +99,27 @@ class Protection:
         self._opened = [_glob(text, "unprotected") for text in unprotected]
 
     def opened(self, path: str) -> bool:
-        """Whether the operator opened the path; a write to it still asks."""
+        """Whether the operator opened the path. A write to it still asks."""
         return any(_matches(glob, path.split("/")) for glob in self._opened)
 
     def asks(self, paths: Iterable[str]) -> str:
-        """Return why a call that writes these paths must be approved by a person, "" when it need not be. Goes by the names alone."""
+        """Return why a person must approve a call that writes these paths, or "". It checks only the names."""
         for path in map(plain, paths):
             if self.opened(path):
                 return f"{shown(path)} is a path that the operator opened (`unprotected`): each write to it is approved by a person"
         return ""
 
     def check(self, asked: str, real: str) -> None:
-        """Raise `ToolFailed` (`protected_path`) where `real`, which the path `asked` leads to, is not to be written.
+        """Raise `ToolFailed` (`protected_path`) if `real`, the target of the path `asked`, must not be written.
 
-        An opened path is written by its own name only: that is the name that `asks` went by.
+        An opened path can be written only by its own name, because `asks` checked that name.
         """
         why = self.why(real)
         if why and not (self.opened(real) and plain(asked) == real):
             raise refused(asked, real, why)
 
     def why(self, path: str) -> str:
-        """Return why a path is protected, "" where it is not. Opened ones are, too."""
+        """Return why a path is protected, or "". Opened paths are protected too."""
         parts = path.split("/")
         folded = [fold(part) for part in parts]
         for name in folded:
@@ -139,11 +139,11 @@ class Protection:
         return ""
 
     def in_use(self) -> set[str]:
-        """Return the files and folders in use that govern, folded: those of this process, and what others that govern lead to."""
+        """Return the governing files and folders in use, folded: those of this process, and the targets of other governing files."""
         return {fold_path(path) for path in (*governing_in(self.root), *self.led_to())}
 
     def led_to(self) -> set[str]:
-        """Return the places, there or not, that links of a protected name and git's configurations lead to."""
+        """Return the places, existing or not, that links with a protected name and git's configurations lead to."""
         return self._redirections.found()
 
     def is_protected_by_pattern(self, folded: str) -> bool:
@@ -151,7 +151,7 @@ class Protection:
         return bool(self._protected) and any(_matches(glob, folded.split("/")) for _, glob in self._protected)
 
     def _in_environment(self, parts: list[str]) -> bool:
-        """Whether a directory on the way is a virtual environment; where the root is one, its programs and packages are meant."""
+        """Whether a directory on the way is a virtual environment. If the root is one, only its programs and packages count."""
         for end in range(len(parts)):
             place = Path(self.root, *parts[:end])
             if any(os.path.lexists(place / mark) for mark in VENV_MARKS):
@@ -160,18 +160,18 @@ class Protection:
 
 
 def plain(path: str) -> str:
-    """Return a path without what changes nothing in it: empty names and dots."""
+    """Return a path without empty names and dots."""
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def is_bare(directory: Path, head: str = "HEAD") -> bool:
-    """Whether git takes the directory itself for a repository as soon as `objects`, `refs` and `config` are there, too."""
+    """Whether git treats the directory itself as a repository once `objects`, `refs` and `config` exist too."""
     place = directory / head
     return place.is_symlink() or place.is_file()
 
 
 def name_governs(folded: str) -> str:
-    """Return why a file or directory of this folded name is protected wherever it stands, "" where it is not."""
+    """Return why a file or directory with this folded name is protected everywhere, or ""."""
     if folded in GIT:
         return "it is git's own, which runs the programs that are named there"
     if folded in VENV_MARKS:

@@ -1,9 +1,9 @@
-"""The way out of a sandbox to some hosts: a proxy for HTTP in this process, whose listening socket is in the sandbox's own network namespace.
+"""The way from a sandbox to some hosts: an HTTP proxy in this process, whose listening socket is in the sandbox's own network namespace.
 
-The namespace has nothing but its loopback, so that this socket is the only way out. A helper process enters the namespace, opens the socket there
-and passes it here (`setns(2)`; this process itself cannot, as it has threads). The proxy knows `CONNECT` (https, and whatever else goes through it)
-and plain http. It compares the host with the list, resolves the name itself, refuses addresses that are not public, and connects to the address
-that it checked. It is the program's own and is closed with it.
+The namespace has only its loopback, so this socket is the only way out. A helper process enters the namespace, opens the socket there and passes it
+here (`setns(2)`; this process cannot, because it has threads). The proxy supports `CONNECT` (https, and anything else that uses it) and plain http. It
+compares the host with the list, resolves the name itself, refuses addresses that are not public, and connects to the address that it checked. Each
+program has its own proxy, which is closed with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from detent.tools.failures import failed, shown
 from detent.tools.web.addresses import PORTS, Network, networks, parse_url, resolve
 
 PORT = 3128
-"""Where the proxy listens inside; the namespace is empty, so that it is free."""
+"""The port that the proxy listens on inside. The namespace is empty, so the port is free."""
 
 MAX_CONNECTIONS = 64
 MAX_HEAD = 16_384
@@ -36,7 +36,7 @@ _ENTRY = re.compile(r"(?P<name>(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*)(:(?P<port>[0-
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LINE = re.compile(_TOKEN.pattern + r":[\t\x20-\x7e\x80-\xff]*")
-"""A header on one line: its name is a token, with no space before the colon, and its value has no control characters, a lone CR or LF among them."""
+"""A header on one line: its name is a token without a space before the colon, and its value has no control characters, such as a lone CR or LF."""
 
 _LISTEN = """
 import ctypes, fcntl, os, socket, sys
@@ -54,22 +54,22 @@ with socket.socket() as server:
 
 
 class Hosts(msgspec.Struct, frozen=True):
-    """An allow-list: `name`, `*.name` for all below it, each with `:port` for another port than 80 and 443. Raises `ConfigError`."""
+    """An allow-list: `name`, or `*.name` for all names below it, with `:port` for a port other than 80 and 443. Raise `ConfigError`."""
 
     entries: tuple[tuple[str, int | None], ...]
     private: tuple[Network, ...]
 
     @classmethod
     def of(cls, texts: Sequence[str], allow_private: Sequence[str] = ()) -> Hosts:
-        """Return the list that these texts say; addresses in the ranges `allow_private` may be used though they are not public."""
+        """Return the list for these texts. Addresses in the ranges `allow_private` are allowed although they are not public."""
         entries: list[tuple[str, int | None]] = []
         for text in texts:
             match = _ENTRY.fullmatch(text)
             if match is not None and _NUMBER.fullmatch(match["name"].rpartition(".")[2]):
-                raise ConfigError(f"sandbox_network: {text!r} is an address; write the name of a host, which the proxy looks up and checks")
+                raise ConfigError(f"sandbox_network: {text!r} is an address; write a host name, which the proxy resolves and checks")
             if match is None or not 0 < int(match["port"] or 1) < 65_536:
                 raise ConfigError(
-                    f"sandbox_network: {text!r} is no host; write 'pypi.org', '*.example.com' or 'pypi.org:8443', in lower case"
+                    f"sandbox_network: {text!r} is not a host; write 'pypi.org', '*.example.com' or 'pypi.org:8443', in lower case"
                 )
             entries.append((match["name"], int(match["port"]) if match["port"] else None))
         return cls(tuple(entries), networks(allow_private))
@@ -84,7 +84,7 @@ class Hosts(msgspec.Struct, frozen=True):
 
 
 class Proxy:
-    """The proxy of one program. `connections` counts those that were made; `refused` are the first hosts that were not."""
+    """The proxy of one program. `connections` counts the connections made. `refused` are the first refused hosts."""
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
@@ -94,7 +94,7 @@ class Proxy:
         self.refused: list[str] = []
 
     async def open(self, process: int) -> None:
-        """Listen in the network namespace of a process; raise `NotExecuted` where that cannot be done."""
+        """Listen in the network namespace of a process. Raise `NotExecuted` if that is not possible."""
         mine, theirs = socket.socketpair()
         with mine, theirs:
             helper = await asyncio.create_subprocess_exec(
@@ -132,7 +132,7 @@ class Proxy:
         try:
             await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # one side has gone, or never said what it wants
+            pass  # one side is gone, or never sent a request
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -186,14 +186,14 @@ async def _connected(addresses: Sequence[str], port: int) -> tuple[StreamReader,
 
 
 def _request(method: str, url: SplitResult, version: str, lines: Sequence[str]) -> bytes:
-    """Return the head of a plain request as the server gets it: for this host only, and the last on its connection."""
+    """Return the head of a plain request for the server: only for this host, and the last on its connection."""
     kept = [line for line in lines if not line.lower().startswith(("host:", "connection:", "keep-alive:", "proxy-"))]
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
     return "\r\n".join([f"{method} {path} {version}", f"Host: {url.netloc}", *kept, "Connection: close", "", ""]).encode("latin-1")
 
 
 def _head(text: str) -> tuple[str, str, str, list[str]]:
-    """Return the method, target, version and header lines of a request; raise `ValueError` for what servers could read in two ways."""
+    """Return the method, target, version and header lines of a request. Raise `ValueError` for a request that servers could read in two ways."""
     first, *lines = text.split("\r\n")
     method, target, version = first.split(" ")
     if not _TOKEN.fullmatch(method) or version not in ("HTTP/1.0", "HTTP/1.1") or not all(map(_LINE.fullmatch, lines)):
@@ -202,7 +202,7 @@ def _head(text: str) -> tuple[str, str, str, list[str]]:
 
 
 def _length(lines: Sequence[str]) -> int:
-    """Return how many bytes the body of a plain request has; raise `ValueError` where that is not said once, in digits."""
+    """Return the length of a plain request's body in bytes. Raise `ValueError` unless it is given exactly once, in digits."""
     said: dict[str, list[str]] = {}
     for name, _, value in (line.partition(":") for line in lines):
         said.setdefault(name.lower(), []).append(value.strip(" \t"))
@@ -213,7 +213,7 @@ def _length(lines: Sequence[str]) -> int:
 
 
 async def _relay(reader: StreamReader, writer: StreamWriter, most: int | None = None) -> None:
-    """Pass on what one side says until it has said all, or `most` bytes."""
+    """Forward the bytes of one side until its end, or up to `most` bytes."""
     while chunk := await reader.read(CHUNK if most is None else min(CHUNK, most)):
         most = None if most is None else most - len(chunk)
         writer.write(chunk)

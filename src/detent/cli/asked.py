@@ -33,36 +33,32 @@ class Asked(Options, frozen=True, kw_only=True):
     small_model: Annotated[
         str | None, typer.Option("--small-model", metavar="PROVIDER:NAME", help="The model for titles, critiques and classifications.")
     ] = None
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="T", help="How much chance there is in answers.", min=0.0)
-    ] = None
+    temperature: Annotated[float | None, typer.Option("--temperature", metavar="T", help="Sampling temperature.", min=0.0)] = None
     base_url: Annotated[
         str | None,
-        typer.Option("--base-url", metavar="URL", help="Ask the model at this OpenAI-compatible URL, such as http://127.0.0.1:8080/v1."),
+        typer.Option("--base-url", metavar="URL", help="Call the model at this OpenAI-compatible URL, such as http://127.0.0.1:8080/v1."),
     ] = None
     api_key_env: Annotated[
         str | None,
         typer.Option(
-            "--api-key-env", metavar="NAME", help="The environment variable with the key for --base-url; no other key is sent there."
+            "--api-key-env", metavar="NAME", help="The environment variable that holds the key for --base-url. No other key is sent there."
         ),
     ] = None
     planner: Annotated[
         Literal["model", "on-device"] | None,
-        typer.Option(
-            "--planner", help="on-device: the model writes text, of which actions are read; for small models on a server of your own."
-        ),
+        typer.Option("--planner", help="on-device: read actions from the text that the model writes; for small models on your own server."),
     ] = None
     tool_calls: Annotated[
         Literal["native", "text"] | None,
         typer.Option(
             "--tool-calls",
-            help="text: for a model that cannot call tools; it is shown them in words, and its calls are read from its text.",
+            help="text: for a model that cannot call tools. The prompt describes the tools, and calls are read from the answer.",
         ),
     ] = None
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Take answers whole instead of in pieces.")] = False
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Do not stream answers.")] = False
     tools: Annotated[
         list[str] | None,
-        typer.Option("--tools", metavar="LIST", help="The tools, by name or ./file.py:name,name, with commas between. Repeatable."),
+        typer.Option("--tools", metavar="LIST", help="The tools, separated by commas: names, or ./file.py:name,name. Repeatable."),
     ] = None
 
     def over(self, agent: Agent) -> Agent:

@@ -37,7 +37,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 def completion(
     shell: Annotated[
-        Literal["bash", "zsh", "fish"] | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish. Default: that of $SHELL.")
+        Literal["bash", "zsh", "fish"] | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish. Default: from $SHELL.")
     ] = None,
 ) -> int:
     """Print the script that completes commands, options, run ids and agents in your shell.

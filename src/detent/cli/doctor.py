@@ -68,22 +68,22 @@ def doctor(
     store: o.Store = None,
     config: o.ConfigFile = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="A line also for each provider without a key and each server that is not running.")
+        bool, typer.Option("--all", help="Also list each provider without a key and each server that is not running.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="With --store: mend what can be mended. Says before what it will do, and asks.")
+        bool, typer.Option("--repair", help="With --store: repair what can be repaired. Lists the changes first, and asks.")
     ] = False,
     yes: o.Yes = False,
     json_wanted: o.Json = False,
 ) -> int:
-    """Say which models can be asked from here, what is installed, whether files and store are sound, and what to do next.
+    """Report which models you can use here, what is installed, whether files and store are sound, and what to do next.
 
-    Exit code 0 when a run can be made and nothing that is there is broken, else 1. Keys are looked for by the names of their variables;
-    no value is shown, and nothing is sent but a question for their models to servers on this machine.
+    Exits with 0 if a run can start and nothing is broken, else with 1. Keys are found by the names of their environment variables; no value is
+    shown. The only requests go to model servers on this machine, and ask for their models.
 
-    With --store URL that store is examined instead, all of it: pages and indexes, every record, artifact, listing entry and inbox, and what
-    belongs to nothing. Exit code 0 when nothing is damaged, else 1; nothing is changed. --repair mends what can be made again from sound logs,
-    and removes what is left over. It changes no record: a damaged log is kept as it is.
+    With --store URL, examine that whole store instead: pages and indexes, every record, artifact, listing entry and inbox, and leftovers.
+    Exits with 0 if nothing is damaged, else with 1; nothing is changed. --repair rebuilds what can be rebuilt from sound logs, and removes
+    leftovers. It changes no record: a damaged log stays as it is.
     """
     if store is not None:
         return examine_store(store=store, config=config, repair=repair, yes=yes, json_wanted=json_wanted)

@@ -42,31 +42,31 @@ def fork(
         typer.Option(
             "--at",
             metavar="N",
-            help="The record to go on from. Default: the end of an unfinished run, before the last turn of a finished one.",
+            help="The record to continue from. Default: the end of an unfinished run; the start of the last turn of a finished one.",
         ),
     ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="K=V", help="What is different: model=..., goal=..., budget.max_iterations=5, variables.x=1. Repeatable."
+            "--set", metavar="K=V", help="What to change: model=..., goal=..., budget.max_iterations=5, variables.x=1. Repeatable."
         ),
     ] = None,
     result: Annotated[
         list[str] | None,
-        typer.Option("--result", metavar="CALL=JSON", help='What a call came to instead: a value, or {"error": ...}. Repeatable.'),
+        typer.Option("--result", metavar="CALL=JSON", help='Replace the result of a call: a value, or {"error": ...}. Repeatable.'),
     ] = None,
     answer: Annotated[
-        list[str] | None, typer.Option("--reply", metavar="ASK=TEXT", help="What the user replies to a question instead. Repeatable.")
+        list[str] | None, typer.Option("--reply", metavar="ASK=TEXT", help="Replace the user's reply to a question. Repeatable.")
     ] = None,
     effects: Annotated[
         Literal["dry-run", "reuse", "redo"],
         typer.Option(
             "--effects",
-            help="Calls that do not only read: answered from the record, else by a stub; from the record, else executed; executed.",
+            help="What to do with side effects. dry-run: recorded result or a stub; reuse: recorded result or run it; redo: run it again.",
         ),
     ] = "dry-run",
-    child: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="An id of your own for the fork.")] = None,
-    no_resume: Annotated[bool, typer.Option("--no-resume", help="Only make the fork; do not take it on here.")] = False,
+    child: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="The id of the fork. Default: generated.")] = None,
+    no_resume: Annotated[bool, typer.Option("--no-resume", help="Only create the fork; do not continue it here.")] = False,
     setup: o.Setup,
 ) -> int:
     """Copy a run up to a record, change something, and continue from there."""
@@ -154,7 +154,7 @@ def _json_or_text(value: str) -> Any:
 
 
 def diff(a: First, b: Second, *, setup: o.Looking) -> int:
-    """Show what differs between two runs, pass by pass and turn by turn; nothing for runs that did the same. Exits 0 either way."""
+    """Show what differs between two runs, pass by pass and turn by turn. Exits with 0 whether they differ or not."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Diff:
@@ -204,7 +204,7 @@ def _figure(value: float | None) -> str:
 
 
 def bisect(a: First, b: Second, *, setup: o.Looking) -> int:
-    """Name the first step from which two runs part. Exits 0 either way."""
+    """Find the first step where two runs differ. Exits with 0 whether they differ or not."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Parting | None:
@@ -231,11 +231,14 @@ def check_upgrade(
     *,
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Only this run. Default: every run that is not finished.", autocompletion=o.complete_run),
+        typer.Argument(metavar="[RUN]", help="Check only this run. Default: every unfinished run.", autocompletion=o.complete_run),
     ] = None,
     setup: o.Quiet,
 ) -> int:
-    """Execute the log of every open run with the current code, record nothing, and list the runs that could not continue. Exits 1 if there is one."""
+    """Execute the log of each open run with the current code and list the runs that could not continue. Exits with 1 if there are any.
+
+    Nothing is recorded.
+    """
     first = Session(setup)
 
     async def named(engine: Engine) -> list[str]:

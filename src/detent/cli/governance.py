@@ -28,13 +28,13 @@ STYLES = {"guard_blocked": "yellow", "approval_requested": "magenta", "tool_in_d
 def backtest(
     *,
     policy: Annotated[
-        Path | None, typer.Option("--policy", metavar="FILE", help="The candidate: a policy file. Default: the policy of detent.toml.")
+        Path | None, typer.Option("--policy", metavar="FILE", help="The policy file to try. Default: the policy of detent.toml.")
     ] = None,
     budget: o.Bounds = None,
     runs: Annotated[
         str,
         typer.Option(
-            "--runs", metavar="FILTER", help="Which runs: the beginning of ids, or status=, agent=, tenant=, since=, comma between."
+            "--runs", metavar="FILTER", help="Which runs: prefixes of ids, or status=, agent=, tenant=, since=; separated by commas."
         ),
     ] = "",
     store: o.Store = None,
@@ -44,7 +44,7 @@ def backtest(
     trust: o.Trust = False,
     json_wanted: o.Json = False,
 ) -> int:
-    """Ask a policy and a budget about every stored decision again; nothing is executed. Exits 1 when a call that succeeded would be refused."""
+    """Apply a policy and a budget to all recorded decisions. Nothing is executed. Exits with 1 if a call that succeeded would be refused."""
     session = Session(o.Setup(store=store, config=config, workspace=workspace, trust=trust, json_wanted=json_wanted), agent=agent)
     bounds = parse_budget(budget or [])
     query, only = selection(runs)

@@ -43,15 +43,15 @@ def list_runs(
     status: Annotated[
         list[str] | None, typer.Option("--status", metavar="STATUS", help="running, waiting, completed, failed, ... Repeatable.")
     ] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Runs of this tenant.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     goal: Annotated[
-        str | None, typer.Option("--goal", metavar="TEXT", help="Runs of this goal id, or with this text in their goal or title.")
+        str | None, typer.Option("--goal", metavar="TEXT", help="Only runs with this goal id, or with this text in the goal or title.")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.", autocompletion=o.complete_agent)
+        str | None, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.", autocompletion=o.complete_agent)
     ] = None,
-    since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Started since: 30m, 12h, 7d, or a date.")] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most N runs; 0 for all.", min=0)] = 50,
+    since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Only runs started since: 30m, 12h, 7d, or a date.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs; 0 lists all.", min=0)] = 50,
     setup: o.Looking,
 ) -> int:
     """List runs, newest first."""
@@ -98,11 +98,11 @@ def _about(head: RunHead) -> str:
 def show(
     run: o.RunArgument,
     *,
-    iteration: Annotated[int | None, typer.Option("--iteration", "-i", metavar="N", help="Only this iteration.")] = None,
+    iteration: Annotated[int | None, typer.Option("--iteration", "-i", metavar="N", help="Show only this iteration.")] = None,
     full: Annotated[bool, typer.Option("--verbose", "-v", help="Show everything: input and output of each call, bounds, digests.")] = False,
     setup: o.Looking,
 ) -> int:
-    """Show what a run did, a line for each call, and how and why it ended. With -v everything, with -i one iteration."""
+    """Show what a run did, one line per call, and how and why it ended. -v shows everything, -i one iteration."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> tuple[Trace, RunState]:
@@ -122,7 +122,7 @@ def show(
 
 
 def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "json_wanted")]) -> int:
-    """Follow a run that another process advances, until it ends; exits like the run. Ctrl-C stops looking, not the run."""
+    """Follow a run that another process advances, until it ends, and exit with its exit code. Ctrl-C stops following, not the run."""
     session = Session(setup, bare=True)
     progress = Progress(session.output, verbosity=session.verbosity, shown=True)
 
@@ -166,10 +166,12 @@ async def _follow(engine: Engine, run_id: str, session: Session, progress: Progr
 def verify(
     run: o.RunArgument,
     *,
-    head: Annotated[str, typer.Option("--head", metavar="DIGEST", help="The digest that the log must end with, kept elsewhere.")] = "",
+    head: Annotated[
+        str, typer.Option("--head", metavar="DIGEST", help="The digest that the log must end with, from a copy that you kept elsewhere.")
+    ] = "",
     setup: o.Looking,
 ) -> int:
-    """Check a run: every digest of its log, its artifacts and hidden values, its listing entry (tenant, status, ...) and its inbox."""
+    """Check a run: each digest of its log, its artifacts and hidden values, its listing entry (tenant, status, ...) and its inbox."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Verification:
@@ -198,7 +200,7 @@ def verify(
 
 
 def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
-    """Execute a run's log again with the current code and report the first difference. No tool and no model is called."""
+    """Execute a run's log again with the current code and report the first difference. Nothing calls a tool or a model."""
     session = Session(setup)
 
     async def work(engine: Engine) -> Replay:
@@ -228,22 +230,23 @@ def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
 def export(
     run: o.RunArgument,
     *,
-    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of stdout.")] = None,
+    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of stdout.")] = None,
     script: Annotated[
         bool, typer.Option("--script", help="Write the run's plans as a script for tests (detent.testing.RecordedPlanner) instead.")
     ] = False,
     by_sequence: Annotated[
-        bool, typer.Option("--by-sequence", help="With --script: plan after plan, without what was shown for each.")
+        bool, typer.Option("--by-sequence", help="With --script: write only the plans in order, without what the planner was shown.")
     ] = False,
     artifact: Annotated[
-        str, typer.Option("--artifact", metavar="KEY", help="Write this artifact instead: a file that a model made, or a whole result.")
+        str,
+        typer.Option("--artifact", metavar="KEY", help="Write this artifact instead: a file that a model made, or a complete tool result."),
     ] = "",
     workspace: o.Workspace = None,
     store: o.Store = None,
     config: o.ConfigFile = None,
     trust: o.Trust = False,
 ) -> int:
-    """Write a run's records as they are stored, one JSON object a line; what can be read of a damaged log too."""
+    """Write a run's records as they are stored, one JSON object per line. Of a damaged log, write the readable part."""
     session = Session(o.Setup(store=store, config=config, workspace=workspace, trust=trust), bare=not script)
     if artifact and (script or by_sequence):
         raise ConfigError("--artifact writes a file that the run names, --script its plans; give one of them")
@@ -328,12 +331,13 @@ async def _readable(engine: Engine, run_id: str) -> tuple[list[bytes], CorruptLo
 
 def approvals(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Only those of this run.", show_default=False, autocompletion=o.complete_run)
+        str | None,
+        typer.Argument(metavar="[RUN]", help="List only the calls of this run.", show_default=False, autocompletion=o.complete_run),
     ] = None,
     *,
     setup: o.Looking,
 ) -> int:
-    """List the calls that wait for a person."""
+    """List the calls that wait for approval."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> list[Approval]:
@@ -355,7 +359,7 @@ def approvals(
 
 
 def tools(agent: o.AgentFile = None, *, setup: Annotated[o.Setup, Without("store", "verbose")]) -> int:
-    """List the available tools: of the workspace, of the agent file, and of MCP servers, which are started for that."""
+    """List the available tools of the workspace, the agent file and MCP servers. This starts the servers."""
     session = Session(setup, agent=agent)
     specs = session.tool_specs()
     served, problems = session.server_tools()

@@ -28,17 +28,17 @@ class Action(StrEnum):
 def mcp(
     action: Annotated[Action, typer.Argument(metavar="ACTION", help="pin, login or logout.", show_default=False)],
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The server; pin without one: all of them.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="The server. Without one, pin covers all servers.", show_default=False)
     ] = None,
     agent: o.AgentFile = None,
     *,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address of the login, and open no browser.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the login address; do not open a browser.")] = False,
     setup: Annotated[o.Setup, Without("store", "verbose")],
 ) -> int:
-    """Pin what MCP servers declare of their tools, or log in at one.
+    """Pin the tool declarations of MCP servers, or log in to one.
 
-    `pin` starts the servers, shows what has changed since the last time, and records each tool's words, schemas and hints: from then on a
-    tool that says anything else, or is new, is not offered. `login` opens a browser and keeps the token for this user; `logout` removes it.
+    `pin` starts the servers, shows what has changed since the last time, and records each tool's description, schemas and hints. From then on,
+    a tool that is new or declares anything else is not offered. `login` opens a browser and keeps the token for this user; `logout` removes it.
     """
     session = Session(setup, agent=agent)
     session.add_agents_servers()

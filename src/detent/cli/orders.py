@@ -31,20 +31,20 @@ class ForWhom(Options, frozen=True, kw_only=True):
     """For whom a run is; where nothing is given it is the operator's."""
 
     tenant: Annotated[
-        str | None, typer.Option("--tenant", metavar="NAME", help="For whom the run is: what it uses is charged to this tenant.")
+        str | None, typer.Option("--tenant", metavar="NAME", help="The tenant that the run belongs to and is charged to.")
     ] = None
     principal: Annotated[
-        str | None, typer.Option("--principal", metavar="NAME", help="Who of the tenant asks, for policies and the log.")
+        str | None, typer.Option("--principal", metavar="NAME", help="The user within the tenant, for policies and the log.")
     ] = None
     scope: Annotated[
-        list[str] | None, typer.Option("--scope", metavar="NAME", help="A scope that the run has, for tools that need one. Repeatable.")
+        list[str] | None, typer.Option("--scope", metavar="NAME", help="Give the run this scope, for tools that need one. Repeatable.")
     ] = None
     credential: Annotated[
         list[str] | None,
         typer.Option(
             "--credential",
             metavar="NAME",
-            help="A secret that the run's tools may have. Repeatable. Default: all; none as soon as --tenant, --principal or --scope is given.",
+            help="Allow the run's tools this secret. Repeatable. Default: all secrets; none if --tenant, --principal or --scope is given.",
         ),
     ] = None
 
@@ -87,13 +87,13 @@ class Order(Options, frozen=True, kw_only=True):
         None
     )
     budget: o.Bounds = None
-    var: Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="A variable of the agent. Repeatable.")] = None
+    var: Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="Set a variable of the agent. Repeatable.")] = None
     attach: Annotated[
         list[Path] | None,
-        typer.Option("--attach", metavar="FILE", help="An image, a recording or a document that goes with the goal. Repeatable."),
+        typer.Option("--attach", metavar="FILE", help="Send an image, a recording or a document with the goal. Repeatable."),
     ] = None
     run_id: Annotated[
-        str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")
+        str | None, typer.Option("--run-id", metavar="ID", help="Use this id. If a run with this id exists, continue it.")
     ] = None
     whom: ForWhom = ForWhom()
     json_wanted: o.Json = False

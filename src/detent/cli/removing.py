@@ -21,7 +21,7 @@ def erase(
     yes: o.Yes = False,
     setup: o.Looking,
 ) -> int:
-    """Remove the content of a finished or waiting run for good; its chain of digests stays and can be verified."""
+    """Remove the content of a finished or waiting run for good. Its chain of digests stays and can be verified."""
     session = Session(setup, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
     confirm(f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
@@ -39,7 +39,7 @@ def erase(
 
 
 def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
-    """Remove a run with all that belongs to it."""
+    """Remove a run and everything that belongs to it."""
     session = Session(setup, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
     confirm(f"Remove run {run_id} with its whole log?", yes=yes)
@@ -54,7 +54,7 @@ def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
 
 
 def gc(*, yes: o.Yes = False, setup: o.Looking) -> int:
-    """Remove runs that were kept as long as `retention` says, drop artifacts that no record names, and give unused space back."""
+    """Erase or archive runs whose `retention` has expired, delete artifacts that no record names, and free unused space."""
     session = Session(setup, changes=True, bare=True)
     due = session.drive(lambda engine: engine.retain(dry=True), missing=Retained())
     old = (

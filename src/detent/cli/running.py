@@ -34,10 +34,10 @@ ASKED = ("waiting_for_approval", "waiting_for_user")
 
 
 def run(goal: o.Goal = None, *, order: Order, verbose: o.Verbose = 0) -> int:
-    """Work on a goal until it is reached, or the run stops, or waits for somebody.
+    """Work on a goal until it is reached, the run stops, or it waits for somebody.
 
-    The agent is that of --agent, or ./agent.toml; options about the model go before what it says. With --model and no agent file an agent
-    of its own works, without tools, with those of --tools, or with all tools of the directory that --workspace names.
+    The agent comes from --agent or ./agent.toml. Model options override the agent file. With --model and no agent file, a default agent runs:
+    without tools, with the tools of --tools, or with all workspace tools if you give --workspace.
     """
     session = order.session(verbose=verbose)
     arguments = order.arguments(session, goal)
@@ -58,13 +58,13 @@ def resume(
         typer.Option(
             "--accept-level",
             metavar="TOOL=LEVEL",
-            help="Accept that a tool is declared with a lower side-effect level now than the run holds it to. Repeatable.",
+            help="Accept that a tool now declares a lower side-effect level than the run has recorded. Repeatable.",
         ),
     ] = None,
     by: o.By = None,
     setup: o.Setup,
 ) -> int:
-    """Take a run on from where its log ends: after a crash, a suspension, or an answer that was only recorded."""
+    """Continue a run from the end of its log: after a crash, a suspension, or an answer given with --no-resume."""
     session = Session(setup, changes=True)
     bounds = parse_budget(budget) if budget else None
     pairs = [one.partition("=") for one in accept_level or ()]
@@ -83,10 +83,10 @@ def reopen(
     budget: o.Bounds = None,
     why: o.Why = "",
     by: o.By = None,
-    no_resume: Annotated[bool, typer.Option("--no-resume", help="Leave the run to a worker; do not take it on here.")] = False,
+    no_resume: Annotated[bool, typer.Option("--no-resume", help="Leave the run to a worker; do not continue it here.")] = False,
     setup: o.Setup,
 ) -> int:
-    """Open a failed or stopped run again, or one that its workers gave up; use so far is kept, so a bound that is reached must be raised."""
+    """Open a failed, stopped or given-up run again. Its usage so far still counts, so raise a limit that was reached (--budget)."""
     session = Session(setup, changes=True)
     bounds = parse_budget(budget) if budget else None
 
@@ -109,7 +109,7 @@ def cancel(
     by: o.By = None,
     setup: o.Quiet,
 ) -> int:
-    """End a run: at once where it waits or is suspended, else through the process that advances it. One that has ended stays as it is."""
+    """End a run. A waiting or suspended run ends at once; else the process that advances it stops. An ended run stays as it is."""
     session = Session(setup, changes=True, bare=True)
 
     async def work(engine: Engine) -> Result:
@@ -139,14 +139,14 @@ def approve(
     call: o.CallArgument,
     *,
     args: Annotated[
-        str | None, typer.Option("--args", metavar="JSON", help="Approve with these arguments instead; they are checked again.")
+        str | None, typer.Option("--args", metavar="JSON", help="Approve with these arguments instead. They are checked again.")
     ] = None,
     digest: Annotated[
-        str, typer.Option("--digest", metavar="DIGEST", help="Refuse where the call is not the one that was shown with this digest.")
+        str, typer.Option("--digest", metavar="DIGEST", help="Refuse unless the call has this digest, as `detent approvals` showed it.")
     ] = "",
     how: o.Answering,
 ) -> int:
-    """Approve exactly the call that waits, and take the run on."""
+    """Approve exactly this waiting call, and continue the run."""
     edited = json_object(args, "--args") if args is not None else None
 
     async def decide(session: Session, engine: Engine, state: RunState) -> Result:
@@ -167,10 +167,10 @@ def deny(
     run: o.RunArgument,
     call: o.CallArgument,
     *,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Told to the planner.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, shown to the planner.")] = "",
     how: o.Answering,
 ) -> int:
-    """Refuse a call that waits, and take the run on."""
+    """Refuse a waiting call, and continue the run."""
 
     async def decide(session: Session, engine: Engine, state: RunState) -> Result:
         return await engine.deny(state.run_id, call, by=how.by or operator(), reason=reason, resume=False)
@@ -182,11 +182,13 @@ def reconcile(
     run: o.RunArgument,
     call: o.CallArgument,
     *,
-    happened: Annotated[str | None, typer.Option("--happened", metavar="RESULT", help="It happened; RESULT is JSON, or text.")] = None,
-    did_not: Annotated[bool, typer.Option("--not", help="It did not happen; it is run now, with the same key.")] = False,
+    happened: Annotated[
+        str | None, typer.Option("--happened", metavar="RESULT", help="The call happened. RESULT is its result, as JSON or text.")
+    ] = None,
+    did_not: Annotated[bool, typer.Option("--not", help="The call did not happen. It runs now, with the same idempotency key.")] = False,
     how: o.Answering,
 ) -> int:
-    """Settle a call of which nobody knows whether it happened, and take the run on."""
+    """Say whether an in-doubt call really happened, then continue the run."""
     if (happened is None) == (not did_not):
         raise ConfigError("reconcile needs one of --happened RESULT (look at what the call did) and --not")
 
@@ -201,14 +203,12 @@ def reconcile(
 
 def reply(
     run: o.RunArgument,
-    text: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="The reply; JSON where the question expects it.", show_default=False)
-    ],
+    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="The reply; JSON if the question expects it.", show_default=False)],
     *,
-    ask: Annotated[str, typer.Option("--ask", metavar="ID", help="Which question, where several are open.")] = "",
+    ask: Annotated[str, typer.Option("--ask", metavar="ID", help="Which question, if several are open.")] = "",
     how: o.Answering,
 ) -> int:
-    """Answer the question that a run asked, and take it on."""
+    """Answer a question of a run, and continue the run."""
 
     async def decide(session: Session, engine: Engine, state: RunState) -> Result:
         asked = state.asks.get(ask) or (next(iter(state.asks.values())) if len(state.asks) == 1 else None)

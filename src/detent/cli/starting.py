@@ -44,19 +44,19 @@ TEMPLATES = {
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; created where it is missing.")] = Path(),
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="The project directory; created if it does not exist.")] = Path(),
     *,
     template: Annotated[
         Literal["rules", "model", "coding", "service", "tests"] | None,
-        typer.Option("--template", "-t", help="What the project is for. At a terminal you are asked; elsewhere the default is rules."),
+        typer.Option("--template", "-t", help="What the project is for. Default: ask at a terminal, else rules."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", metavar="PROVIDER:NAME", help="The model that plans, for the templates model and coding."),
+        typer.Option("--model", "-m", metavar="PROVIDER:NAME", help="The model that plans; only for the templates model and coding."),
     ] = None,
     json_wanted: o.Json = False,
 ) -> int:
-    """Write a project that runs as it is, with a test of its own, and trust it. It overwrites nothing."""
+    """Write a project that runs as it is and has a test, and trust it. No file is overwritten."""
     output = Output(json_wanted=json_wanted)
     _refuse_existing(directory, template)
     name: str = template or (_asked(output) if attended(output) else "rules")
@@ -121,17 +121,17 @@ def _asked_model(output: Output) -> str | None:
 
 def demo(
     directory: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="Where to run; default: a new temporary directory.")
+        Path | None, typer.Option("--dir", metavar="DIR", help="Where to run. Default: a new temporary directory.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="PROVIDER:NAME", help="Let this model decide. auto: one of the first provider whose key is set."
+            "--model", "-m", metavar="PROVIDER:NAME", help="Let this model decide. auto: use the first provider whose key is set."
         ),
     ] = None,
     json_wanted: o.Json = False,
 ) -> int:
-    """Kill an agent inside a payment, resume it, approve a payment, and prove that nothing was paid twice; a plain loop pays twice."""
+    """Kill an agent during a payment, resume it, approve a payment, and prove that nothing was paid twice. A plain loop pays twice."""
     from detent.cli.demo import demonstrate
 
     return demonstrate(Output(json_wanted=json_wanted), directory, model)

@@ -57,18 +57,18 @@ class Figures:
 def stats(
     *,
     since: Annotated[
-        str, typer.Option("--since", metavar="WHEN", help="Runs started since: 12h, 7d, a date, or `all`. Default: 30d.")
+        str, typer.Option("--since", metavar="WHEN", help="Only runs started since: 12h, 7d, a date, or `all`. Default: 30d.")
     ] = DAYS,
     agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.", autocompletion=o.complete_agent)
+        str | None, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.", autocompletion=o.complete_agent)
     ] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Runs of this tenant.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     setup: o.Looking,
 ) -> int:
     """Show how many runs completed, how long they took and what they cost, by agent and by day (UTC).
 
-    Success is the share of completed runs among those that have ended. A duration is from the first to the last record, with all waits. Cost
-    counts models whose price is known.
+    SUCCESS is the share of completed runs among all ended runs. Durations run from the first to the last record and include waits. Cost
+    includes only models with a known price.
     """
     session = Session(setup, bare=True)
     query = RunQuery(agent=agent, tenant=tenant, since=None if since == "all" else since_of(since))

@@ -44,17 +44,17 @@ def _style(line: str) -> str:
 def trust(
     directory: Annotated[Path, typer.Argument(metavar="[DIRECTORY]", help="The directory that holds the files.")] = Path(),
     *,
-    pin: Annotated[bool, typer.Option("--pin", help="Bind the trust to the files as they are now, and print their digest.")] = False,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Trust the directory no longer.")] = False,
-    everything: Annotated[bool, typer.Option("--list", help="Only list the directories that are trusted.")] = False,
+    pin: Annotated[bool, typer.Option("--pin", help="Trust the files only as they are now, and print their digest.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Stop trusting the directory.")] = False,
+    everything: Annotated[bool, typer.Option("--list", help="List the trusted directories and exit.")] = False,
     yes: o.Yes = False,
     json_wanted: o.Json = False,
 ) -> int:
-    """Show what the files of a directory would have imported, started, sent or opened, and trust it with that.
+    """Show what the files of a directory import, start, send or open, ask you, and trust the directory.
 
-    Trust belongs to the directory that holds the files (detent.toml, agent files), and to none inside or above it. It is remembered in the
-    state directory. Elsewhere: --trust for one command, or DETENT_TRUST=DIRECTORY, DETENT_TRUST=DIRECTORY=DIGEST; several stand with the
-    separator of PATH between them.
+    Trust covers the directory that holds the files (detent.toml, agent files), but no directory inside or above it. It is remembered in the
+    state directory. Without a terminal, use --trust for one command, or set DETENT_TRUST=DIRECTORY or DETENT_TRUST=DIRECTORY=DIGEST. Separate
+    several entries as in PATH.
     """
     output = Output(json_wanted=json_wanted)
     if everything:

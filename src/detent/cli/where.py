@@ -26,17 +26,17 @@ from detent.ports.store_files import places_of
 def where(
     old: Annotated[
         Path | None,
-        typer.Argument(metavar="[OLD]", help="With --adopt: the state directory of a directory that was moved.", show_default=False),
+        typer.Argument(metavar="[OLD]", help="With --adopt: the state directory of the directory before it was moved.", show_default=False),
     ] = None,
     *,
-    adopt: Annotated[bool, typer.Option("--adopt", help="Move the store that lies in ./.detent, or OLD, to the state directory.")] = False,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Move the store in ./.detent, or in OLD, to the state directory.")] = False,
     setup: o.Looking,
 ) -> int:
     """Print which store, state directory and configuration files are used here, and why each was chosen.
 
-    No tool of an agent can write to the state directory. A store in ./.detent may have come with the directory and is not used; --adopt moves it
-    to the state directory, where this directory is trusted (`detent trust`). A directory that was moved starts without runs; `--adopt OLD` moves
-    those that it had.
+    No tool of an agent can write to the state directory. A store in ./.detent is not used, because somebody else may have put it there; --adopt
+    moves it to the state directory if this directory is trusted (`detent trust`). A directory that was moved starts without runs; `--adopt OLD`
+    brings its old runs back.
     """
     here = Path.cwd()
     if adopt:

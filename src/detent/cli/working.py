@@ -28,9 +28,9 @@ from detent.workers.in_process import InProcessHost
 
 
 def submit(goal: o.Goal = None, *, order: Order) -> int:
-    """Start a run, durably, and leave it to a worker (`detent worker`); its id is written to stdout.
+    """Record a new run for a worker (`detent worker`) and print its id.
 
-    The agent is found as by `detent run`. What needs a key or a workspace is needed where the worker runs.
+    The agent is found as in `detent run`. Keys and the workspace are needed where the worker runs, not here.
     """
     session = order.session()
     arguments = order.arguments(session, goal)
@@ -54,11 +54,14 @@ def submit(goal: o.Goal = None, *, order: Order) -> int:
 def worker(
     *,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", metavar="N", help="How many runs at once. Default: 4, or what detent.toml says.", min=1)
+        int | None,
+        typer.Option(
+            "--concurrency", metavar="N", help="How many runs to advance at once. Default: 4, or the value in detent.toml.", min=1
+        ),
     ] = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing can be advanced now.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Exit when no run can be advanced now.")] = False,
     waiting_only: Annotated[
-        bool, typer.Option("--waiting-only", help="Only waiting runs: those whose time has come, or whose answer is there.")
+        bool, typer.Option("--waiting-only", help="Advance only waiting runs whose time has come or whose answer has arrived.")
     ] = False,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     drain: Annotated[
@@ -66,20 +69,20 @@ def worker(
         typer.Option(
             "--drain",
             metavar="DURATION",
-            help="How long calls with an effect may take to finish once it is stopped, such as 90 or 1m30s. Default: 25, or what detent.toml says.",
+            help="When stopped, give calls with side effects so long to finish: 90, 1m30s. Default: 25, or the value in detent.toml.",
         ),
     ] = None,
     setup: o.Setup,
 ) -> int:
-    """Advance runs that were submitted, whose worker died or was stopped, and waiting ones that can move; until Ctrl-C or SIGTERM.
+    """Advance submitted runs, runs whose worker died or stopped, and waiting runs that can continue, until Ctrl-C or SIGTERM.
 
-    What a run needs (tools, MCP servers, skills) comes from the configuration here and the agent files that it names, not from the log.
+    Tools, MCP servers and skills come from the configuration here and the agent files that it names, never from a run's log.
 
-    Any number of workers may work on one store. A run that fails is tried again after a pause, and in the end given up: `detent list
-    --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on.
+    Any number of workers may share one store. If a run cannot be advanced, the worker tries again after a pause and gives up in the end.
+    `detent list --status waiting_for_operator` lists given-up runs; `detent reopen RUN` continues one.
 
-    A worker that is stopped takes nothing more up, lets calls with an effect finish (--drain), suspends its runs and exits with 0. A second signal
-    cuts those calls off. With --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
+    When stopped, a worker starts no more runs, lets calls with side effects finish (--drain), suspends its runs and exits with 0. A second
+    signal cuts those calls off. With --until-idle it exits with the worst exit code of its runs: 0 if all completed or wait.
     """
     drain_s = None if drain is None else duration(drain, "--drain")
     session = Session(setup, changes=True, patient=True, drain_s=drain_s)

@@ -84,7 +84,7 @@ class Asked(Options, frozen=True, kw_only=True):
         if self.tools is not None:
             changes |= _tools(self.tools, agent)
         if any(name not in ("tools", "meta") for name in changes) and agent.rules and self.model is None:
-            raise ConfigError(f"agent {agent.name!r} plans by rules, so options about a model have no effect; give --model to let one plan")
+            raise ConfigError(f"agent {agent.name!r} plans by rules, so model options have no effect; add --model to let a model plan")
         return msgspec.structs.replace(agent, **changes)
 
     def agent(self, workspace: str | None) -> Agent:

@@ -244,7 +244,7 @@ def _chosen(model: str | None) -> str | None:
     ready = providers_with_key()
     if not ready:
         raise ConfigError(
-            "no key of a provider is set, so no model is available; `detent doctor` lists the variables. Without --model rules decide"
+            "no provider key is set, so no model is available; `detent doctor` lists the variables. Without --model rules decide"
         )
     return SUGGESTED[ready[0]]
 

@@ -88,7 +88,7 @@ def doctor(
     if store is not None:
         return examine_store(store=store, config=config, repair=repair, yes=yes, json_wanted=json_wanted)
     if repair:
-        raise ConfigError("--repair changes a store; say which with --store URL (`detent where` shows that of this directory)")
+        raise ConfigError("--repair changes a store; name it with --store URL (`detent where` shows the store of this directory)")
     found = examine(agent=agent, config=config)
     output = Output(json_wanted=json_wanted)
     output.document(found)
@@ -104,7 +104,7 @@ def examine(*, agent: str | None, config: Path | None) -> Findings:
     providers = surroundings.providers(environment, extras)
     servers = surroundings.servers(surroundings.places(environment))
     session, files = _files(agent, config)
-    unread = StoreCheck(url=without_password(environment.get("DETENT_STORE", "")), exists=False, problem="not looked at")
+    unread = StoreCheck(url=without_password(environment.get("DETENT_STORE", "")), exists=False, problem="not checked")
     checked = _store(session) if session is not None else unread
     usable = [f for f in files if f.kind == "agent" and not f.problem]
     broken = [f for f in files if f.problem]
@@ -204,7 +204,9 @@ def _private(session: Session | None) -> list[str]:
     if config.goal_words_in_ids is False or not (config.tenants or config.redact):
         return []
     why = "[tenants]" if config.tenants else "redact"
-    return [f"say goal_words_in_ids = false in detent.toml, which has {why}: ids hold words of the goal, and stay when a run is erased"]
+    return [
+        f"set goal_words_in_ids = false in detent.toml, because it has {why}: ids contain words of the goal and stay when a run is erased"
+    ]
 
 
 # What to do -------------------------------------------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ def _private(session: Session | None) -> list[str]:
 
 def _next(providers: list[Provider], servers: list[Server], extras: list[Extra], files: list[File], store: StoreCheck) -> list[str]:
     """Return what to do, the most useful first: mend what is broken, then run."""
-    steps = [f"mend {file.path}: {file.problem.splitlines()[0]}" for file in files if file.problem]
+    steps = [f"fix {file.path}: {file.problem.splitlines()[0]}" for file in files if file.problem]
     if store.problem and store.url:
         steps.append(f"the store {store.url} cannot be used: {store.problem.splitlines()[0]}; name another one with --store URL")
     ready = [provider for provider in providers if provider.usable]
@@ -221,14 +223,14 @@ def _next(providers: list[Provider], servers: list[Server], extras: list[Extra],
     if agents:
         steps.append(f"run the agent: detent run --agent {agents[0].path} GOAL")
     if ready:
-        steps.append(f"ask a model: detent run --model {ready[0].model} GOAL")
+        steps.append(f"use a model: detent run --model {ready[0].model} GOAL")
     if local:
-        steps.append(f"ask a model of this machine: detent run --model {local[0].name}:{local[0].models[0]} GOAL")
+        steps.append(f"use a model of this machine: detent run --model {local[0].name}:{local[0].models[0]} GOAL")
         there = {extra.name for extra in extras if extra.version}
         steps += [] if "openai" in there else ['its client is missing: pip install "detent[openai]"']
     for provider in providers:
         if provider.found and not provider.installed:
-            steps.append(f'{provider.name} has a key and no client: pip install "detent[{provider.name}]"')
+            steps.append(f'{provider.name} has a key but no client: pip install "detent[{provider.name}]"')
     if not (ready or local or agents):
         steps.append("set the key of a provider, such as OPENAI_API_KEY, or start a local server, such as `ollama serve`")
         steps.append("without a model: `detent init` writes an agent that plans by rules")
@@ -244,7 +246,7 @@ def _show(found: Findings, output: Output, *, everything: bool) -> None:
     _part(output, "Installed", _extras(found.extras))
     _part(output, "Programs", [(p.name, p.found or p.problem, not p.problem) for p in found.programs])
     store = found.store
-    said = "not used" if not store.url else store.problem or ("there" if store.exists else "not there yet; the first run makes it")
+    said = "not used" if not store.url else store.problem or ("exists" if store.exists else "does not exist yet; the first run creates it")
     files = [(f.path, f.problem or (f"plans by {f.plans_by}" if f.plans_by else "valid"), not f.problem) for f in found.files]
     nothing = [(f"{CONFIG_FILE}, {AGENT_FILE}", "none here", True)]
     _part(output, "Files and store", [*(files or nothing), (store.url or "store", said, not store.problem)])

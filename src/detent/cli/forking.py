@@ -82,7 +82,7 @@ def fork(
         return made
 
     made = session.drive(branch)
-    session.output.say(f"forked: run {session.short(made.run_id)} goes on from {session.short(made.state.ancestors[0])}")
+    session.output.say(f"forked: run {session.short(made.run_id)} continues from {session.short(made.state.ancestors[0])}")
     if no_resume:
         report(made, session)
         return 0
@@ -170,7 +170,7 @@ def diff(a: First, b: Second, *, setup: o.Looking) -> int:
     out.show(f"a  {session.short(found.a)}")
     out.show(f"b  {session.short(found.b)}")
     if found.shared:
-        out.show(f"   the first {found.shared} records are the same ones")
+        out.show(f"   the first {found.shared} records are shared")
     for one in found.differences:
         _show(one, session)
     for said, tools in (("more", found.tools_added), ("less", found.tools_removed)):
@@ -213,11 +213,11 @@ def bisect(a: First, b: Second, *, setup: o.Looking) -> int:
     found = session.drive(work)
     session.output.document({"parting": found})
     if found is None:
-        session.output.show("they do the same all the way", "green")
+        session.output.show("no difference: both runs did the same", "green")
         return 0
     scope = f" of pass {clean(found.scope)}" if found.scope else ""
     turn = f"iteration {found.iteration}{scope}" if found.iteration else f"the run itself{scope}"
-    session.output.show(f"they part in {turn}, after {found.common} steps alike", "yellow")
+    session.output.show(f"they differ from {turn} on, after {found.common} equal steps", "yellow")
     for name, run_id, at, said in (("a", found.a_run, found.a_at, found.a), ("b", found.b_run, found.b_at, found.b)):
         where = f"record {at} of {session.short(run_id)}" if at else "nothing more"
         session.output.show(f"  {name}  {where}" + (f": {shortened(as_text(said), LIMIT)}" if at else ""))
@@ -252,7 +252,7 @@ def check_upgrade(
     for one in found:
         _tell(one, first)
     stranded = len(Upgrade(runs=tuple(found)).stranded)
-    first.output.show(f"{len(found)} open runs, {stranded} would not go on", "red" if stranded else "green")
+    first.output.show(f"{len(found)} open runs, {stranded} cannot continue", "red" if stranded else "green")
     return 1 if stranded else 0
 
 
@@ -274,10 +274,10 @@ def _checked(run_id: str, setup: o.Setup) -> Upgraded:
 
 def _tell(one: Upgraded, session: Session) -> None:
     out = session.output
-    out.show(f"{session.short(one.run_id)}  {one.status.replace('_', ' ')}, {one.records} records: {'goes on' if one.goes_on else 'would not go on'}",
+    out.show(f"{session.short(one.run_id)}  {one.status.replace('_', ' ')}, {one.records} records: {'can continue' if one.goes_on else 'cannot continue'}",
              "green" if one.goes_on else "red")  # fmt: skip
     if one.missing:
-        out.show(f"  tools that are not here: {', '.join(clean(name) for name in one.missing)}")
+        out.show(f"  missing tools: {', '.join(clean(name) for name in one.missing)}")
     if one.problem:
         out.show(f"  {shortened(one.problem, None)}")
     if one.divergence is not None:
@@ -285,4 +285,4 @@ def _tell(one: Upgraded, session: Session) -> None:
         out.show(f"    the log has      {shortened(one.divergence.expected, LIMIT)}")
         out.show(f"    this code gives  {shortened(one.divergence.actual, LIMIT)}")
     if one.changed:
-        out.show(f"  changed since it was opened: {', '.join(clean(name) for name in one.changed)}")
+        out.show(f"  changed since the run was opened: {', '.join(clean(name) for name in one.changed)}")

@@ -58,7 +58,7 @@ def backtest(
     found = session.drive(work, missing=Backtest(policy="", runs=0, decisions=0, changes=()))
     session.output.document({**msgspec.structs.asdict(found), "broken": len(found.broken)})
     if runs and not found.runs and not found.skipped:
-        session.output.say(f"no run fits --runs {runs}; `detent list` shows the runs that are there", "yellow")
+        session.output.say(f"no run matches --runs {runs}; `detent list` shows the runs", "yellow")
     _show(found, session)
     return 1 if found.broken else 0
 
@@ -76,7 +76,8 @@ def _show(found: Backtest, session: Session) -> None:
         output.say(f"skipped {session.short(run_id)}: {clean(why)}", "yellow")
     if found.guessed:
         output.say(
-            f"neither the toolbox nor the log says what these do, so they count as destructive: {', '.join(found.guessed)}", "yellow"
+            f"neither the available tools nor the log declare a side effect for these tools, so they count as destructive: {', '.join(found.guessed)}",
+            "yellow",
         )
     would = f"{len(found.changes)} would differ, {len(found.broken)} of them refuse what succeeded"
     output.show(f"{counted(found.decisions, 'decision')} of {counted(found.runs, 'run')} under {found.policy or 'no policy'}: {would}")

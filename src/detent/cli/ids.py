@@ -94,7 +94,7 @@ async def find_run(store: EventStore, asked: str, *, there: bool) -> str:
     if not found:
         raise RunNotFound(asked, store.url)
     if len(found) > 1:
-        raise ConfigError(f"{asked!r} fits several runs, write more of the id:{''.join(map(_candidate, found[:LISTED]))}{_more(found)}")
+        raise ConfigError(f"{asked!r} matches several runs; write more of the id:{''.join(map(_candidate, found[:LISTED]))}{_more(found)}")
     return found[0].run_id
 
 

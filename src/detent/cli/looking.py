@@ -76,7 +76,7 @@ def list_runs(
     session.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
     if not heads:
         where = session.engine.store.url
-        session.output.say(f"no runs that fit in {where}" if session.there else f"no runs yet: {where} does not exist")
+        session.output.say(f"no matching runs in {where}" if session.there else f"no runs yet: {where} does not exist")
         return 0
     rows = [(session.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads]
     head = ("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL")
@@ -92,7 +92,7 @@ def list_runs(
 def _about(head: RunHead) -> str:
     """Return what a list says of what a run is about."""
     about = head.title or head.goal
-    return f"{about} (goes on from an erased run)".strip() if head.reason == PARENT_ERASED else about or "(erased)"
+    return f"{about} (continues from an erased run)".strip() if head.reason == PARENT_ERASED else about or "(erased)"
 
 
 def show(
@@ -154,9 +154,9 @@ async def _follow(engine: Engine, run_id: str, session: Session, progress: Progr
             for line in [headline(state), *waits_for(state), *(f"next: {c}" for c in next_commands(state, session))]:
                 session.output.say(f"  {line}", "magenta")
         if state.status == "running" and quiet_from is not None and clock() - quiet_from >= QUIET_S:
-            session.output.say(f"  nothing new for {QUIET_S:g} s: a call is taking its time, or the process that advanced the run is gone;")
+            session.output.say(f"  nothing new for {QUIET_S:g} s: a call is slow, or the process that advanced the run is gone;")
             session.output.say(
-                f"  then {session.command('resume', run_id)} takes it on (where one still works on it, that says so, and does nothing)"
+                f"  then {session.command('resume', run_id)} continues it (if a process still works on it, that command reports so and does nothing)"
             )
             quiet_from = None
         told = state.status
@@ -184,11 +184,11 @@ def verify(
         session.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
         if found.parent_erased:
             session.output.show(
-                f"it goes on from run {found.parent_erased}, which was erased: it can neither be read nor resumed", "yellow"
+                f"it continues from run {found.parent_erased}, which was erased: it can neither be read nor resumed", "yellow"
             )
-            session.output.say(f"`{session.command('erase', found.run_id)}` removes what it has of its own")
+            session.output.say(f"`{session.command('erase', found.run_id)}` removes its own records")
         if found.missing:
-            session.output.show(f"{found.missing} hidden values are not there (an archive holds none); calls that need them will fail")
+            session.output.show(f"{found.missing} hidden values are missing (an archive holds none); calls that need them will fail")
         return 0
     where = f" at record {found.sequence}" if found.sequence is not None else ""
     session.output.show(f"not sound{where}: {shortened(found.problem, None)}", "red")
@@ -212,8 +212,8 @@ def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
     if found.judged_by:
         session.output.show(f"judged again by what the run was opened with: {', '.join(found.judged_by)}")
     for calls, what in (
-        (found.not_judged, "not judged again, because another policy had decided"),
-        (found.not_checked, "arguments not checked again, because the tool was declared otherwise"),
+        (found.not_judged, "policy not applied again, because another policy had decided"),
+        (found.not_checked, "arguments not checked again, because the declaration of the tool has changed"),
     ):
         if calls:
             some = ", ".join(calls[:5]) + (", ..." if len(calls) > 5 else "")
@@ -254,7 +254,7 @@ def export(
         return _export_artifact(session, run, file, key=artifact)
     if script or by_sequence:
         if not script:
-            raise ConfigError("--by-sequence says how a script is made; give --script too")
+            raise ConfigError("--by-sequence is an option of --script; add --script")
         return _export_script(session, run, file, by_sequence=by_sequence)
 
     async def work(engine: Engine) -> tuple[list[bytes], CorruptLog | None]:
@@ -289,7 +289,7 @@ def _export_script(session: Session, run: str, file: Path | None, *, by_sequence
         try:
             return await record_script(engine, state.run_id)
         except Divergence:
-            session.output.say("what the planner was shown cannot be told: `detent replay` says why; --by-sequence does without it")
+            session.output.say("what the planner was shown cannot be rebuilt: `detent replay` shows why; --by-sequence does not need it")
             raise
 
     made = session.drive(work)

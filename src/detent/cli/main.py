@@ -161,12 +161,12 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
     except (DetentError, OSError) as error:
         return _failed(error, output, debug=debug)
     except (KeyboardInterrupt, typer.Abort):
-        output.say("interrupted; what was recorded stays, a run that was begun can be resumed")
+        output.say("interrupted; everything recorded is kept, and a started run can be resumed")
         return SUSPENDED
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is wrong, people get a line and not a traceback
         if any(kind.__name__ == "ClickException" for kind in type(error).__mro__):  # typer has it in a private module
             return _misused(error, output)
-        return _failed(error, output, debug=debug, hint="this should not happen; --debug shows where it comes from")
+        return _failed(error, output, debug=debug, hint="this should not happen; --debug shows the traceback")
 
 
 def _not_counted_down(record: logging.LogRecord) -> bool:
@@ -187,11 +187,7 @@ def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = ""
     )
     if isinstance(error, Suspended):
         command = next(iter(getattr(error, "__notes__", ())), "")
-        said = (
-            f"suspended ({error.why}): run {error.run_id} is kept as it is; `{command}` goes on"
-            if command
-            else f"interrupted ({error.why})"
-        )
+        said = f"suspended ({error.why}): run {error.run_id} is kept; `{command}` continues it" if command else f"interrupted ({error.why})"
     if output.json:
         code = error.code if isinstance(error, DetentError) else "internal_error"
         data: dict[str, Any] = {"code": code, "message": said.encode("utf-8", "backslashreplace").decode()}
@@ -222,5 +218,5 @@ def _misused(error: Any, output: Output) -> int:
         output.document({"error": {"code": "usage", "message": said.encode("utf-8", "backslashreplace").decode()}}, indent=None)
     elif said:
         output.say(f"error: {said}", "red")
-        output.say(f"`{command} --help` shows how it is used")
+        output.say(f"`{command} --help` shows the usage")
     return USAGE

@@ -36,7 +36,7 @@ def copy(
 ) -> int:
     """Copy runs into another store, byte for byte. If interrupted, run it again: it continues where it stopped."""
     if bool(runs) == everything:
-        raise ConfigError("give the runs to copy, or --all for every one of the store")
+        raise ConfigError("name the runs to copy, or give --all for every run of the store")
     session = Session(setup, changes=True, bare=True)
     target = store_at(to, **impatient(to))
     if move:
@@ -66,7 +66,7 @@ async def _copy(
         run_ids = [head.run_id for head in reversed(heads) if move or head.status in moving.TERMINAL]
         if len(run_ids) < len(heads):
             stay = counted(len(heads) - len(run_ids), "unfinished run")
-            session.output.say(f"not copied: {stay}, which could then be advanced in both places; --move takes them along", "yellow")
+            session.output.say(f"not copied: {stay}, because both copies could then be advanced; --move moves them too", "yellow")
     return await _each(session, run_ids, lambda run_id: moving.copy(source, target, run_id, move=move), moving.OF_ONE_RUN)
 
 
@@ -161,9 +161,9 @@ def bring_back(
 
 
 def _said(moved: moving.Moved) -> str:
-    new = f"{moved.added} of {moved.records} records" if moved.added else f"its {moved.records} records were there"
+    new = f"{moved.added} of {moved.records} records" if moved.added else f"its {moved.records} records existed already"
     said = f"  {moved.run_id}: {new}, {moved.blobs} artifacts, {'removed here, ' if moved.removed else ''}digest {moved.digest[:16]}"
     if not moved.missing:
         return said
     hidden = counted(moved.missing, "hidden value")
-    return f"{said}; {hidden} not there (archives hold none): a call that needs one, in this run or a fork of it, has only the placeholder"
+    return f"{said}; {hidden} missing (archives hold none): a call that needs one, in this run or a fork of it, gets only the placeholder"

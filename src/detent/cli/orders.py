@@ -70,7 +70,9 @@ def given_goal(words: Sequence[str]) -> str:
         Output().say("type the goal, then Ctrl-D on a line of its own:")
     read = sys.stdin.buffer.read(MOST_GOAL_BYTES + 1)
     if len(read) > MOST_GOAL_BYTES:
-        raise ConfigError(f"the goal on stdin has more than {MOST_GOAL_BYTES:,} bytes; put the text in a file, and let the goal name it")
+        raise ConfigError(
+            f"the goal on stdin has more than {MOST_GOAL_BYTES:,} bytes; put the text in a file and name the file in the goal"
+        )
     try:
         return read.decode()
     except UnicodeDecodeError as error:
@@ -111,7 +113,7 @@ class Order(Options, frozen=True, kw_only=True):
                 'no goal was given\ngive it after the options, "Count the text files here", or pipe it in: detent run - < goal.md'
             )
         if self.run_id is not None and not self.run_id.strip():
-            raise ConfigError("--run-id is empty; leave it out for an id made of time and goal")
+            raise ConfigError("--run-id is empty; leave it out to get an id from time and goal")
         bounds = parse_budget(self.budget or ()).over(session.budget)
         if self.max_iterations is not None:
             bounds = parse_budget([f"max_iterations={self.max_iterations}"], "--max-iterations").over(bounds)

@@ -33,7 +33,7 @@ def erase(
     session.output.document({"run_id": run_id, "erased": True, "ids_with_goal_words": named})
     session.output.say(f"erased run {session.short(run_id)}; `{session.command('verify', run_id)}` still checks its chain")
     if named:
-        why = "ids stay because the chain covers them; `goal_words_in_ids = false` in detent.toml makes ids without"
+        why = "ids stay because the chain covers them; set `goal_words_in_ids = false` in detent.toml to get ids without them"
         session.output.say(f"words of its goal are left in {', '.join(named)}: {why}", "yellow")
     return 0
 
@@ -58,7 +58,7 @@ def gc(*, yes: o.Yes = False, setup: o.Looking) -> int:
     session = Session(setup, changes=True, bare=True)
     due = session.drive(lambda engine: engine.retain(dry=True), missing=Retained())
     old = (
-        f"erase {counted(len(due.erased), 'run')} and archive {len(due.archived)}, which were kept long enough, and "
+        f"erase {counted(len(due.erased), 'run')} and archive {len(due.archived)} whose retention has expired, and "
         if due != Retained()
         else ""
     )
@@ -82,6 +82,6 @@ def confirm(question: str, *, yes: bool, undone: str = "nothing was removed") ->
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} There is no terminal to ask at: {undone}. To do it, say --yes")
+        raise ConfigError(f"{question} There is no terminal to ask: {undone}. To do it, add --yes")
     if Output().ask(f"{question} [y/N]: ").strip().lower() not in ("y", "yes"):
         raise ConfigError(undone)

@@ -165,7 +165,7 @@ def _approval(asked: dict[str, Any]) -> str:
 
 def _audit(out: Output, trace: Trace, limit: int | None) -> None:
     audit = trace.audit
-    out.show("termination audit" if audit.status in ("completed", "failed", "stopped") else "how it stands", "bold")
+    out.show("termination audit" if audit.status in ("completed", "failed", "stopped") else "current status", "bold")
     out.show(f"  status    {audit.status.replace('_', ' ')}" + (f" · {audit.reason}" if audit.reason else ""), style_of(audit.status))
     _ended(out, audit, trace, limit)
     _bounds(out, audit)

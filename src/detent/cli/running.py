@@ -98,7 +98,7 @@ def reopen(
         return advance(session, work)
     result = watched(session, work)
     session.output.document(document(result, session))
-    session.output.say(f"run {session.short(result.run_id)} is open again; a worker takes it on")
+    session.output.say(f"run {session.short(result.run_id)} is open again; a worker will pick it up")
     return 0
 
 
@@ -129,7 +129,7 @@ def cancel(
     decided = result.answered is not None and result.answered.outcome == "accepted"
     how = "accepted" if decided else "posted, not decided yet"
     session.output.say(
-        f"run {session.short(result.run_id)} is told to end: {how}. No call with an effect begins from now on; the process that advances it stops"
+        f"run {session.short(result.run_id)} is told to end: {how}. No call with a side effect starts from now on; the process that advances it stops"
     )
     return 0
 
@@ -190,7 +190,7 @@ def reconcile(
 ) -> int:
     """Say whether an in-doubt call really happened, then continue the run."""
     if (happened is None) == (not did_not):
-        raise ConfigError("reconcile needs one of --happened RESULT (look at what the call did) and --not")
+        raise ConfigError("reconcile needs --happened RESULT or --not; check first what the call did")
 
     async def decide(session: Session, engine: Engine, state: RunState) -> Result:
         result = json_or_text(happened) if happened is not None else None
@@ -333,4 +333,6 @@ def _ask_one(session: Session, request: Approval, state: RunState) -> bool | Non
                 output.say()
                 return None
             case _:
-                output.say("  y, n or l" if seen else "  n or l; `detent approvals` shows it, and `detent approve` takes its digest")
+                output.say(
+                    "  y, n or l" if seen else "  n or l; `detent approvals` shows the whole call, and `detent approve` takes its digest"
+                )

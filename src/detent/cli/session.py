@@ -267,7 +267,9 @@ class Session:
         if not missing:
             return
         if not Path(root).expanduser().is_dir():
-            raise ConfigError(f"{who} the workspace {root!r}, which is no directory; create it, or name another one with --workspace DIR")
+            raise ConfigError(
+                f"{who} the workspace {root!r}, which is not a directory; create it, or name another one with --workspace DIR"
+            )
         tools = made_workspace(root, self.config.workspace, sandbox=sandbox)
         self._register(tool for tool in tools if tool.name in missing)
 
@@ -292,7 +294,7 @@ class Session:
         named = self.config.agent or (AGENT_FILE if Path(AGENT_FILE).is_file() else None)
         if asked.model is not None and self.engine.planner is not None:
             raise ConfigError(
-                f"--model {asked.model}: the configuration names a planner ({self.config.planner}), which plans for every agent; take it out"
+                f"--model {asked.model}: the configuration names a planner ({self.config.planner}), which plans for every agent; remove it from there"
             )
         if named is not None:
             path: Path | str
@@ -388,7 +390,7 @@ def _check_planner(engine: Engine, agent: Agent, path: Path | str) -> None:
         return
     raise ConfigError(
         f"{path}: agent {agent.name!r} has neither a model nor rules, so nothing decides what it does\n"
-        'give it model = "openai:gpt-5" (`detent doctor` shows what is at hand), or rules = "rules.yaml" (`detent init` writes an example)'
+        'give it model = "openai:gpt-5" (`detent doctor` shows what is available), or rules = "rules.yaml" (`detent init` writes an example)'
     )
 
 
@@ -398,7 +400,7 @@ def _agent_path(config: Config, named: str) -> Path:
     if not path.exists() and named not in agents:
         near = difflib.get_close_matches(named, agents, n=1)
         hint = f"; did you mean the agent {near[0]!r}?" if near else ""
-        raise ConfigError(f"there is no agent file {named!r}{hint} (`detent init` writes one to begin with)")
+        raise ConfigError(f"there is no agent file {named!r}{hint} (`detent init` writes an example)")
     return path
 
 
@@ -453,11 +455,11 @@ def _no_agent() -> str:
     if ready:
         model = SUGGESTED[ready[0]]
         return (
-            f"{what}\na key is set, so: detent run --model {model} GOAL; without a model: rules, see `detent init`; more: `detent doctor`"
+            f"{what}\na key is set, so: detent run --model {model} GOAL; without a model, use rules: `detent init`; more: `detent doctor`"
         )
     return (
-        f"{what}; no key of a provider is set either\n"
-        "without a key: rules plan (`detent init` writes an example), or a local model does; `detent doctor` shows what is at hand and what to do"
+        f"{what}; no provider key is set either\n"
+        "without a key, use rules (`detent init` writes an example) or a local model; `detent doctor` shows what is available and what to do"
     )
 
 

@@ -80,7 +80,7 @@ def headline(state: RunState) -> str:
     if state.terminal:
         bound = f" {state.dimension}" if state.dimension and state.reason == "budget_exhausted" else ""
         return f"{state.status}: {state.reason}{bound}" + (f": {shortened(state.error, None)}" if state.error else "")
-    return "suspended, to be resumed" if state.status == "running" else state.status.replace("_", " ")
+    return "suspended, can be resumed" if state.status == "running" else state.status.replace("_", " ")
 
 
 def why_waiting(state: RunState) -> str:
@@ -113,7 +113,7 @@ def waits_for(state: RunState) -> list[str]:
     for call_id in state.in_doubt:
         call = state.call(call_id)
         what = f"{clean(call.tool)} {shortened(as_text(call.args), 200)}: {shortened(call.why, None)}" if call else ""
-        lines.append(f"in doubt: call {call_id}: {what}; look whether it happened")
+        lines.append(f"in doubt: call {call_id}: {what}; check whether it happened")
     for name, level in ({} if state.terminal else state.lowered).items():
         lines.append(f"tool {clean(name)} is declared {level} now; {state.levels[name]} holds until a person accepts the lower level")
     lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in (() if state.terminal else state.timers.values())]

@@ -65,7 +65,7 @@ def init(
     agent = files.get("agent.toml", "")
     replaceable = STANDS_IN.search(agent) is not None
     if model is not None and not replaceable:
-        raise ConfigError(f"--model: the template {name} has no place for a model; it is for model and coding")
+        raise ConfigError(f"--model: the template {name} uses no model; choose --template model or coding")
     if model is None and template is None and replaceable and attended(output):
         model = _asked_model(output)
     if model:

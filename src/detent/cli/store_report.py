@@ -40,7 +40,7 @@ def examine_store(*, store: str, config: Path | None, repair: bool, yes: bool, j
     output, seen_at = session.output, time.time()
     found = session.drive(lambda engine: examine(engine.runtime), missing=None)
     if found is None:
-        raise ConfigError(f"{session.engine.store.url}: there is no store, and nothing was made; is the URL right?")
+        raise ConfigError(f"{session.engine.store.url}: there is no store, and none was created; is the URL right?")
     steps = planned(found.faults)
     if not repair or not steps:
         output.document(found)
@@ -50,14 +50,14 @@ def examine_store(*, store: str, config: Path | None, repair: bool, yes: bool, j
             output.show(f"next: {session.command('doctor', '--repair')} would")
             _lines(output, [f"  - {step}" for step in steps])
         elif repair:
-            output.say("nothing that --repair mends was found")
+            output.say("--repair found nothing to repair")
         return _code(found)
     _show(found, output)
     output.say(f"--repair will, in {found.url}:")
     _lines(output, [f"  - {step}" for step in steps], said=True)
     confirm("Do that?", yes=yes, undone="nothing was changed")
     if any(fault.mend == "delete" for fault in found.faults):
-        output.say(f"what is left over is removed when nothing of it has changed for {GRACE_S:g} s", "dim")
+        output.say(f"leftovers are removed only if they do not change for {GRACE_S:g} s", "dim")
 
     async def work(engine: Engine) -> tuple[Mended, Report]:
         return await mend(engine.runtime, found.faults, examined_at=seen_at, grace_s=GRACE_S), await examine(engine.runtime)
@@ -85,13 +85,13 @@ def _show(found: Report, output: Output) -> None:
         ("runs", f"{found.runs}, {found.sound} sound" + (f", {found.runs - found.sound} not" if found.sound < found.runs else "")),
         ("records", f"{found.records} sound, every digest"),
         ("artifacts", f"{found.artifacts} read, every byte" if found.artifacts else "none"),
-        ("store", f"{found.looked_at} looked at" if found.looked_at else "says nothing of itself"),
+        ("store", f"{found.looked_at} checked" if found.looked_at else "has no checks of its own"),
     ]
     for name, said in rows:
         output.show(f"  {name:<10} {said}", "yellow" if "not" in said.split() else "")
     if not found.faults:
         output.show("  nothing is wrong", "green")
-    for title, faults, style in ((f"Damage: {len(damage)}", damage, "red"), (f"Left over, which harms nothing: {len(left)}", left, "")):
+    for title, faults, style in ((f"Damage: {len(damage)}", damage, "red"), (f"Left over, harmless: {len(left)}", left, "")):
         if faults:
             output.show()
             output.show(title, "bold")

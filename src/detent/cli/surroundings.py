@@ -142,7 +142,7 @@ def _server(name: str, url: str) -> Server:
         listed = json.loads(body)["data"]
         models = tuple(str(cast("dict[str, Any]", model)["id"]) for model in listed)
     except (ValueError, KeyError, TypeError):
-        return Server(name=name, url=url, answers=False, problem="something listens there that is no model server")
+        return Server(name=name, url=url, answers=False, problem="something listens there, but it is not a model server")
     return Server(name=name, url=url, answers=True, models=models)
 
 
@@ -154,7 +154,7 @@ def programs() -> list[Program]:
     sandbox = probe()
     why = f"{sandbox.why} (without it the exec tool runs programs unconfined)" if sandbox.why else ""
     if not why and (no_group := why_none()):
-        bound = "memory of sandboxed programs in pipes and sockets is not bounded, as there is no memory control group"
+        bound = "memory of sandboxed programs in pipes and sockets is not bounded, because there is no memory control group"
         why = f"{sandbox.program}; but {bound} ({no_group}); under systemd: systemd-run --user --scope detent ..."
         return [Program(name="bubblewrap", found="", problem=why), _node()]
     return [Program(name="bubblewrap", found=sandbox.program, problem=why), _node()]
@@ -192,10 +192,10 @@ def unused_stores(here: Path) -> list[str]:
     lines: list[str] = []
     if (unused := adopting.unused(here)) is not None:
         lines.append(
-            f"{clean(str(unused))} is not used: it may have come with this directory; `detent where --adopt` moves a store there to its place"
+            f"{clean(str(unused))} is not used, because somebody else may have put it there; `detent where --adopt` moves the store to the state directory"
         )
     for state, whose in adopting.moved(here)[:3]:
         lines.append(
-            f"no runs here yet; those of {clean(whose.path)}, which is gone: `detent where --adopt {clean(str(state))}` moves them here"
+            f"no runs here yet; `detent where --adopt {clean(str(state))}` moves the runs of {clean(whose.path)} here, which is gone"
         )
     return lines

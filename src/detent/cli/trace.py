@@ -27,7 +27,7 @@ from detent.running.titles import title_of
 from detent.running.tracebacks import Traceback, tracebacks
 
 SOURCES = {
-    "recorded": "the outcome is that of the same call in a run that this one was branched from",
+    "recorded": "the outcome is that of the same call in the run that this one was forked from",
     "stub": "the outcome is a stub, because this fork has no effects",
 }
 
@@ -262,7 +262,9 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
         case e.RunResumed(stopped=why) if why:
             return f"stopped: {why}"
         case e.RunResumed():
-            lower = "; ".join(f"tool {name} is declared {level} now, and held to what it was" for name, level in event.lowered.items())
+            lower = "; ".join(
+                f"tool {name} is declared {level} now; its recorded level still applies" for name, level in event.lowered.items()
+            )
             changed = f"; changed since: {', '.join(event.changed)}" if event.changed else ""
             return f"resumed by {event.worker}{changed}" + (f"; {lower}" if lower else "")
         case e.LevelsAccepted(levels=levels):

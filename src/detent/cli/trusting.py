@@ -84,7 +84,7 @@ def _trust(output: Output, home: Path, *, pin: bool, yes: bool) -> int:
         _show(output, found, changed)
     if not yes and not attended(output):
         output.document(_document(found, None))
-        output.say("not trusted: nobody can be asked here; look at the list, then give --yes", "yellow")
+        output.say("not trusted: there is no terminal to ask; check the list, then add --yes", "yellow")
         return USAGE
     if not yes and not ask(output, trusted.Question(listing=found, difference=changed), pin=pin):
         output.say("not trusted; nothing was changed")

@@ -42,7 +42,7 @@ def where(
     if adopt:
         return _adopt(Output(json_wanted=setup.json_wanted), here, old, vouched=setup.trust)
     if old is not None:
-        raise ConfigError(f"where {old}: give --adopt with it, to move the store from there to the state directory of {here}")
+        raise ConfigError(f"where {old}: add --adopt to move the store from there to the state directory of {here}")
     place = state_directory()
     try:
         session = Session(setup, bare=True)
@@ -56,9 +56,9 @@ def where(
     exists = all(Path(path).exists() for path in places_of(session.engine.store))
     unused, output = adopting.unused(here), session.output
     lines = [
-        ("state", str(place), f"made from the path of this directory, in {_home()}"),
+        ("state", str(place), f"derived from the path of this directory, in {_home()}"),
         ("store", store, _and_there(_why_store(setup, session, operators), exists)),
-        ("operator", str(operators), _and_there("overrides the configuration, for it is out of reach of tools", operators.is_file())),
+        ("operator", str(operators), _and_there("overrides the configuration, because no tool can write it", operators.is_file())),
         ("config", *_configured(setup)),
         ("agent", *_agent(session, operators)),
     ]
@@ -135,9 +135,7 @@ def _adopt(output: Output, here: Path, old: Path | None, *, vouched: bool) -> in
     output.document(data)
     output.say(f"moved {', '.join(clean(name) for name in names) or 'nothing'} from {clean(str(source))} to {clean(str(place))}")
     if not (place / adopting.STORE_FILE).exists():
-        output.say(
-            f"there is no {adopting.STORE_FILE} among it; name the store that you mean, such as --store file:{place / 'runs'}", "yellow"
-        )
+        output.say(f"it contains no {adopting.STORE_FILE}; name your store, such as --store file:{place / 'runs'}", "yellow")
     else:
         output.say("`detent list` shows its runs, `detent verify RUN` checks one")
     return 0

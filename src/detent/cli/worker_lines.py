@@ -55,7 +55,7 @@ class WorkerLines:
         match event:
             case e.RunResumed(stopped=""):
                 self.in_progress.add(state.run_id)
-                self._line(f"run {run} is taken up: {shortened(state.goal, 80)}", "dim")
+                self._line(f"run {run} picked up: {shortened(state.goal, 80)}", "dim")
                 self._now(run, "begins")
             case e.TurnStarted(iteration=iteration):
                 self._now(run, f"iteration {iteration} · planning")

@@ -35,7 +35,7 @@ def submit(goal: o.Goal = None, *, order: Order) -> int:
     session = order.session()
     arguments = order.arguments(session, goal)
     if session.engine.store.url == "ram:":
-        raise ConfigError("a store in memory ends with this command, and no worker sees it; give --store URL")
+        raise ConfigError("a store in memory ends with this command, so no worker can see the run; give --store URL")
 
     async def work(engine: Engine) -> Result:
         return result_of(await engine.load(await engine.submit(**arguments)))
@@ -44,9 +44,9 @@ def submit(goal: o.Goal = None, *, order: Order) -> int:
     session.output.document(document(result, session))
     session.output.show(result.run_id)
     if result.state.seq > 1:
-        session.output.say(f"the run was there already: {result.status}")
+        session.output.say(f"the run exists already: {result.status}")
     else:
-        session.output.say("submitted; a worker takes it on, `detent tail` follows it")
+        session.output.say("submitted; a worker will pick it up, `detent tail` follows it")
         session.output.say(f"  next: {session.command('worker')}")
     return 0
 
@@ -87,7 +87,7 @@ def worker(
     drain_s = None if drain is None else duration(drain, "--drain")
     session = Session(setup, changes=True, patient=True, drain_s=drain_s)
     if session.engine.store.url == "ram:":
-        raise ConfigError("a store in memory begins empty with this command, and nobody else sees it; give --store URL")
+        raise ConfigError("a store in memory starts empty with this command, and no other process sees it; give --store URL")
     for file in own_agents(session.config):
         session.trust.need_agent(file)
     session.creates, whose = not until_idle, ForWhom(tenant=tenant).host()
@@ -162,13 +162,13 @@ def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> 
     say = session.output.say
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in sorted(worked.came_to.items())]
     if session.stops.by and suspended:
-        counts.append(f"{len(suspended)} suspended, which the next worker takes on")
+        counts.append(f"{len(suspended)} suspended, left to the next worker")
     done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
     say(f"the worker {f'was stopped ({session.stops.by})' if session.stops.by else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():
         say(f"  given up: run {session.short(run_id)}: {shortened(why, None)}", "red")
         say(f"  next: {session.command('reopen', run_id)}")
     for run_id, why in worked.failed.items():
-        say(f"  failed, and tried again later: run {session.short(run_id)}: {shortened(why, None)}", "yellow")
+        say(f"  failed, will be tried again: run {session.short(run_id)}: {shortened(why, None)}", "yellow")
     for run_id, why in worked.left.items():
         say(f"  left to other workers: run {session.short(run_id)}: {shortened(why, None)}", "yellow")

@@ -26,7 +26,7 @@ def test_a_run_is_forked_shown_and_compared(desk: Desk) -> None:
     made = desk.detent("fork", run, "--at", "2", "--run-id", "branch")
     assert (made.code, desk.notes) == (0, ["one", "two"]), made.err
     assert f"forked: run branch continues from {run[:15]}" in made.err
-    shown = desk.detent("show", "branch")
+    shown = desk.detent("show", "branch", "-v")
     assert shown.out.count("not executed: the outcome is that of the same call") == 2
     assert f"forked from record 2 of run {run}; side effects: dry run" in shown.out
     trace = desk.detent("show", "branch", "--json").json

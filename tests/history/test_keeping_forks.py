@@ -170,7 +170,7 @@ def test_a_run_is_not_erased_while_somebody_advances_a_fork_of_it() -> None:
         async with make_engine(place.store(), tools) as engine:
             await family(engine)
             await other.claim("below")
-            with pytest.raises(RunBusy, match="run 'below', which goes on from run 'ended', is being advanced"):
+            with pytest.raises(RunBusy, match="run 'below', which continues from run 'ended', is being advanced"):
                 await engine.erase("parent")
             for name in ("parent", "ended", "open", "below"):
                 await engine.load(name)

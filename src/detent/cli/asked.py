@@ -1,6 +1,6 @@
-"""What the options of `detent run` say about the model: over an agent file, or as an agent of their own.
+"""The model options of `detent run`. They override an agent file, or make an agent without one.
 
-What they say becomes part of the agent, and so of the log: `detent resume RUN` needs none of them again.
+They become part of the agent and are recorded with it, so `detent resume RUN` does not need them again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from detent.config.imports import absolute_import, load_object, load_tool
 from detent.core.errors import ConfigError
 
 IMPLICIT = "assistant"
-"""The name of the agent that options alone make."""
+"""The name of an agent that is made from options alone."""
 
 
 class Asked(Options, frozen=True, kw_only=True):
-    """The options as they were given; None was not."""
+    """The options as given; None means not given."""
 
     model: Annotated[
         str | None,
@@ -62,7 +62,7 @@ class Asked(Options, frozen=True, kw_only=True):
     ] = None
 
     def over(self, agent: Agent) -> Agent:
-        """Return the agent with what these options say in place of what it says; a model takes the place of rules. Raise `ConfigError`."""
+        """Return the agent, overridden by these options; a model replaces rules. Raise `ConfigError`."""
         changes: dict[str, Any] = {}
         if self.model is not None:
             if not self.model.strip():
@@ -88,7 +88,7 @@ class Asked(Options, frozen=True, kw_only=True):
         return msgspec.structs.replace(agent, **changes)
 
     def agent(self, workspace: str | None) -> Agent:
-        """Return an agent of these options alone; in a `workspace` that was named it has the tools of one unless `--tools` says which."""
+        """Return an agent made from these options alone. If a `workspace` was named, it has all workspace tools unless `--tools` is given."""
         from detent.tools.workspace.tools import workspace_tools
 
         names = tuple(tool.name for tool in workspace_tools(".")) if workspace is not None else ()
@@ -98,7 +98,7 @@ class Asked(Options, frozen=True, kw_only=True):
 def _tools(said: Sequence[str], agent: Agent) -> dict[str, Any]:
     """Return the tools that `--tools` lists, names and import paths, and what a later process needs to import them.
 
-    A bare name behind an import path is of the same file where that has such a thing: "./file.py:first,second" are two of its tools.
+    A bare name after an import path belongs to the same file if the file defines it: "./file.py:first,second" names two of its tools.
     """
     imports: list[str] = []
     tools: list[Any] = []
@@ -115,7 +115,7 @@ def _tools(said: Sequence[str], agent: Agent) -> dict[str, Any]:
 
 
 def _holds(module: str, name: str) -> bool:
-    """Whether a module or file that was imported has something of this name."""
+    """Whether an imported module or file defines this name."""
     try:
         load_object(f"{module}:{name}", "--tools")
     except ConfigError:

@@ -1,4 +1,4 @@
-"""`detent doctor`: what there is to run agents with, what is wrong, and what to do next."""
+"""`detent doctor`: reports what is available to run agents, what is wrong, and what to do next."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from detent.ports import RunQuery, look_at
 from detent.stores.passwords import without_password
 
 STORE_S = 5.0
-"""For how long a store may take to answer."""
+"""How long a store may take to answer."""
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration or agent file; `plans_by` says what decides for an agent: a model's name, or "rules"."""
+    """A configuration or agent file; `plans_by` is what plans for an agent: a model's name, or "rules"."""
 
     path: str
     kind: str
@@ -41,7 +41,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The store that commands use here; `exists` is false where the first run will make it."""
+    """The store that commands use here; `exists` is false if the first run will create it."""
 
     url: str
     exists: bool
@@ -49,7 +49,7 @@ class StoreCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was found; `ok` when a run can be made and nothing that is there is broken."""
+    """All findings; `ok` if a run can start and nothing is broken."""
 
     ok: bool
     version: str
@@ -98,7 +98,7 @@ def doctor(
 
 
 def examine(*, agent: str | None, config: Path | None) -> Findings:
-    """Look at everything and return what was found; nothing raises, what is wrong is said."""
+    """Check everything and return the findings. Problems are part of the findings and never raised."""
     environment = dict(os.environ)
     extras = surroundings.extras()
     providers = surroundings.providers(environment, extras)
@@ -127,7 +127,7 @@ def examine(*, agent: str | None, config: Path | None) -> Findings:
 
 
 def _files(agent: str | None, config: Path | None) -> tuple[Session | None, list[File]]:
-    """Return the session that these options and files make, if they make one, and what was found of each file."""
+    """Return the session for these options and files, if they are valid, and the findings about each file."""
     named = config or (Path(os.environ["DETENT_CONFIG"]) if os.environ.get("DETENT_CONFIG") else find_config())
     files: list[File] = []
     try:
@@ -159,7 +159,7 @@ def _agent(named: str, trust: Trust) -> File:
 
 
 def _unaskable(agent: Agent) -> str:
-    """Return why the agent's model cannot be asked from here, or ""."""
+    """Return why the agent's model cannot be used here, or ""."""
     if agent.rules or not agent.model:
         return ""
     try:
@@ -199,7 +199,7 @@ def _store(session: Session) -> StoreCheck:
 
 
 def _private(session: Session | None) -> list[str]:
-    """Return what is recommended where goals may hold what should go when a run is erased."""
+    """Return a recommendation if goals may contain text that should disappear when a run is erased."""
     config = session.config if session is not None else Config()
     if config.goal_words_in_ids is False or not (config.tenants or config.redact):
         return []
@@ -213,7 +213,7 @@ def _private(session: Session | None) -> list[str]:
 
 
 def _next(providers: list[Provider], servers: list[Server], extras: list[Extra], files: list[File], store: StoreCheck) -> list[str]:
-    """Return what to do, the most useful first: mend what is broken, then run."""
+    """Return what to do, the most useful first: fix what is broken, then run."""
     steps = [f"fix {file.path}: {file.problem.splitlines()[0]}" for file in files if file.problem]
     if store.problem and store.url:
         steps.append(f"the store {store.url} cannot be used: {store.problem.splitlines()[0]}; name another one with --store URL")

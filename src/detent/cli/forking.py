@@ -1,4 +1,4 @@
-"""Commands that branch and compare runs, and say whether they survive an upgrade: fork, diff, bisect, check-upgrade."""
+"""Commands that branch and compare runs, and check whether they survive an upgrade: fork, diff, bisect, check-upgrade."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fork(
 ) -> int:
     """Copy a run up to a record, change something, and continue from there."""
     edits = parse_edits(change or (), result or (), answer or ())
-    session = Session(setup, changes=True, bare=no_resume and not edits.keys() & set(OF_AGENT))  # another agent is checked with its tools
+    session = Session(setup, changes=True, bare=no_resume and not edits.keys() & set(OF_AGENT))  # a changed agent is checked with its tools
     policy: Any = effects.replace("-", "_")
 
     async def branch(engine: Engine) -> Result:
@@ -94,7 +94,7 @@ def fork(
 
 
 def parse_edits(changes: Iterable[str], results: Iterable[str], replies: Iterable[str]) -> dict[str, Any]:
-    """Return the edits that `K=V` texts say; raise `ConfigError`."""
+    """Return the edits in `K=V` texts; raise `ConfigError`."""
     edits: dict[str, Any] = {}
     bounds: list[str] = []
     for pair in changes:
@@ -130,7 +130,7 @@ def _pair(option: str, pair: str) -> tuple[str, str]:
 
 
 def _typed(key: str, value: str) -> Any:
-    """Return the value of an edit as the part of the agent is; objects and lists are JSON."""
+    """Return the value of an edit with the type of that part of the agent; objects and lists are JSON."""
     if key in ("goal", "budget", "variables"):
         return value if key == "goal" else _json_or_text(value)
     kind: Any = next(field.type for field in msgspec.structs.fields(AgentSpec) if field.name == key)
@@ -191,7 +191,7 @@ def _show(one: Difference, session: Session) -> None:
 
 
 def _figures(a: Usage, b: Usage) -> Iterable[str]:
-    """Yield the figures that differ."""
+    """Yield a line for each figure that differs."""
     names = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "cost_usd")
     for name in names:
         mine, theirs = getattr(a, name), getattr(b, name)
@@ -257,7 +257,7 @@ def check_upgrade(
 
 
 def _checked(run_id: str, setup: o.Setup) -> Upgraded:
-    """Check one run in a session of its own: each has its own tools."""
+    """Check one run in its own session, because each run has its own tools."""
     session = Session(setup)
 
     async def work(engine: Engine) -> Upgraded:

@@ -1,4 +1,4 @@
-"""Commands about what was and would be allowed: backtest, explain."""
+"""Commands about past and possible decisions on calls: backtest, explain."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def explain(run: o.RunArgument, call: o.CallArgument, *, setup: o.Looking) -> in
 
 
 def _details(step: Step) -> list[str]:
-    """Return what else a record says that helps to understand it."""
+    """Return further values of a record that help to understand it."""
     data = step.data
     wanted = {"planned": ("args", "text"), "call_healed": ("args",), "policy_decided": ("facts",), "approval_edited": ("args",)}
     wanted |= {
@@ -124,7 +124,7 @@ def _style(step: Step) -> str:
 
 
 def selection(said: str) -> tuple[RunQuery, Callable[[str], bool]]:
-    """Return which runs a filter names: the beginning of their ids, or `key=value` parts; raise `ConfigError`."""
+    """Return the runs that a filter selects by prefixes of ids or `key=value` parts; raise `ConfigError`."""
     query: dict[str, Any] = {}
     begins: list[str] = []
     for part in filter(None, (p.strip() for p in said.split(","))):

@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: list, show, tail, verify, replay, export, approvals, tools."""
+"""Read-only commands: list, show, tail, verify, replay, export, approvals, tools."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from detent.running.snapshots import base_of
 STATUSES = ("running", *WAITING, *TERMINAL)
 POLL_S = 0.2
 QUIET_S = 10.0
-"""After how many seconds without a record `tail` says what may be the matter."""
+"""After this many seconds without a record, `tail` prints possible reasons."""
 
 
 def list_runs(
@@ -90,7 +90,7 @@ def list_runs(
 
 
 def _about(head: RunHead) -> str:
-    """Return what a list says of what a run is about."""
+    """Return the text of a run in the column GOAL."""
     about = head.title or head.goal
     return f"{about} (continues from an erased run)".strip() if head.reason == PARENT_ERASED else about or "(erased)"
 
@@ -137,11 +137,11 @@ def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "
 
 
 async def _follow(engine: Engine, run_id: str, session: Session, progress: Progress) -> RunState:
-    """Show the records of a run as they are committed; return its state when it has ended."""
+    """Show the records of a run as they are committed, until it ends; return its state."""
     base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
     state, told = base or RunState(run_id=run_id), ""
     clock = asyncio.get_running_loop().time
-    quiet_from: float | None = clock()  # None: it was said
+    quiet_from: float | None = clock()  # None: already reported
     while True:
         lines = await engine.store.read(run_id, after=state.seq)
         quiet_from = clock() if lines else quiet_from
@@ -279,7 +279,7 @@ def _export_artifact(session: Session, run: str, file: Path | None, *, key: str)
 
 
 def _export_script(session: Session, run: str, file: Path | None, *, by_sequence: bool) -> int:
-    """Write the run as a script."""
+    """Write the run's plans as a script for tests."""
     from detent.testing.recorded import Script, record_script
 
     async def work(engine: Engine) -> Script:
@@ -314,7 +314,7 @@ def _written(session: Session, file: Path | None, data: bytes, what: str) -> Non
 
 
 async def _readable(engine: Engine, run_id: str) -> tuple[list[bytes], CorruptLog | None]:
-    """Return the lines of a run; of a damaged store those that come before the first that cannot be read, and what is wrong."""
+    """Return the lines of a run. In a damaged store: the lines before the first unreadable one, and the error."""
     try:
         return await engine.store.read(run_id), None
     except CorruptLog as error:
@@ -388,7 +388,7 @@ def _first_line(spec: ToolSpec) -> str:
 
 
 def statuses_of(asked: list[str]) -> tuple[str, ...]:
-    """Return the statuses that these words mean (`waiting`: all waiting ones); raise `ConfigError`."""
+    """Return the statuses for these words (`waiting`: all waiting ones); raise `ConfigError`."""
     found: list[str] = []
     for name in asked:
         if name == "waiting":
@@ -403,7 +403,7 @@ def statuses_of(asked: list[str]) -> tuple[str, ...]:
 
 
 def since_of(text: str, *, option: str = "--since") -> datetime:
-    """Return the moment that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC. `option` is named in the error."""
+    """Return the time that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC. Errors name `option`."""
     with contextlib.suppress(ConfigError, OverflowError):
         return datetime.now(UTC) - timedelta(seconds=seconds(text.strip(), option))
     try:

@@ -1,4 +1,4 @@
-"""The command about MCP servers: pin what they declare, log in, log out."""
+"""The command for MCP servers: pin their declarations, log in, log out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from detent.engine import Engine
 
 
 class Action(StrEnum):
-    """What is done about a server."""
+    """What to do with a server."""
 
     PIN = "pin"
     LOGIN = "login"

@@ -59,7 +59,7 @@ def copy(
 async def _copy(
     session: Session, source: EventStore, target: EventStore, asked: list[str], *, move: bool
 ) -> tuple[list[moving.Moved], int]:
-    """Copy the runs that were asked for, all of them when none was; of several, one that cannot be copied is said and counted."""
+    """Copy the given runs, or all runs if none are given. Of several, report and count each that cannot be copied."""
     run_ids = asked
     if not asked:
         heads = await source.list_runs(RunQuery())
@@ -73,7 +73,7 @@ async def _copy(
 async def _each(
     session: Session, asked: Sequence[T], work: Callable[[T], Awaitable[moving.Moved]], left: tuple[type[DetentError], ...]
 ) -> tuple[list[moving.Moved], int]:
-    """Do it with each, and say so; of several, one that fails with such an error is said, counted, and does not keep the others."""
+    """Do the work for each and report it. Of several, report and count each that fails with such an error, and continue."""
     done: list[moving.Moved] = []
     failed = 0
     for one in asked:

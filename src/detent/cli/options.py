@@ -1,4 +1,4 @@
-"""The options that several commands share: each is declared once, and those that belong together are a set."""
+"""The options that several commands share. Each is declared once; options that belong together form a set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from detent.cli.option_sets import Options, Without
 
 COMPLETED: dict[str, Callable[[dict[str, Any], str], list[str]]] = {}
-"""What completes a value, by its kind. `completion` fills it in where a shell asks; no other command needs it."""
+"""The functions that complete a value, by its kind. `completion` sets them when a shell asks; no other command needs them."""
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -78,20 +78,20 @@ class Place(Options, frozen=True, kw_only=True):
 
 
 class Setup(Place, frozen=True, kw_only=True):
-    """What a command's `Session` is made of."""
+    """The options for a command's `Session`."""
 
     json_wanted: Json = False
     verbose: Verbose = 0
 
 
 Quiet = Annotated[Setup, Without("verbose")]
-"""Of a command that shows no run in progress."""
+"""For a command that shows no run in progress."""
 Looking = Annotated[Setup, Without("workspace", "verbose")]
-"""Of a command that executes nothing either."""
+"""For a command that also executes nothing."""
 
 
 class Answering(Options, frozen=True, kw_only=True):
-    """What every command takes that answers a run which waits."""
+    """The options of every command that answers a waiting run."""
 
     by: By = None
     no_resume: Annotated[bool, typer.Option("--no-resume", help="Only record the answer; do not continue the run here.")] = False

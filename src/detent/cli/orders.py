@@ -1,4 +1,4 @@
-"""What `run` and `submit` are told: who works, with what, within which bounds, and for whom."""
+"""The options of `run` and `submit`: which agent, with which tools, within which bounds, and for whom."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from detent.running.admission import new_run_id, tenants_id
 from detent.secrecy.redact import Redactor
 
 MOST_GOAL_BYTES = 1_000_000
-"""A goal becomes part of every prompt."""
+"""The limit of a goal's size, because it becomes part of every prompt."""
 
 
 class ForWhom(Options, frozen=True, kw_only=True):
-    """For whom a run is; where nothing is given it is the operator's."""
+    """For whom a run is; without these options it belongs to the operator."""
 
     tenant: Annotated[
         str | None, typer.Option("--tenant", metavar="NAME", help="The tenant that the run belongs to and is charged to.")
@@ -51,7 +51,7 @@ class ForWhom(Options, frozen=True, kw_only=True):
     def host(self) -> Host | None:
         """Return the host of the run, None for the operator. Raise `ConfigError` for an empty name.
 
-        An unset shell variable gives such a name: the run of a tenant would be the operator's, with all secrets.
+        An empty name can come from an unset shell variable. Without this check, a tenant's run would become the operator's, with all secrets.
         """
         for option, name in (("--tenant", self.tenant), ("--principal", self.principal)):
             if name is not None and not name.strip():
@@ -63,7 +63,7 @@ class ForWhom(Options, frozen=True, kw_only=True):
 
 
 def given_goal(words: Sequence[str]) -> str:
-    """Return the goal: the words joined, or, for `-`, and for no words in a pipe, what stdin has. Raise `ConfigError`."""
+    """Return the goal: the joined words, or for `-`, or no words in a pipe, the text on stdin. Raise `ConfigError`."""
     if (words and list(words) != ["-"]) or sys.stdin is None or (not words and sys.stdin.isatty()):  # None: it was closed
         return "" if list(words) == ["-"] else " ".join(words)
     if sys.stdin.isatty():
@@ -80,7 +80,7 @@ def given_goal(words: Sequence[str]) -> str:
 
 
 class Order(Options, frozen=True, kw_only=True):
-    """The options of `submit`, and all but one of those of `run`."""
+    """The options of `submit`, and all options of `run` but one."""
 
     agent: o.AgentFile = None
     asked: Asked = Asked()
@@ -101,7 +101,7 @@ class Order(Options, frozen=True, kw_only=True):
     json_wanted: o.Json = False
 
     def session(self, *, verbose: int = 0) -> Session:
-        """Return the session that the run is started in."""
+        """Return the session in which the run starts."""
         setup = o.Setup(**msgspec.structs.asdict(self.place), json_wanted=self.json_wanted, verbose=verbose)
         return Session(setup, agent=self.agent)
 
@@ -120,7 +120,7 @@ class Order(Options, frozen=True, kw_only=True):
         agent = session.agent(self.asked)
         variables = parse_variables(self.var or [], agent)
         hidden = (*agent.redact, *(session.config.redact or ()))
-        public = Redactor(hidden, b"").without(text)  # a run id is made of it, and ids are seen everywhere
+        public = Redactor(hidden, b"").without(text)  # the run id contains words of it, and ids are visible everywhere
         spoken = public if session.config.goal_words_in_ids is not False else None
         run_id = self.run_id or new_run_id(spoken, SystemClock().now(), RandomIds().token(6))
         session.run_id = tenants_id(run_id, host.tenant) if host is not None and host.tenant and "@" not in run_id else run_id

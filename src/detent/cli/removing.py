@@ -78,7 +78,7 @@ def gc(*, yes: o.Yes = False, setup: o.Looking) -> int:
 
 
 def confirm(question: str, *, yes: bool, undone: str = "nothing was removed") -> None:
-    """Ask at a terminal. Without one nobody could answer: raise `ConfigError` unless `yes`, also where the answer is no."""
+    """Ask at a terminal; `yes` skips the question. Raise `ConfigError` if the answer is no, or if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Commands that take runs on: run, resume, reopen, cancel, and the answers approve, deny, reconcile, reply."""
+"""Commands that advance runs: run, resume, reopen, cancel, and the answers approve, deny, reconcile, reply."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def cancel(
     session = Session(setup, changes=True, bare=True)
 
     async def work(engine: Engine) -> Result:
-        run_id = await session.find(run)  # ending a run needs none of its tools
+        run_id = await session.find(run)  # cancelling needs no tools
         before = await session.result(run_id)
         if before.state.terminal and before.reason != "cancelled":
             ended = f"nothing to cancel: run {session.short(run_id)} has already ended, {headline(before.state)}"
@@ -220,11 +220,11 @@ def reply(
     return _answered(run, how, decide, said="replied to")
 
 
-# Taking on ----------------------------------------------------------------------------------------------------------------------
+# Advancing ----------------------------------------------------------------------------------------------------------------------
 
 
 def advance(session: Session, work: Work) -> int:
-    """Do `work` with live progress, ask the person at a terminal what the run waits for, report, and return the exit code."""
+    """Do `work` with live progress, ask the person at a terminal for the answers that the run waits for, report, and return the exit code."""
     result = watched(session, work)
     while result.status in ASKED and attended(session.output) and (answers := [*_ask(session, result), *_replies(session, result)]):
 
@@ -252,7 +252,7 @@ def _hidden(session: Session) -> tuple[str, ...]:
 
 
 def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, RunState], Awaitable[Result]], *, said: str) -> int:
-    """Record an answer; then continue the run, unless that is not wanted."""
+    """Record an answer; then continue the run, unless --no-resume is given."""
     session = Session(how.setup, changes=True, bare=how.no_resume)
 
     async def work(engine: Engine) -> Result:
@@ -266,7 +266,7 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
             nonlocal told
             try:
                 result = await engine.resume(session.run_id, observers=[progress])
-            except RunBusy:  # a worker has taken it on because of the answer
+            except RunBusy:  # a worker has picked it up because of the answer
                 result = await session.result(session.run_id)
             if told is not None:
                 told = await engine.decided(session.run_id, told.signal)
@@ -288,7 +288,7 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
 
 
 def _ask(session: Session, result: Result) -> list[Answer]:
-    """Ask the person at the terminal about each call that waits; what is put off is left out."""
+    """Ask the person at the terminal about each waiting call; leave out postponed ones."""
     asked = [(request, _ask_one(session, request, result.state)) for request in approvals_of(result.state)]
     return [partial(_decide, session, request, approved) for request, approved in asked if approved is not None]
 
@@ -299,7 +299,7 @@ async def _decide(session: Session, request: Approval, approved: bool, engine: E
 
 
 def _replies(session: Session, result: Result) -> list[Answer]:
-    """Put the questions of the run to the person at the terminal; what is put off is left out."""
+    """Ask the person at the terminal the run's questions; leave out postponed ones."""
     found: list[Answer] = []
     for ask in result.state.asks.values():
         with contextlib.suppress(Later):
@@ -312,7 +312,7 @@ async def _reply(session: Session, ask_id: str, said: Any, engine: Engine) -> Re
 
 
 def _ask_one(session: Session, request: Approval, state: RunState) -> bool | None:
-    """Show the call, and what it changes in a file, and ask; it can be approved here only where all of it was shown."""
+    """Show the call and the change that it makes in a file, and ask. The person can approve only if all of it was shown."""
     output = session.output
     output.say(f"\n{clean(request.tool)} wants to run ({clean(request.reason)}):", "bold")
     changes = diff_of(

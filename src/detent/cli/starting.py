@@ -23,7 +23,7 @@ from detent.config.trust import remember
 from detent.core.errors import ConfigError
 
 STANDS_IN = re.compile(r"^# model = .*\n^rules = .*\n", re.MULTILINE)
-"""The lines of an agent file for which a model is put."""
+"""The lines of an agent file that a model replaces."""
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -78,8 +78,8 @@ def init(
     output.document({"template": name, "written": [str(directory / path) for path in files]})
     output.say(f"wrote {', '.join(files)} in {directory}")
     found = listing(directory)
-    if found.files and {*found.files} <= {*files}:  # nothing that was there before asks for anything
-        with contextlib.suppress(ConfigError):  # no place to remember it: then the first command asks
+    if found.files and {*found.files} <= {*files}:  # no file that existed before asks for anything
+        with contextlib.suppress(ConfigError):  # trust cannot be remembered: then the first command asks
             remember(found)
     place = "" if directory.resolve() == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
     output.say(f"next: {place}{TEMPLATES[name].first}")
@@ -93,7 +93,7 @@ def _files(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_existing(directory: Path, name: str | None) -> None:
-    """Raise `ConfigError` where a file of the template is there already; without a name, where each template would find one."""
+    """Raise `ConfigError` if a file of the template exists already; without a name, if that is so for every template."""
     there = {
         one: next((path for path, _ in _files(one) if os.path.lexists(directory / path)), None) for one in ([name] if name else TEMPLATES)
     }

@@ -1,4 +1,4 @@
-"""`detent doctor --store URL`: everything in a store is read, what is wrong is said, and with `--repair` mended."""
+"""`detent doctor --store URL`: reads everything in a store, reports faults, and repairs them with `--repair`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from detent.history.examining import GRACE_S, Mended, Report, examine, mend, pla
 from detent.ports.examining import Fault
 
 SHOWN = 50
-"""So many faults are shown; with `--json` all of them."""
+"""How many faults are shown; `--json` has all of them."""
 
 
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--repair` would do, did and left, and what the store was like before and after."""
+    """What `--repair` planned, did and left, with the reports from before and after."""
 
     before: Report
     planned: tuple[str, ...]
@@ -34,7 +34,7 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine_store(*, store: str, config: Path | None, repair: bool, yes: bool, json_wanted: bool) -> int:
-    """Examine a whole store and say what was found; 0 where nothing is damaged, else 1."""
+    """Examine a whole store and report the findings; return 0 if nothing is damaged, else 1."""
     setup = o.Setup(store=store, config=config, json_wanted=json_wanted)
     session = Session(setup, bare=True, asks=False)
     output, seen_at = session.output, time.time()
@@ -107,7 +107,7 @@ def _said(fault: Fault) -> Iterator[str]:
 
 
 def _lines(output: Output, lines: list[str], *, said: bool = False, style: str = "") -> None:
-    """Write lines, broken at words where the terminal ends."""
+    """Write lines, wrapped between words at the width of the terminal."""
     room = room_of(sys.stderr if said else sys.stdout)
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip(" -")) + (1 if "->" in line[:8] else 0))

@@ -1,4 +1,4 @@
-"""`detent trust`, and the question that a person at a terminal is asked before the files of a directory have anything done."""
+"""`detent trust`, and the question to the person at a terminal before files of a directory may start or send anything."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from detent.core.errors import ConfigError
 
 
 def attended(output: Output) -> bool:
-    """Whether a person can be asked; where stdin was closed it is None."""
+    """Whether a person can be asked. A closed stdin is None."""
     return not output.json and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(output: Output, question: trusted.Question, *, pin: bool = False) -> bool:
-    """Show a person what a directory's files ask for, and return the answer; `pin` says that it is for the files as they are."""
+    """Show what a directory's files ask for, ask the person, and return the answer; with `pin`, trust is for the files as they are now."""
     first, *rest = question.lines()
     output.say(first, "bold")
     for line in rest:
@@ -71,7 +71,7 @@ def trust(
 
 
 def _trust(output: Output, home: Path, *, pin: bool, yes: bool) -> int:
-    """Show what there is to trust, ask, and remember the answer."""
+    """Show what the files ask for, ask the person, and remember the answer."""
     found, kept = listing(home), trusted.remembered(home)
     changed = trusted.difference(kept, found) if kept is not None and kept.digest not in ("", found.digest) else ()
     if kept is not None and not (changed or pin or yes):

@@ -1,4 +1,4 @@
-"""`detent where`: where the runs of this directory are kept, out of reach of what works in it; and the adoption of a store from elsewhere."""
+"""`detent where`: shows where the runs of this directory are kept, out of reach of its tools, and adopts a store from elsewhere."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def where(
     place = state_directory()
     try:
         session = Session(setup, bare=True)
-    except ConfigError:  # also where a file cannot be read, the place of the operator's is to be found
+    except ConfigError:  # show where the operator's file is, even if a file cannot be read
         output = Output(json_wanted=setup.json_wanted)
         output.document({"directory": str(here), "state_directory": str(place), "operators_file": str(place / OPERATORS_FILE)})
         output.show(f"state     {clean(str(place))}")
@@ -90,7 +90,7 @@ def _home() -> str:
 
 
 def _why_store(setup: o.Setup, session: Session, operators: Path) -> str:
-    """Return which setting names the store: the first of option, environment, operator's file and configuration that does."""
+    """Return the setting that names the store: the first of option, environment, operator's file and configuration."""
     if setup.store:
         return "named by --store"
     if os.environ.get("DETENT_STORE"):
@@ -103,7 +103,7 @@ def _why_store(setup: o.Setup, session: Session, operators: Path) -> str:
 
 
 def _configured(setup: o.Setup) -> tuple[str, str]:
-    """Return the configuration file in use, and why it is."""
+    """Return the configuration file in use, and why."""
     if setup.config is not None:
         return str(setup.config), "named by --config"
     if named := os.environ.get("DETENT_CONFIG"):
@@ -113,7 +113,7 @@ def _configured(setup: o.Setup) -> tuple[str, str]:
 
 
 def _agent(session: Session, operators: Path) -> tuple[str, str]:
-    """Return the agent file of a command that names none, and why it is."""
+    """Return the agent file for a command that names none, and why."""
     if os.environ.get("DETENT_AGENT"):
         return os.environ["DETENT_AGENT"], "named by DETENT_AGENT"
     if session.config.agent:

@@ -1,4 +1,4 @@
-"""Commands that hand runs over: submit, which starts one and leaves it to a worker, and worker, which is one."""
+"""The commands submit, which leaves a new run to a worker, and worker."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def worker(
 
 
 class Crew:
-    """The engines of one worker: runs share one where they need the same tools of the same workspace."""
+    """The engines of one worker. Runs share an engine if they need the same tools of the same workspace."""
 
     def __init__(self, first: Session, again: Callable[[dict[str, Any]], Session], lines: WorkerLines) -> None:
         self._first, self._again, self._lines = first, again, lines
@@ -129,7 +129,7 @@ class Crew:
         await self._open.aclose()
 
     async def hand(self, run_id: str) -> Hand:
-        """Return who takes the run on, with the tools that the configuration here has for it; raise `ConfigError` where it has not."""
+        """Return the engine's hand for the run, with its tools from the configuration here; raise `ConfigError` if some are missing."""
         state = await self._first.engine.load(run_id)
         await self._first.name(run_id)
         key = repr([state.agent.meta.get(name) for name in RECORDED])
@@ -149,7 +149,7 @@ class Crew:
 
 
 def _code(worked: Worked) -> int:
-    """Return the exit code of the run that fared worst."""
+    """Return the worst exit code of the runs."""
     codes = [code_of_status(status) for status in worked.came_to if not status.startswith("waiting")]
     codes += [WAITING] if worked.dead_letters else []
     codes += [USAGE] if worked.left else []
@@ -158,7 +158,7 @@ def _code(worked: Worked) -> int:
 
 
 def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> None:
-    """Say what was done, and what is left to do."""
+    """Print what was done, and what is left to do."""
     say = session.output.say
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in sorted(worked.came_to.items())]
     if session.stops.by and suspended:

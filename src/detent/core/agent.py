@@ -89,7 +89,7 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     grants: Sequence[dict[str, Any]] = ()
     """Which arguments may take their values from which tool's output."""
     policy: str | Sequence[Any] | dict[str, Any] = {}
-    """The agent's own policy as data, rules or a whole document; it can only make the engine's policy stricter."""
+    """The agent's own policy as data, rules or a whole document; it can only tighten the engine's policy."""
     guards: Sequence[str] = ()
     """Guards against doing the same thing twice: `duplicate`, `side_effect_once`, `repetition`, ...; in a file also import paths of your own."""
     required_tools: dict[str, int] = {}

@@ -67,11 +67,8 @@ DECIDING = ("planner", "policy", "tools", "mcp", "http", "observers", "secrets",
 class Session:
     """The configuration, engine and store of one command. Raises `ConfigError` for wrong files, variables and options.
 
-    By default a session leaves a store of an earlier version as it is.
-
-    - `changes`: the command changes runs, so the store is upgraded
-    - `creates`: create the store if it is missing
-    - `begins`: the command starts a run; the store is created only after the engine has checked the run
+    - `changes`: the command changes runs, so a store of an earlier version is upgraded; otherwise it stays as it is
+    - `creates`: create the store if it is missing; `begins`: create it only after the engine has checked the run that starts
     - `bare`: the command decides nothing; no planner, policy, tools or observers are made, and a fault in them does not stop it
     - `patient`: wait for a database server that has not started yet, as long as any program does
     - `asks`: the command may ask the person at the terminal for trust

@@ -90,15 +90,15 @@ def test_a_local_server_that_answers_is_named_with_its_models(desk: Desk) -> Non
         code, found = doctor(desk, OLLAMA_BASE_URL=f"{url}/v1")
     (ollama,) = [server for server in found["servers"] if server["name"] == "ollama"]
     assert (code, ollama["answers"], ollama["models"]) == (0, True, ["qwen3:4b", "tiny"])
-    assert "ask a model of this machine: detent run --model ollama:qwen3:4b GOAL" in found["next"]
+    assert "use a model of this machine: detent run --model ollama:qwen3:4b GOAL" in found["next"]
 
 
 @pytest.mark.parametrize(
     ("body", "status", "problem"),
     [
-        ("<html>hello</html>", 200, "no model server"),
-        ('{"data": 3}', 200, "no model server"),
-        ("{}", 404, "no model server"),
+        ("<html>hello</html>", 200, "not a model server"),
+        ('{"data": 3}', 200, "not a model server"),
+        ("{}", 404, "not a model server"),
         ("no", 401, "wants a key"),
     ],
 )
@@ -129,7 +129,7 @@ def test_files_that_are_broken_are_named_with_what_is_wrong(desk: Desk) -> None:
     assert "did you mean 'tools'" in files["bad.toml"]["problem"]
     assert "MISTRAL_API_KEY" in files["keyless.toml"]["problem"]
     assert not files["detent.toml"]["problem"]
-    assert found["next"][0].startswith("mend bad.toml")
+    assert found["next"][0].startswith("fix bad.toml")
     desk.write("detent.toml", "storre = 3\n")
     code, found = doctor(desk)
     assert code == 1 and "did you mean 'store'" in found["files"][0]["problem"]

@@ -61,7 +61,7 @@ def test_a_backtest_tries_a_budget_and_takes_a_filter(worked: Desk) -> None:
     assert "0 decisions of 0 runs" in worked.detent("backtest", "--budget", "tool_calls=1", "--runs", "status=failed").out
     assert worked.detent("backtest", "--budget", "tool_calls=1", "--runs", "status=completed,agent=tester,since=1h").code == 1
     none = worked.detent("backtest", "--budget", "tool_calls=1", "--runs", "1999")
-    assert "0 decisions of 0 runs" in none.out and "no run fits --runs 1999" in none.err
+    assert "0 decisions of 0 runs" in none.out and "no run matches --runs 1999" in none.err
 
 
 @pytest.mark.parametrize(

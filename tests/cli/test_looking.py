@@ -216,7 +216,7 @@ def test_tail_says_what_may_be_the_matter_where_nothing_comes(desk: Desk, monkey
             await engine.run(Agent(name="a", tools=[]), "go", run_id="r", turns=1)
             progress = Progress(session.output, verbosity=0, shown=True)
             following = asyncio.ensure_future(looking._follow(engine, "r", session, progress))
-            while not any("detent resume r takes it on" in line for line in said):
+            while not any("detent resume r continues it" in line for line in said):
                 await asyncio.sleep(0)
             for _ in range(100):  # it looks again and again
                 await asyncio.sleep(0)
@@ -260,7 +260,7 @@ def test_replay_names_the_record_where_code_and_log_part(desk: Desk) -> None:
     text = (desk.home / "tools.py").read_text()
     desk.write("tools.py", text.replace('side_effect="write"', 'side_effect="write", idempotent=True'))
     declared = desk.detent("replay", "last")
-    assert (declared.code, "declared otherwise: 1 calls (main.1.0)" in declared.out) == (0, True), declared.out
+    assert (declared.code, "declaration of the tool has changed: 1 calls (main.1.0)" in declared.out) == (0, True), declared.out
     refusing = "from typing import Annotated\nfrom pydantic import AfterValidator\n\n\ndef refuse(text):\n    raise ValueError(text)\n"
     desk.write("tools.py", refusing + text.replace("note(text: str)", "note(text: Annotated[str, AfterValidator(refuse)])"))
     other = desk.detent("replay", "last")

@@ -311,7 +311,7 @@ def test_ctrl_c_in_a_command_is_said_and_is_no_silent_end(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(looking, "list_runs", interrupted)
     assert run(["list"]) == 5
-    assert capsys.readouterr().err.startswith("interrupted; what was recorded stays")
+    assert capsys.readouterr().err.startswith("interrupted; everything recorded is kept")
 
 
 INTERRUPTING = """

@@ -172,7 +172,7 @@ def test_a_model_behind_an_api_that_calls_no_tools_works_by_an_option_and_is_kno
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
-        (["run", "hi"], {}, r"error: no agent was given.*no key of a provider is set.*\n.*`detent init`.*`detent doctor`.*\n"),
+        (["run", "hi"], {}, r"error: no agent was given.*no provider key is set.*\n.*`detent init`.*`detent doctor`.*\n"),
         (["run", "hi"], {"GROQ_API_KEY": "k"}, r"error: no agent was given.*\n.*detent run --model groq:.*`detent doctor`.*\n"),
         (["run", "-m", "anthropic:claude-sonnet-4-6", "hi"], {}, r"error: .*set ANTHROPIC_API_KEY\n.*rules.*`detent doctor`.*\n"),
         (["run", "-m", "openai:gpt-5", "hi"], {"ANTHROPIC_API_KEY": "k"}, r"error: .*set OPENAI_API_KEY\n.*\n"),

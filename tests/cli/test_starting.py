@@ -177,7 +177,7 @@ def test_the_demo_fails_where_something_is_done_twice(monkeypatch: pytest.Monkey
 def test_the_demo_takes_a_model_only_where_there_is_one(desk: Desk) -> None:
     """`--model auto` without any key: one line, and nothing is written. A model that is named is the one that the run asks for."""
     done = desk.detent("demo", "--dir", "shown", "--model", "auto", **NO_KEYS)
-    assert (done.code, "no key of a provider is set" in done.err) == (2, True), done
+    assert (done.code, "no provider key is set" in done.err) == (2, True), done
     assert not (desk.home / "shown").exists()
     asked = desk.detent("demo", "--model", "nobody:nothing")
     assert (asked.code, "nobody:nothing" in asked.err) == (1, True), asked

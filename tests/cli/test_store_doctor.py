@@ -58,12 +58,12 @@ def test_damage_is_listed_with_what_to_do_and_changed_only_with_a_yes(store: str
     change("UPDATE runs SET status='failed'", f"INSERT INTO blobs VALUES ('gone', '{'a' * 64}', x'00')")
     before = Path("runs.db").read_bytes()
     code, out, _ = doctor(capsys, store)
-    assert code == 1 and "Damage: 1" in out and "run r: a list of the runs" in out and "Left over, which harms nothing: 1" in out
+    assert code == 1 and "Damage: 1" in out and "run r: a list of the runs" in out and "Left over, harmless: 1" in out
     assert (
         f"next: detent doctor --repair --store {store} would" in out and "  - remove what is left of gone, of which there is no log" in out
     )
     code, out, err = doctor(capsys, store, "--repair")
-    assert code == 2 and "--repair will" in err and "nothing was changed. To do it, say --yes" in err
+    assert code == 2 and "--repair will" in err and "nothing was changed. To do it, add --yes" in err
     assert Path("runs.db").read_bytes() == before
     code, out, err = doctor(capsys, store, "--repair", "--yes")
     assert code == 0 and "done: the listing entry of run r was written again" in err and "done: removed what was left of gone" in err
@@ -89,7 +89,7 @@ def test_a_store_that_is_not_there_or_none_is_named_and_none_is_made(
     """Exit code 2 for what was asked wrongly, 1 for a file that nobody can read."""
     monkeypatch.chdir(tmp_path)
     code, _, err = doctor(capsys, "sqlite:///nowhere.db")
-    assert (code, "there is no store, and nothing was made" in err, list(tmp_path.iterdir())) == (2, True, [])
+    assert (code, "there is no store, and none was created" in err, list(tmp_path.iterdir())) == (2, True, [])
     assert run(["doctor", "--repair"]) == 2 and "--store URL" in capsys.readouterr().err
     (tmp_path / "text.db").write_text("this is no database, but text that is long enough to be looked at as one" * 20)
     code, _, err = doctor(capsys, "sqlite:///text.db")

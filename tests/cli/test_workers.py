@@ -95,7 +95,7 @@ def test_a_stopped_worker_suspends_its_runs_and_exits_with_0(desk: Desk) -> None
     worker.send_signal(signal.SIGTERM)
     done = ended(worker)
     assert done.code == 0, done.err
-    assert "the worker was stopped (SIGTERM): 1 suspended, which the next worker takes on" in done.err
+    assert "the worker was stopped (SIGTERM): 1 suspended, left to the next worker" in done.err
     assert desk.detent("worker", "--until-idle", "--json").json["came_to"] == {"completed": 1}
     assert len(desk.notes) == 1
 

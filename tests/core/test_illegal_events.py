@@ -191,7 +191,7 @@ def test_after_its_end_a_run_takes_only_what_may_follow(name: str) -> None:
         if isinstance(event, after_end):
             continue
         with pytest.raises(
-            IllegalEvent, match=rf"run 'run' is stopped: {type(event).__name__}.* cannot follow \(only a reopened run goes on\)"
+            IllegalEvent, match=rf"run 'run' is stopped: {type(event).__name__}.* cannot follow \(only a reopened run continues\)"
         ):
             log.add(event)
 

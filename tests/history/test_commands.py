@@ -25,7 +25,7 @@ def test_a_run_is_forked_shown_and_compared(desk: Desk) -> None:
     run = desk.only_run()
     made = desk.detent("fork", run, "--at", "2", "--run-id", "branch")
     assert (made.code, desk.notes) == (0, ["one", "two"]), made.err
-    assert f" from {run[:15]}" in made.err
+    assert f"forked: run branch continues from {run[:15]}" in made.err
     shown = desk.detent("show", "branch", "-v")
     assert shown.out.count("not executed: the outcome is that of the same call") == 2
     assert f"forked from record 2 of run {run}; side effects: dry run" in shown.out
@@ -35,7 +35,7 @@ def test_a_run_is_forked_shown_and_compared(desk: Desk) -> None:
     same = desk.detent("diff", run, "branch")
     assert (same.code, same.out.strip()) == (0, f"no difference: {run[:15]} and branch did the same")
     assert desk.detent("diff", run, "branch", "--json").json["identical"] is True
-    assert "the same all the way" in desk.detent("bisect", run, "branch").out
+    assert "no difference: both runs did the same" in desk.detent("bisect", run, "branch").out
     assert "outcome that an ancestor has on record" in desk.detent("explain", "branch", "main.1.0").out
     assert {head["run_id"] for head in desk.detent("list", "--json").json} == {run, "branch"}
     assert "completed" in desk.detent("tail", "branch").err
@@ -50,9 +50,9 @@ def test_a_fork_of_an_erased_run_is_shown_as_what_it_is(desk: Desk) -> None:
     desk.detent("fork", run, "--at", "2", "--run-id", "branch", "--set", "goal=write less", "--no-resume")
     assert desk.detent("erase", run, "--yes").code == 0
     listed = desk.detent("list").out
-    assert "write less (goes on from an erased run)" in listed and "(erased)" in listed
+    assert "write less (continues from an erased run)" in listed and "(erased)" in listed
     checked = desk.detent("verify", "branch")
-    assert checked.code == 0 and f"it goes on from run {run}, which was erased" in checked.out
+    assert checked.code == 0 and f"it continues from run {run}, which was erased" in checked.out
     assert desk.detent("verify", "branch", "--json").json["parent_erased"] == run
     for command in (("show", "branch"), ("resume", "branch")):
         refused = desk.detent(*command)
@@ -78,7 +78,7 @@ def test_edits_and_effects_are_options(desk: Desk) -> None:
     parting = desk.detent("bisect", run, "branch", "--json").json["parting"]
     assert (parting["b_run"], parting["b_at"]) == ("branch", 1)
     assert set(parting["b"]["edits"]) == {"goal", "budget", "results"}
-    assert "they part in" in desk.detent("bisect", run, "branch").out
+    assert "they differ from" in desk.detent("bisect", run, "branch").out
 
 
 def test_a_fork_is_only_made_when_that_is_wanted(desk: Desk) -> None:
@@ -110,14 +110,14 @@ def test_an_upgrade_is_checked_before_it_is_made(desk: Desk) -> None:
     run = desk.only_run()
     before = desk.detent("export", run).out
     fine = desk.detent("check-upgrade")
-    assert (fine.code, "1 open runs, 0 would not go on" in fine.out) == (0, True), fine.out
+    assert (fine.code, "1 open runs, 0 cannot continue" in fine.out) == (0, True), fine.out
     tools = (desk.home / "tools.py").read_text()
     (desk.home / "tools.py").write_text(tools.replace("def note(text: str)", "def note(text: str, loud: bool = False)"))
     changed = desk.detent("check-upgrade", run)
-    assert changed.code == 0 and "changed since it was opened: tool:note" in changed.out
+    assert changed.code == 0 and "changed since the run was opened: tool:note" in changed.out
     (desk.home / "tools.py").write_text(tools.replace("def note(text: str)", "def jot(text: str)"))
     stranded = desk.detent("check-upgrade")
-    assert stranded.code == 1 and "tools that are not here: note" in stranded.out
+    assert stranded.code == 1 and "missing tools: note" in stranded.out
     data = desk.detent("check-upgrade", "--json").json["runs"][0]
     assert data["goes_on"] is False and "note" in data["missing"] and "note" in data["problem"]
     (desk.home / "tools.py").write_text(tools)

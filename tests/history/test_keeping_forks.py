@@ -170,7 +170,7 @@ def test_a_run_is_not_erased_while_somebody_advances_a_fork_of_it() -> None:
         async with make_engine(place.store(), tools) as engine:
             await family(engine)
             await other.claim("below")
-            with pytest.raises(RunBusy, match="run 'below', which goes on from run 'ended', is being advanced"):
+            with pytest.raises(RunBusy, match="run 'below', which continues from run 'ended', is being advanced"):
                 await engine.erase("parent")
             for name in ("parent", "ended", "open", "below"):
                 await engine.load(name)
@@ -410,7 +410,7 @@ async def _removed_beside_a_fork(place: Any, verb: str, operation: str, *, by: s
             assert await inner.store.head("child") is None, "a fork that was refused is not there"
             assert await inner.store.list_blobs("child") == []
         elif left:
-            assert verb == "erase" and "goes on from run 'parent'" in str(left[0])
+            assert verb == "erase" and "continues from run 'parent'" in str(left[0])
             assert await inner.load("parent") and await inner.load("child")
         elif verb == "erase":
             assert (await inner.store.head("child")).goal == "", "words of an erased goal"

@@ -222,7 +222,7 @@ def test_observers_handlers_and_hooks_are_told_in_one_way(is_async: bool, caplog
     with caplog.at_level(logging.ERROR, logger="detent"):
         done = ran([call(n=1), call(n=2), END], *Desk().all, hooks=hooks, observers=[Broken(), bus], replays=False)
     assert done.why == ("completed", "final_answer")
-    words = "{} failed; the run goes on, and further failures of it are not reported"
+    words = "{} failed; the run continues, and further failures of it are not reported"
     names = (Broken.__qualname__, "handler", "action", "observation", "done")
     assert sorted(r.getMessage() for r in caplog.records) == sorted(words.format(name) for name in names)
     assert [told.count(name) for name in ("after", "handler", "action", "observation", "done")] == [2, 2, 2, 2, 1]

@@ -101,10 +101,10 @@ def test_no_command_but_one_that_begins_a_run_makes_a_store(
     assert run(["list", "--store", url]) == 0
     assert "does not exist" in capsys.readouterr().err
     assert run(["doctor", "--store", url]) == 2
-    assert "there is no store, and nothing was made" in capsys.readouterr().err
+    assert "there is no store, and none was created" in capsys.readouterr().err
     monkeypatch.setenv("DETENT_STORE", url)
     run(["doctor"])
-    assert "not there yet; the first run makes it" in capsys.readouterr().out
+    assert "does not exist yet; the first run creates it" in capsys.readouterr().out
     if kind == "postgresql":
         assert ask(server, "SELECT nspname FROM pg_namespace WHERE nspname IN ('typo', 'detent')") == []
 

@@ -1,6 +1,6 @@
-"""A call that waits for approval, as a person is shown it: the whole call, or the digest that stands for it, and what to know of it.
+"""Shows a person a call that waits for approval: the whole call or only its digest, and the facts about it.
 
-Lines of the call begin with a bar, also where a terminal would have broken them, so that no argument can look like anything else. Above
+Each line of the call begins with a bar, even where a terminal would have wrapped it, so that no argument can look like anything else. Above
 `SHOWN_WHOLE_BYTES` only the digest is shown, and approving then needs `--digest`.
 """
 
@@ -17,15 +17,15 @@ from detent.running.results import Approval
 
 BAR = "  | "
 SHORT = 60
-"""Arguments of so many characters stand on one line."""
+"""Arguments up to this many characters are shown on one line."""
 VALUE = 200
-"""So much is shown of a value that differs: the whole one is in the call."""
+"""How many characters of a changed value are shown; the call above has the whole value."""
 WRITTEN = 2_000
-"""So much is shown of what a planner wrote, where it was repaired: `detent approvals --json` has the whole."""
+"""How many characters are shown of a repaired call as the planner wrote it; `detent approvals --json` has all."""
 MOST_CHANGED = 100
-"""So many lines of the diff of a write are shown."""
+"""How many lines of the diff of a write are shown."""
 MOST = 20
-"""So many differences are shown."""
+"""How many differences are shown."""
 OF = {
     "user": "the user",
     "agent": "the agent's specification",
@@ -37,11 +37,11 @@ OF = {
     "model": "the planner's own words",
     "empty": "empty",
 }
-"""What the labels of origins say to a person."""
+"""The labels of origins as a person reads them."""
 
 
 def request_lines(request: Approval, *, margin: int = 0) -> list[str]:
-    """Return the call and what to know of it, made for a terminal of which `margin` columns are taken, as long as it takes where there is none."""
+    """Return the call and the facts about it, wrapped for a terminal where `margin` columns are taken; not wrapped without a terminal."""
     columns = room_of(sys.stderr) or room_of(sys.stdout)
     width = None if columns is None else max(columns - margin, 2 * len(FURTHER))
     lines = [f"{BAR}{row}" for row in _rows(_call(request), width and width - len(BAR))]
@@ -52,11 +52,11 @@ def request_lines(request: Approval, *, margin: int = 0) -> list[str]:
 
 
 def diff_lines(changes: Sequence[str]) -> list[str]:
-    """Return the diff of a write, each line behind a bar and broken like the call; its first `MOST_CHANGED` lines."""
+    """Return the first `MOST_CHANGED` lines of the diff of a write, each behind a bar and wrapped like the call."""
     columns = room_of(sys.stderr)
     shown = [clean(line.expandtabs()) for line in changes[:MOST_CHANGED]]
     if len(changes) > MOST_CHANGED:
-        shown.append(f"... and {len(changes) - MOST_CHANGED} more lines of the change; the call above is whole")
+        shown.append(f"... and {len(changes) - MOST_CHANGED} more lines of the change; the call above is complete")
     rows = [f"{BAR}{row}" for row in _rows(shown, columns and max(columns - len(BAR), LEAST))]
     return ["  changes", *rows] if rows else []
 
@@ -69,7 +69,7 @@ def _call(request: Approval) -> list[str]:
 
 
 def _facts(request: Approval) -> Iterator[tuple[str, str]]:
-    """Yield what to know of a call: a name of at most nine characters, and what it says."""
+    """Yield the facts about a call: a name of at most nine characters, and a text."""
     if request.too_long:
         yield "digest", request.digest
     if request.sandbox:
@@ -107,12 +107,12 @@ def _side(change: dict[str, Any], side: str) -> str:
 
 
 def _rows(lines: Iterable[str], width: int | None) -> list[str]:
-    """Return the lines, each broken into as many as a terminal of this width needs."""
+    """Return the lines, each split into as many as a terminal of this width needs."""
     return [row for line in lines for row in (broken(line, width) if width else [line])]
 
 
 def refuse_unseen(session: Session, request: Approval, digest: str) -> None:
-    """Raise `NotAllowedNow` for a call of which only the digest can be shown, where that was not given."""
+    """Raise `NotAllowedNow` if only the digest of a call can be shown and `digest` was not given."""
     if request.too_long and not digest:
         look = session.command("approvals", request.run_id, "--json")
         why = (

@@ -1,6 +1,6 @@
-"""What the options of `detent run` say about the model: over an agent file, or as an agent of their own.
+"""The model options of `detent run`. They override an agent file, or make an agent without one.
 
-What they say becomes part of the agent, and so of the log: `detent resume RUN` needs none of them again.
+They become part of the agent and are recorded with it, so `detent resume RUN` does not need them again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from detent.config.imports import absolute_import, load_object, load_tool
 from detent.core.errors import ConfigError
 
 IMPLICIT = "assistant"
-"""The name of the agent that options alone make."""
+"""The name of an agent that is made from options alone."""
 
 
 class Asked(Options, frozen=True, kw_only=True):
-    """The options as they were given; None was not."""
+    """The options as given; None means not given."""
 
     model: Annotated[
         str | None,
@@ -33,40 +33,36 @@ class Asked(Options, frozen=True, kw_only=True):
     small_model: Annotated[
         str | None, typer.Option("--small-model", metavar="PROVIDER:NAME", help="The model for titles, critiques and classifications.")
     ] = None
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="T", help="How much chance there is in answers.", min=0.0)
-    ] = None
+    temperature: Annotated[float | None, typer.Option("--temperature", metavar="T", help="Sampling temperature.", min=0.0)] = None
     base_url: Annotated[
         str | None,
-        typer.Option("--base-url", metavar="URL", help="Ask the model at this OpenAI-compatible URL, such as http://127.0.0.1:8080/v1."),
+        typer.Option("--base-url", metavar="URL", help="Call the model at this OpenAI-compatible URL, such as http://127.0.0.1:8080/v1."),
     ] = None
     api_key_env: Annotated[
         str | None,
         typer.Option(
-            "--api-key-env", metavar="NAME", help="The environment variable with the key for --base-url; no other key is sent there."
+            "--api-key-env", metavar="NAME", help="The environment variable that holds the key for --base-url. No other key is sent there."
         ),
     ] = None
     planner: Annotated[
         Literal["model", "on-device"] | None,
-        typer.Option(
-            "--planner", help="on-device: the model writes text, of which actions are read; for small models on a server of your own."
-        ),
+        typer.Option("--planner", help="on-device: read actions from the text that the model writes; for small models on your own server."),
     ] = None
     tool_calls: Annotated[
         Literal["native", "text"] | None,
         typer.Option(
             "--tool-calls",
-            help="text: for a model that cannot call tools; it is shown them in words, and its calls are read from its text.",
+            help="text: for a model that cannot call tools. The prompt describes the tools, and calls are read from the answer.",
         ),
     ] = None
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Take answers whole instead of in pieces.")] = False
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Do not stream answers.")] = False
     tools: Annotated[
         list[str] | None,
-        typer.Option("--tools", metavar="LIST", help="The tools, by name or ./file.py:name,name, with commas between. Repeatable."),
+        typer.Option("--tools", metavar="LIST", help="The tools, separated by commas: names, or ./file.py:name,name. Repeatable."),
     ] = None
 
     def over(self, agent: Agent) -> Agent:
-        """Return the agent with what these options say in place of what it says; a model takes the place of rules. Raise `ConfigError`."""
+        """Return the agent, overridden by these options; a model replaces rules. Raise `ConfigError`."""
         changes: dict[str, Any] = {}
         if self.model is not None:
             if not self.model.strip():
@@ -88,11 +84,11 @@ class Asked(Options, frozen=True, kw_only=True):
         if self.tools is not None:
             changes |= _tools(self.tools, agent)
         if any(name not in ("tools", "meta") for name in changes) and agent.rules and self.model is None:
-            raise ConfigError(f"agent {agent.name!r} plans by rules, so options about a model have no effect; give --model to let one plan")
+            raise ConfigError(f"agent {agent.name!r} plans by rules, so model options have no effect; add --model to let a model plan")
         return msgspec.structs.replace(agent, **changes)
 
     def agent(self, workspace: str | None) -> Agent:
-        """Return an agent of these options alone; in a `workspace` that was named it has the tools of one unless `--tools` says which."""
+        """Return an agent made from these options alone. If a `workspace` was named, it has all workspace tools unless `--tools` is given."""
         from detent.tools.workspace.tools import workspace_tools
 
         names = tuple(tool.name for tool in workspace_tools(".")) if workspace is not None else ()
@@ -102,7 +98,7 @@ class Asked(Options, frozen=True, kw_only=True):
 def _tools(said: Sequence[str], agent: Agent) -> dict[str, Any]:
     """Return the tools that `--tools` lists, names and import paths, and what a later process needs to import them.
 
-    A bare name behind an import path is of the same file where that has such a thing: "./file.py:first,second" are two of its tools.
+    A bare name after an import path belongs to the same file if the file defines it: "./file.py:first,second" names two of its tools.
     """
     imports: list[str] = []
     tools: list[Any] = []
@@ -119,7 +115,7 @@ def _tools(said: Sequence[str], agent: Agent) -> dict[str, Any]:
 
 
 def _holds(module: str, name: str) -> bool:
-    """Whether a module or file that was imported has something of this name."""
+    """Whether an imported module or file defines this name."""
     try:
         load_object(f"{module}:{name}", "--tools")
     except ConfigError:

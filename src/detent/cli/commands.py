@@ -1,6 +1,6 @@
-"""The commands by name: where each is defined and what it does in a few words, in the groups of `detent help`.
+"""The commands by name, in the groups of `detent help`: where each is defined, and what it does in a few words.
 
-Rule: plain data and text. `detent --help` prints these lines and imports no command; a command that runs imports its own module alone.
+Rule: plain data and text. `detent --help` prints these lines without importing a command; running a command imports only its own module.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """One command: `module:function` in `detent.cli`, and one line of help that fits beside its name on 80 columns."""
+    """One command: `module:function` in `detent.cli`, and one line of help that fits next to its name in 80 columns."""
 
     where: str
     summary: str

@@ -1,7 +1,7 @@
-"""Completion of commands, options, run ids and agents in bash, zsh and fish: the scripts, and what they ask for at each Tab.
+"""Completion of commands, options, run ids and agents in bash, zsh and fish: the scripts, and the answers to each Tab.
 
-typer makes the scripts and reads the words. A shell evaluates what it is offered, so nothing but plain names is: no goal, no title, and no
-agent whose name holds anything else than letters, digits and `._@/-`.
+typer makes the scripts and reads the words. A shell evaluates what it is offered, so only plain names are offered: no goals, no titles, and no
+agents whose name has anything but letters, digits and `._@/-`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from detent.core.errors import ConfigError, DetentError
 from detent.core.records import RunHead
 from detent.ports import RunQuery
 
-if TYPE_CHECKING:  # a shell that asks for the name of a command does not wait for these
+if TYPE_CHECKING:  # completing the name of a command must not wait for these
     from detent.cli.session import Session
     from detent.engine import Engine
 
 VARIABLE = "_DETENT_COMPLETE"
 NEWEST = 50
-"""So many runs are offered."""
+"""How many runs are offered."""
 PLAIN = re.compile(r"[\w.@/-]+", re.ASCII)
 SHELLS = ("bash", "zsh", "fish")
 
 
 def completion(
     shell: Annotated[
-        Literal["bash", "zsh", "fish"] | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish. Default: that of $SHELL.")
+        Literal["bash", "zsh", "fish"] | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish. Default: from $SHELL.")
     ] = None,
 ) -> int:
     """Print the script that completes commands, options, run ids and agents in your shell.
@@ -55,7 +55,7 @@ def completion(
 
 
 def complete(make_app: Callable[..., typer.Typer]) -> int:
-    """Print what fits the words that a shell's script has put into the environment, and return the exit code."""
+    """Print the completions of the words that a shell's script has put into the environment, and return the exit code."""
     words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()
     named = next((word for word in words[1:] if word in EVERY), "")
     o.COMPLETED.update(runs=runs, agents=agents)
@@ -66,12 +66,12 @@ def complete(make_app: Callable[..., typer.Typer]) -> int:
 
 
 def _of_typer() -> Any:
-    """Return the module of typer that knows the shells; it exports them without a promise to type checkers."""
+    """Return typer's module for shells, whose functions have no types."""
     return importlib.import_module("typer.completion")
 
 
 def runs(options: dict[str, Any], begun: str) -> list[str]:
-    """Return the newest runs that begin with this, by their short names where these fit, and the words that stand for a run."""
+    """Return the newest runs that begin with this, by short name where that fits, and the words for a run such as `last`."""
     query = RunQuery(limit=NEWEST, starts_with=(begun,) if begun else ())
     heads, short = _looked_up(options, query)
     names = [name if (name := short.get(head.run_id, head.run_id)).startswith(begun) else head.run_id for head in heads]
@@ -79,7 +79,7 @@ def runs(options: dict[str, Any], begun: str) -> list[str]:
 
 
 def agents(options: dict[str, Any], begun: str) -> list[str]:
-    """Return the agents that detent.toml names, those of the newest runs, and agent files, as far as they begin with this."""
+    """Return the names that begin with this among the agents of detent.toml, the agents of the newest runs, and agent files."""
     heads, _ = _looked_up(options, RunQuery(limit=NEWEST))
     named = _session(options)
     found = [*((named.config.agents or {}) if named else ()), *(head.agent for head in heads), *map(str, Path().glob("*.toml"))]
@@ -87,7 +87,7 @@ def agents(options: dict[str, Any], begun: str) -> list[str]:
 
 
 def _looked_up(options: dict[str, Any], query: RunQuery) -> tuple[list[RunHead], dict[str, str]]:
-    """Return the runs that fit, and their short names; none where the store cannot be read, and without a word on the terminal."""
+    """Return the matching runs and their short names; none if the store cannot be read. Prints nothing."""
     session = _session(options)
     if session is None:
         return [], {}

@@ -1,8 +1,8 @@
-"""`detent demo`: an agent is killed inside a payment, asks for an approval, and is compared with the same agent as a plain loop.
+"""`detent demo`: kills an agent during a payment, lets it ask for an approval, and compares it with the same agent as a plain loop.
 
 Everything is real: each command is a process of its own, and the kill is a SIGKILL from outside. The tool tells the demo through a pipe that the
-payment was made, and then hangs, so that the kill always hits the moment between the effect and its record. In the end the log and the ledger
-are searched for anything that was done twice.
+payment was made, and then hangs. So the kill always hits the moment between the effect and its record. In the end the demo searches the log and
+the ledger for anything that was done twice.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ RUN = "pay"
 """The id of the run."""
 GOAL = "Pay what is due"
 KILL_AFTER = 2
-"""So many payments are in the ledger when the process is killed."""
+"""How many payments are in the ledger when the process is killed."""
 PATIENCE_S = 60.0
 MOST_STEPS = 20
-"""How often the run is taken further after the kill; a model may need more steps than the rules."""
+"""How many steps the demo makes after the kill; a model may need more than the rules."""
 COLUMNS = 80
 
 Payment = tuple[str, str, str]
 
 
 class Failed(DetentError):
-    """The demonstration did not go as it must; the message says where."""
+    """The demo failed; the message says where."""
 
     code = "demo_failed"
 
 
 def demonstrate(output: Output, directory: Path | None, model: str | None = None) -> int:
-    """Run, kill, resume, approve, compare. Return 0 when every check holds, 1 otherwise. Raise `ConfigError`."""
+    """Run, kill, resume, approve, compare. Return 0 if every check passes, otherwise 1. Raise `ConfigError`."""
     model = _chosen(model)
     home = _prepare(directory)
     output.show("An agent pays three invoices: A-17, A-18, and A-19, which is large.", "bold")
@@ -108,19 +108,19 @@ def _demonstrate(output: Output, home: Path, model: str | None) -> dict[str, Any
 
 
 class _Demo:
-    """What the parts of the demonstration share: where they write, and the directory that they work in."""
+    """What the parts of the demo share: their output and their directory."""
 
     def __init__(self, output: Output, home: Path, model: str | None) -> None:
         self._output, self._home = output, home
         self._model = ("--model", model) if model else ()
 
     def title(self, text: str) -> None:
-        """Begin a part."""
+        """Print the title of a part."""
         self._output.show()
         self._output.show(text, "bold")
 
     def detent(self, *words: str, wanted: Sequence[int] = (0,)) -> int:
-        """Run a command of ours, show it and what it prints, and return its exit code. Raise `Failed` for one that is not wanted."""
+        """Run a detent command, show it and its output, and return its exit code. Raise `Failed` if the code is not in `wanted`."""
         self._output.show(f"$ detent {' '.join(words)}", "bold")
         done = subprocess.run(
             _command(*words),
@@ -138,7 +138,7 @@ class _Demo:
         return done.returncode
 
     def killed(self) -> None:
-        """Start the run, and kill it inside its second payment. Raise `Failed`."""
+        """Start the run, and kill it during its second payment. Raise `Failed`."""
         words = ("run", *self._model, "--run-id", RUN)
         self._output.show(f'$ detent {" ".join(words)} "{GOAL}"', "bold")
         said = self._kill([*_command(*words), GOAL], {})
@@ -147,7 +147,7 @@ class _Demo:
         self._output.show(f"  SIGKILL inside `pay`: {last} is in the ledger, its outcome is not in the log.", "red")
 
     def taken_further(self) -> tuple[RunState, list[str]]:
-        """Settle what is in doubt and approve what waits until the run has ended; return its state, and which invoices were approved."""
+        """Settle calls in doubt and approve waiting calls until the run has ended; return its state and the approved invoices."""
         approved: list[str] = []
         for _ in range(MOST_STEPS):
             state = fold(self.records())
@@ -173,7 +173,7 @@ class _Demo:
         raise Failed(f"the run did not end within {MOST_STEPS} steps")
 
     def plain_loop(self) -> list[Payment]:
-        """Run the plain loop, kill it in the same place, start it again, and return what it has paid."""
+        """Run the plain loop, kill it at the same place, start it again, and return its payments."""
         ledger = self._home / "plain-ledger.csv"
         command = [sys.executable, "plain_loop.py"]
         for start in ("  (killed in the same place)", ""):
@@ -213,7 +213,7 @@ class _Demo:
             os.close(write)
             try:
                 ready, _, _ = select.select([read], [], [], PATIENCE_S)
-                told = os.read(read, 1) if ready else b""  # nothing, where the process has ended
+                told = os.read(read, 1) if ready else b""  # empty if the process has ended
             finally:
                 os.close(read)
                 process.send_signal(signal.SIGKILL)
@@ -224,7 +224,7 @@ class _Demo:
         return said
 
     def _quote(self, text: str) -> None:
-        """Show what a command printed, broken where the terminal ends."""
+        """Show what a command printed, wrapped at the width of the terminal."""
         width = room_of(sys.stdout) or COLUMNS
         for line in text.strip().splitlines():
             rows = textwrap.wrap(line, width - 2, subsequent_indent="      ", drop_whitespace=False, break_on_hyphens=False) or [""]
@@ -236,7 +236,7 @@ class _Demo:
 
 
 def _chosen(model: str | None) -> str | None:
-    """Return the model to use; `auto` is the first provider of which a key is set. Raise `ConfigError` where there is none."""
+    """Return the model to use; `auto` means the first provider whose key is set. Raise `ConfigError` if there is none."""
     if model != "auto":
         return model
     from detent.planners.providers import SUGGESTED, providers_with_key
@@ -244,26 +244,26 @@ def _chosen(model: str | None) -> str | None:
     ready = providers_with_key()
     if not ready:
         raise ConfigError(
-            "no key of a provider is set, so no model is available; `detent doctor` lists the variables. Without --model rules decide"
+            "no provider key is set, so no model is available; `detent doctor` lists the variables. Without --model rules decide"
         )
     return SUGGESTED[ready[0]]
 
 
 def _prepare(directory: Path | None) -> Path:
-    """Return a directory with a copy of the example. Raise `ConfigError` when it is not empty."""
+    """Return a directory with a copy of the example. Raise `ConfigError` if it is not empty."""
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} is not an empty directory; the demo writes into a new or an empty one")
     files = [*texts(packaged("demo"))]
     home = (directory or Path(tempfile.mkdtemp(prefix="detent-demo-"))).resolve()
     for name, text in files:
         written(home / name, text)
-    with contextlib.suppress(ConfigError):  # no place to remember it: then its own processes alone are told (`_environment`)
+    with contextlib.suppress(ConfigError):  # trust cannot be remembered: then only the demo's own processes get it (`_environment`)
         remember(listing(home), pin=True)
     return home
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Return the environment of the processes: without settings that would change the run, with trust in what was written, and this package."""
+    """Return the environment of the processes: without settings that would change the run, with trust in the written files, and with this package."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DETENT_", "DEMO_", "PYTHONSAFEPATH"))}
     source = str(Path(__file__).resolve().parent.parent.parent)
     kept[VARIABLE] = f"{home}={listing(home).digest}"
@@ -294,7 +294,7 @@ def payments(ledger: Path) -> list[Payment]:
 
 
 def proof(before: Sequence[Record], after: Sequence[Record], ledger: Iterable[Payment]) -> list[tuple[str, bool]]:
-    """Return each claim with whether it holds, from the log before and after the kill and from the ledger, which is what really happened."""
+    """Return each statement with whether it is true, from the log before and after the kill and from the ledger, which has what really happened."""
     paid = list(ledger)
     starts = [record.event for record in after if isinstance(record.event, ToolStarted) and record.event.tool == "pay"]
     settled = {record.event.call for record in after if isinstance(record.event, ToolReconciled)}

@@ -1,4 +1,4 @@
-"""`detent doctor`: what there is to run agents with, what is wrong, and what to do next."""
+"""`detent doctor`: reports what is available to run agents, what is wrong, and what to do next."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from detent.ports import RunQuery, look_at
 from detent.stores.passwords import without_password
 
 STORE_S = 5.0
-"""For how long a store may take to answer."""
+"""How long a store may take to answer."""
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration or agent file; `plans_by` says what decides for an agent: a model's name, or "rules"."""
+    """A configuration or agent file; `plans_by` is what plans for an agent: a model's name, or "rules"."""
 
     path: str
     kind: str
@@ -41,7 +41,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The store that commands use here; `exists` is false where the first run will make it."""
+    """The store that commands use here; `exists` is false if the first run will create it."""
 
     url: str
     exists: bool
@@ -49,7 +49,7 @@ class StoreCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was found; `ok` when a run can be made and nothing that is there is broken."""
+    """All findings; `ok` if a run can start and nothing is broken."""
 
     ok: bool
     version: str
@@ -68,27 +68,27 @@ def doctor(
     store: o.Store = None,
     config: o.ConfigFile = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="A line also for each provider without a key and each server that is not running.")
+        bool, typer.Option("--all", help="Also list each provider without a key and each server that is not running.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="With --store: mend what can be mended. Says before what it will do, and asks.")
+        bool, typer.Option("--repair", help="With --store: repair what can be repaired. Lists the changes first, and asks.")
     ] = False,
     yes: o.Yes = False,
     json_wanted: o.Json = False,
 ) -> int:
-    """Say which models can be asked from here, what is installed, whether files and store are sound, and what to do next.
+    """Report which models you can use here, what is installed, whether files and store are sound, and what to do next.
 
-    Exit code 0 when a run can be made and nothing that is there is broken, else 1. Keys are looked for by the names of their variables;
-    no value is shown, and nothing is sent but a question for their models to servers on this machine.
+    Exits with 0 if a run can start and nothing is broken, else with 1. Keys are found by the names of their environment variables; no value is
+    shown. The only requests go to model servers on this machine, and ask for their models.
 
-    With --store URL that store is examined instead, all of it: pages and indexes, every record, artifact, listing entry and inbox, and what
-    belongs to nothing. Exit code 0 when nothing is damaged, else 1; nothing is changed. --repair mends what can be made again from sound logs,
-    and removes what is left over. It changes no record: a damaged log is kept as it is.
+    With --store URL, examine that whole store instead: pages and indexes, every record, artifact, listing entry and inbox, and leftovers.
+    Exits with 0 if nothing is damaged, else with 1; nothing is changed. --repair rebuilds what can be rebuilt from sound logs, and removes
+    leftovers. It changes no record: a damaged log stays as it is.
     """
     if store is not None:
         return examine_store(store=store, config=config, repair=repair, yes=yes, json_wanted=json_wanted)
     if repair:
-        raise ConfigError("--repair changes a store; say which with --store URL (`detent where` shows that of this directory)")
+        raise ConfigError("--repair changes a store; name it with --store URL (`detent where` shows the store of this directory)")
     found = examine(agent=agent, config=config)
     output = Output(json_wanted=json_wanted)
     output.document(found)
@@ -98,13 +98,13 @@ def doctor(
 
 
 def examine(*, agent: str | None, config: Path | None) -> Findings:
-    """Look at everything and return what was found; nothing raises, what is wrong is said."""
+    """Check everything and return the findings. Problems are part of the findings and never raised."""
     environment = dict(os.environ)
     extras = surroundings.extras()
     providers = surroundings.providers(environment, extras)
     servers = surroundings.servers(surroundings.places(environment))
     session, files = _files(agent, config)
-    unread = StoreCheck(url=without_password(environment.get("DETENT_STORE", "")), exists=False, problem="not looked at")
+    unread = StoreCheck(url=without_password(environment.get("DETENT_STORE", "")), exists=False, problem="not checked")
     checked = _store(session) if session is not None else unread
     usable = [f for f in files if f.kind == "agent" and not f.problem]
     broken = [f for f in files if f.problem]
@@ -127,7 +127,7 @@ def examine(*, agent: str | None, config: Path | None) -> Findings:
 
 
 def _files(agent: str | None, config: Path | None) -> tuple[Session | None, list[File]]:
-    """Return the session that these options and files make, if they make one, and what was found of each file."""
+    """Return the session for these options and files, if they are valid, and the findings about each file."""
     named = config or (Path(os.environ["DETENT_CONFIG"]) if os.environ.get("DETENT_CONFIG") else find_config())
     files: list[File] = []
     try:
@@ -159,7 +159,7 @@ def _agent(named: str, trust: Trust) -> File:
 
 
 def _unaskable(agent: Agent) -> str:
-    """Return why the agent's model cannot be asked from here, or ""."""
+    """Return why the agent's model cannot be used here, or ""."""
     if agent.rules or not agent.model:
         return ""
     try:
@@ -199,20 +199,22 @@ def _store(session: Session) -> StoreCheck:
 
 
 def _private(session: Session | None) -> list[str]:
-    """Return what is recommended where goals may hold what should go when a run is erased."""
+    """Return a recommendation if goals may contain text that should disappear when a run is erased."""
     config = session.config if session is not None else Config()
     if config.goal_words_in_ids is False or not (config.tenants or config.redact):
         return []
     why = "[tenants]" if config.tenants else "redact"
-    return [f"say goal_words_in_ids = false in detent.toml, which has {why}: ids hold words of the goal, and stay when a run is erased"]
+    return [
+        f"set goal_words_in_ids = false in detent.toml, because it has {why}: ids contain words of the goal and stay when a run is erased"
+    ]
 
 
 # What to do -------------------------------------------------------------------------------------------------------------------------
 
 
 def _next(providers: list[Provider], servers: list[Server], extras: list[Extra], files: list[File], store: StoreCheck) -> list[str]:
-    """Return what to do, the most useful first: mend what is broken, then run."""
-    steps = [f"mend {file.path}: {file.problem.splitlines()[0]}" for file in files if file.problem]
+    """Return what to do, the most useful first: fix what is broken, then run."""
+    steps = [f"fix {file.path}: {file.problem.splitlines()[0]}" for file in files if file.problem]
     if store.problem and store.url:
         steps.append(f"the store {store.url} cannot be used: {store.problem.splitlines()[0]}; name another one with --store URL")
     ready = [provider for provider in providers if provider.usable]
@@ -221,14 +223,14 @@ def _next(providers: list[Provider], servers: list[Server], extras: list[Extra],
     if agents:
         steps.append(f"run the agent: detent run --agent {agents[0].path} GOAL")
     if ready:
-        steps.append(f"ask a model: detent run --model {ready[0].model} GOAL")
+        steps.append(f"use a model: detent run --model {ready[0].model} GOAL")
     if local:
-        steps.append(f"ask a model of this machine: detent run --model {local[0].name}:{local[0].models[0]} GOAL")
+        steps.append(f"use a model of this machine: detent run --model {local[0].name}:{local[0].models[0]} GOAL")
         there = {extra.name for extra in extras if extra.version}
         steps += [] if "openai" in there else ['its client is missing: pip install "detent[openai]"']
     for provider in providers:
         if provider.found and not provider.installed:
-            steps.append(f'{provider.name} has a key and no client: pip install "detent[{provider.name}]"')
+            steps.append(f'{provider.name} has a key but no client: pip install "detent[{provider.name}]"')
     if not (ready or local or agents):
         steps.append("set the key of a provider, such as OPENAI_API_KEY, or start a local server, such as `ollama serve`")
         steps.append("without a model: `detent init` writes an agent that plans by rules")
@@ -244,7 +246,7 @@ def _show(found: Findings, output: Output, *, everything: bool) -> None:
     _part(output, "Installed", _extras(found.extras))
     _part(output, "Programs", [(p.name, p.found or p.problem, not p.problem) for p in found.programs])
     store = found.store
-    said = "not used" if not store.url else store.problem or ("there" if store.exists else "not there yet; the first run makes it")
+    said = "not used" if not store.url else store.problem or ("exists" if store.exists else "does not exist yet; the first run creates it")
     files = [(f.path, f.problem or (f"plans by {f.plans_by}" if f.plans_by else "valid"), not f.problem) for f in found.files]
     nothing = [(f"{CONFIG_FILE}, {AGENT_FILE}", "none here", True)]
     _part(output, "Files and store", [*(files or nothing), (store.url or "store", said, not store.problem)])

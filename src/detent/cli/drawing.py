@@ -1,7 +1,7 @@
-"""What only a terminal is shown: Markdown rendered, code highlighted, and the diff of a write.
+"""Drawing for terminals only: rendered Markdown, highlighted code, and the diff of a write.
 
-Rule: what models and tools write is data. Everything that is drawn is cleaned once more after it was laid out, no text of theirs is left out, and
-a link is shown with its whole address.
+Rule: what models and tools write is data. Everything drawn is cleaned once more after layout, none of their text is left out, and a link is shown
+with its whole address.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from detent.core.errors import DetentError
 from detent.expressions.display import clean
 
 MOST_CHARS = 100_000
-"""A longer answer is shown as it is: laying it out takes time."""
+"""A longer answer is shown as it is, because layout takes time."""
 MOST_BYTES = 1_000_000
 """Larger files are not read for a diff."""
 THEME = "ansi_dark"
-"""Colours of the terminal itself, so that code can be read on a light background too."""
+"""Uses the terminal's own colours, so that code is readable on a light background, too."""
 
 
 def show_answer(output: Output, answer: Any, *, by_model: bool) -> None:
-    """Write an answer to stdout: at a terminal a model's text as Markdown and data as coloured JSON, anywhere else as it is."""
+    """Write an answer to stdout. At a terminal, a model's text is drawn as Markdown and data as coloured JSON; elsewhere both stay as they are."""
     drawn = sys.stdout.isatty() and not output.json
     if drawn and not isinstance(answer, str):
         from rich.syntax import Syntax
@@ -37,7 +37,7 @@ def show_answer(output: Output, answer: Any, *, by_model: bool) -> None:
 
 
 def draw(renderable: Any, stream: Any) -> None:
-    """Write something that rich can lay out to a terminal; every text in it is cleaned after that."""
+    """Write a rich renderable to a terminal; all its text is cleaned after layout."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 
@@ -53,12 +53,12 @@ def draw(renderable: Any, stream: Any) -> None:
 
 
 def markdown(text: str) -> Any:
-    """Return a text as a renderable. Line breaks stay, and so does all that Markdown would hide: HTML, entities, addresses, definitions."""
+    """Return a text as a renderable. It keeps line breaks and what Markdown would hide: HTML, entities, addresses, definitions."""
     from markdown_it import MarkdownIt
     from rich.markdown import Markdown, TableElement
 
     class Folded(TableElement):
-        """A table that breaks long words instead of cutting them."""
+        """A table that wraps long words instead of cutting them."""
 
         def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
             for table in super().__rich_console__(console, options):
@@ -79,7 +79,7 @@ def markdown(text: str) -> Any:
 
 
 def _inline(tokens: Iterable[Any]) -> Iterator[Any]:
-    """Yield the parts of a paragraph with line breaks as they were written, and the address behind the words of each link and image."""
+    """Yield the parts of a paragraph with its line breaks, and with the address after the words of each link and image."""
     from markdown_it.token import Token
 
     address, words = "", ""
@@ -103,9 +103,9 @@ def _inline(tokens: Iterable[Any]) -> Iterator[Any]:
 
 
 def present(root: Any, args: Any, redact: Sequence[str]) -> str | None:
-    """Return the text of the file that a call names, as it is now in the workspace `root`, without what the patterns of `redact` match.
+    """Return the current text of the file that a call names in the workspace `root`, without what the patterns of `redact` match.
 
-    It is "" where there is no file, and None where it cannot be shown.
+    It is "" if there is no file, and None if the text cannot be shown.
     """
     path = args.get("path") if isinstance(args, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if not (isinstance(root, str) and isinstance(path, str)):
@@ -120,12 +120,12 @@ def present(root: Any, args: Any, redact: Sequence[str]) -> str | None:
             if (found := current(workspace, place, need_data=False).found) is not None and found.st_size > MOST_BYTES:
                 return None
             return Redactor(redact, b"").without((current(workspace, place).data or b"").decode())
-    except (DetentError, OSError, UnicodeDecodeError):  # the tool says what is wrong with it
+    except (DetentError, OSError, UnicodeDecodeError):  # the tool reports the problem
         return None
 
 
 def diff_of(tool: str, args: Any, before: str | None) -> list[str]:
-    """Return what a call of a workspace tool changes, as the lines of a diff; `before` is the file as it was. Nothing for any other call."""
+    """Return the change that a call of a workspace tool makes, as lines of a diff; `before` is the old file. Empty for any other call."""
     given: dict[str, Any] = cast("dict[str, Any]", args) if isinstance(args, dict) else {}
     match tool, given:
         case "write_file", {"path": str(), "content": str(new)} if before is not None:

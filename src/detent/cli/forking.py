@@ -1,4 +1,4 @@
-"""Commands that branch and compare runs, and say whether they survive an upgrade: fork, diff, bisect, check-upgrade."""
+"""Commands that branch and compare runs, and check whether they survive an upgrade: fork, diff, bisect, check-upgrade."""
 
 from __future__ import annotations
 
@@ -42,36 +42,36 @@ def fork(
         typer.Option(
             "--at",
             metavar="N",
-            help="The record to go on from. Default: the end of an unfinished run, before the last turn of a finished one.",
+            help="The record to continue from. Default: the end of an unfinished run; the start of the last turn of a finished one.",
         ),
     ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="K=V", help="What is different: model=..., goal=..., budget.max_iterations=5, variables.x=1. Repeatable."
+            "--set", metavar="K=V", help="What to change: model=..., goal=..., budget.max_iterations=5, variables.x=1. Repeatable."
         ),
     ] = None,
     result: Annotated[
         list[str] | None,
-        typer.Option("--result", metavar="CALL=JSON", help='What a call came to instead: a value, or {"error": ...}. Repeatable.'),
+        typer.Option("--result", metavar="CALL=JSON", help='Replace the result of a call: a value, or {"error": ...}. Repeatable.'),
     ] = None,
     answer: Annotated[
-        list[str] | None, typer.Option("--reply", metavar="ASK=TEXT", help="What the user replies to a question instead. Repeatable.")
+        list[str] | None, typer.Option("--reply", metavar="ASK=TEXT", help="Replace the user's reply to a question. Repeatable.")
     ] = None,
     effects: Annotated[
         Literal["dry-run", "reuse", "redo"],
         typer.Option(
             "--effects",
-            help="Calls that do not only read: answered from the record, else by a stub; from the record, else executed; executed.",
+            help="What to do with side effects. dry-run: recorded result or a stub; reuse: recorded result or run it; redo: run it again.",
         ),
     ] = "dry-run",
-    child: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="An id of your own for the fork.")] = None,
-    no_resume: Annotated[bool, typer.Option("--no-resume", help="Only make the fork; do not take it on here.")] = False,
+    child: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="The id of the fork. Default: generated.")] = None,
+    no_resume: Annotated[bool, typer.Option("--no-resume", help="Only create the fork; do not continue it here.")] = False,
     setup: o.Setup,
 ) -> int:
     """Copy a run up to a record, change something, and continue from there."""
     edits = parse_edits(change or (), result or (), answer or ())
-    session = Session(setup, changes=True, bare=no_resume and not edits.keys() & set(OF_AGENT))  # another agent is checked with its tools
+    session = Session(setup, changes=True, bare=no_resume and not edits.keys() & set(OF_AGENT))  # a changed agent is checked with its tools
     policy: Any = effects.replace("-", "_")
 
     async def branch(engine: Engine) -> Result:
@@ -82,7 +82,7 @@ def fork(
         return made
 
     made = session.drive(branch)
-    session.output.say(f"forked: run {session.short(made.run_id)} goes on from {session.short(made.state.ancestors[0])}")
+    session.output.say(f"forked: run {session.short(made.run_id)} continues from {session.short(made.state.ancestors[0])}")
     if no_resume:
         report(made, session)
         return 0
@@ -94,7 +94,7 @@ def fork(
 
 
 def parse_edits(changes: Iterable[str], results: Iterable[str], replies: Iterable[str]) -> dict[str, Any]:
-    """Return the edits that `K=V` texts say; raise `ConfigError`."""
+    """Return the edits in `K=V` texts; raise `ConfigError`."""
     edits: dict[str, Any] = {}
     bounds: list[str] = []
     for pair in changes:
@@ -130,7 +130,7 @@ def _pair(option: str, pair: str) -> tuple[str, str]:
 
 
 def _typed(key: str, value: str) -> Any:
-    """Return the value of an edit as the part of the agent is; objects and lists are JSON."""
+    """Return the value of an edit with the type of that part of the agent; objects and lists are JSON."""
     if key in ("goal", "budget", "variables"):
         return value if key == "goal" else _json_or_text(value)
     kind: Any = next(field.type for field in msgspec.structs.fields(AgentSpec) if field.name == key)
@@ -154,7 +154,7 @@ def _json_or_text(value: str) -> Any:
 
 
 def diff(a: First, b: Second, *, setup: o.Looking) -> int:
-    """Show what differs between two runs, pass by pass and turn by turn; nothing for runs that did the same. Exits 0 either way."""
+    """Show what differs between two runs, pass by pass and turn by turn. Exits with 0 whether they differ or not."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Diff:
@@ -170,7 +170,7 @@ def diff(a: First, b: Second, *, setup: o.Looking) -> int:
     out.show(f"a  {session.short(found.a)}")
     out.show(f"b  {session.short(found.b)}")
     if found.shared:
-        out.show(f"   the first {found.shared} records are the same ones")
+        out.show(f"   the first {found.shared} records are shared")
     for one in found.differences:
         _show(one, session)
     for said, tools in (("more", found.tools_added), ("less", found.tools_removed)):
@@ -191,7 +191,7 @@ def _show(one: Difference, session: Session) -> None:
 
 
 def _figures(a: Usage, b: Usage) -> Iterable[str]:
-    """Yield the figures that differ."""
+    """Yield a line for each figure that differs."""
     names = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "cost_usd")
     for name in names:
         mine, theirs = getattr(a, name), getattr(b, name)
@@ -204,7 +204,7 @@ def _figure(value: float | None) -> str:
 
 
 def bisect(a: First, b: Second, *, setup: o.Looking) -> int:
-    """Name the first step from which two runs part. Exits 0 either way."""
+    """Find the first step where two runs differ. Exits with 0 whether they differ or not."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Parting | None:
@@ -213,11 +213,11 @@ def bisect(a: First, b: Second, *, setup: o.Looking) -> int:
     found = session.drive(work)
     session.output.document({"parting": found})
     if found is None:
-        session.output.show("they do the same all the way", "green")
+        session.output.show("no difference: both runs did the same", "green")
         return 0
     scope = f" of pass {clean(found.scope)}" if found.scope else ""
     turn = f"iteration {found.iteration}{scope}" if found.iteration else f"the run itself{scope}"
-    session.output.show(f"they part in {turn}, after {found.common} steps alike", "yellow")
+    session.output.show(f"they differ from {turn} on, after {found.common} equal steps", "yellow")
     for name, run_id, at, said in (("a", found.a_run, found.a_at, found.a), ("b", found.b_run, found.b_at, found.b)):
         where = f"record {at} of {session.short(run_id)}" if at else "nothing more"
         session.output.show(f"  {name}  {where}" + (f": {shortened(as_text(said), LIMIT)}" if at else ""))
@@ -231,11 +231,14 @@ def check_upgrade(
     *,
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Only this run. Default: every run that is not finished.", autocompletion=o.complete_run),
+        typer.Argument(metavar="[RUN]", help="Check only this run. Default: every unfinished run.", autocompletion=o.complete_run),
     ] = None,
     setup: o.Quiet,
 ) -> int:
-    """Execute the log of every open run with the current code, record nothing, and list the runs that could not continue. Exits 1 if there is one."""
+    """Execute the log of each open run with the current code and list the runs that could not continue. Exits with 1 if there are any.
+
+    Nothing is recorded.
+    """
     first = Session(setup)
 
     async def named(engine: Engine) -> list[str]:
@@ -249,12 +252,12 @@ def check_upgrade(
     for one in found:
         _tell(one, first)
     stranded = len(Upgrade(runs=tuple(found)).stranded)
-    first.output.show(f"{len(found)} open runs, {stranded} would not go on", "red" if stranded else "green")
+    first.output.show(f"{len(found)} open runs, {stranded} cannot continue", "red" if stranded else "green")
     return 1 if stranded else 0
 
 
 def _checked(run_id: str, setup: o.Setup) -> Upgraded:
-    """Check one run in a session of its own: each has its own tools."""
+    """Check one run in its own session, because each run has its own tools."""
     session = Session(setup)
 
     async def work(engine: Engine) -> Upgraded:
@@ -271,10 +274,10 @@ def _checked(run_id: str, setup: o.Setup) -> Upgraded:
 
 def _tell(one: Upgraded, session: Session) -> None:
     out = session.output
-    out.show(f"{session.short(one.run_id)}  {one.status.replace('_', ' ')}, {one.records} records: {'goes on' if one.goes_on else 'would not go on'}",
+    out.show(f"{session.short(one.run_id)}  {one.status.replace('_', ' ')}, {one.records} records: {'can continue' if one.goes_on else 'cannot continue'}",
              "green" if one.goes_on else "red")  # fmt: skip
     if one.missing:
-        out.show(f"  tools that are not here: {', '.join(clean(name) for name in one.missing)}")
+        out.show(f"  missing tools: {', '.join(clean(name) for name in one.missing)}")
     if one.problem:
         out.show(f"  {shortened(one.problem, None)}")
     if one.divergence is not None:
@@ -282,4 +285,4 @@ def _tell(one: Upgraded, session: Session) -> None:
         out.show(f"    the log has      {shortened(one.divergence.expected, LIMIT)}")
         out.show(f"    this code gives  {shortened(one.divergence.actual, LIMIT)}")
     if one.changed:
-        out.show(f"  changed since it was opened: {', '.join(clean(name) for name in one.changed)}")
+        out.show(f"  changed since the run was opened: {', '.join(clean(name) for name in one.changed)}")

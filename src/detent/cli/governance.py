@@ -1,4 +1,4 @@
-"""Commands about what was and would be allowed: backtest, explain."""
+"""Commands about past and possible decisions on calls: backtest, explain."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ STYLES = {"guard_blocked": "yellow", "approval_requested": "magenta", "tool_in_d
 def backtest(
     *,
     policy: Annotated[
-        Path | None, typer.Option("--policy", metavar="FILE", help="The candidate: a policy file. Default: the policy of detent.toml.")
+        Path | None, typer.Option("--policy", metavar="FILE", help="The policy file to try. Default: the policy of detent.toml.")
     ] = None,
     budget: o.Bounds = None,
     runs: Annotated[
         str,
         typer.Option(
-            "--runs", metavar="FILTER", help="Which runs: the beginning of ids, or status=, agent=, tenant=, since=, comma between."
+            "--runs", metavar="FILTER", help="Which runs: prefixes of ids, or status=, agent=, tenant=, since=; separated by commas."
         ),
     ] = "",
     store: o.Store = None,
@@ -44,7 +44,7 @@ def backtest(
     trust: o.Trust = False,
     json_wanted: o.Json = False,
 ) -> int:
-    """Ask a policy and a budget about every stored decision again; nothing is executed. Exits 1 when a call that succeeded would be refused."""
+    """Apply a policy and a budget to all recorded decisions. Nothing is executed. Exits with 1 if a call that succeeded would be refused."""
     session = Session(o.Setup(store=store, config=config, workspace=workspace, trust=trust, json_wanted=json_wanted), agent=agent)
     bounds = parse_budget(budget or [])
     query, only = selection(runs)
@@ -58,7 +58,7 @@ def backtest(
     found = session.drive(work, missing=Backtest(policy="", runs=0, decisions=0, changes=()))
     session.output.document({**msgspec.structs.asdict(found), "broken": len(found.broken)})
     if runs and not found.runs and not found.skipped:
-        session.output.say(f"no run fits --runs {runs}; `detent list` shows the runs that are there", "yellow")
+        session.output.say(f"no run matches --runs {runs}; `detent list` shows the runs", "yellow")
     _show(found, session)
     return 1 if found.broken else 0
 
@@ -76,7 +76,8 @@ def _show(found: Backtest, session: Session) -> None:
         output.say(f"skipped {session.short(run_id)}: {clean(why)}", "yellow")
     if found.guessed:
         output.say(
-            f"neither the toolbox nor the log says what these do, so they count as destructive: {', '.join(found.guessed)}", "yellow"
+            f"neither the available tools nor the log declare a side effect for these tools, so they count as destructive: {', '.join(found.guessed)}",
+            "yellow",
         )
     would = f"{len(found.changes)} would differ, {len(found.broken)} of them refuse what succeeded"
     output.show(f"{counted(found.decisions, 'decision')} of {counted(found.runs, 'run')} under {found.policy or 'no policy'}: {would}")
@@ -102,7 +103,7 @@ def explain(run: o.RunArgument, call: o.CallArgument, *, setup: o.Looking) -> in
 
 
 def _details(step: Step) -> list[str]:
-    """Return what else a record says that helps to understand it."""
+    """Return further values of a record that help to understand it."""
     data = step.data
     wanted = {"planned": ("args", "text"), "call_healed": ("args",), "policy_decided": ("facts",), "approval_edited": ("args",)}
     wanted |= {
@@ -123,7 +124,7 @@ def _style(step: Step) -> str:
 
 
 def selection(said: str) -> tuple[RunQuery, Callable[[str], bool]]:
-    """Return which runs a filter names: the beginning of their ids, or `key=value` parts; raise `ConfigError`."""
+    """Return the runs that a filter selects by prefixes of ids or `key=value` parts; raise `ConfigError`."""
     query: dict[str, Any] = {}
     begins: list[str] = []
     for part in filter(None, (p.strip() for p in said.split(","))):

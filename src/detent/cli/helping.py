@@ -31,7 +31,7 @@ def help_on(
         ),
     ] = None,
 ) -> int:
-    """Explain a group of commands, one command, or the settings: their order, the environment variables and the exit codes."""
+    """Explain a group of commands, one command, or the settings: precedence, environment variables and exit codes."""
     output = Output()
     named = (topic or "").strip().lower()
     groups = {group.lower(): group for group in GROUPS}

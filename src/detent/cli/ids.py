@@ -1,13 +1,13 @@
-"""Run ids as people read and type them: the shortest beginning that is unique, `last`, `last-1`, and the last word of an id.
+"""Run ids as people read and type them: the shortest unique prefix, `last`, `last-1`, and the last word of an id.
 
-An id such as 20260301-120000-find-the-error-burst-7k3f9q is printed as 20260301-120000. Two rules keep a printed beginning usable:
+An id such as 20260301-120000-find-the-error-burst-7k3f9q is printed as 20260301-120000. Two rules keep a printed prefix usable:
 
-- It is never shorter than the second in which the run started. A run that starts later gets another second, so it cannot take the name.
-- It ends where a word ends. No word is broken.
+- It always includes the second in which the run started. A run that starts later has another second, so it cannot take the name.
+- It ends at the end of a word. No word is cut.
 
-Runs of one second need more words. Where that would be long, the last word is printed instead (7k3f9q, one of two thousand million).
-An id that somebody chose stays whole up to `CHOSEN` characters: such ids often differ at their end only, like nightly-1 and nightly-2.
-A beginning that fits several runs is never guessed at: the error lists them.
+Runs that start in the same second need more words. If that becomes long, the last word is printed instead (7k3f9q, one of two thousand million).
+An id that somebody chose stays whole up to `CHOSEN` characters, because such ids often differ only at the end, like nightly-1 and nightly-2.
+A prefix that matches several runs is never guessed: the error lists them.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from detent.ports import EventStore, RunQuery
 SECOND = len("20260301-120000")
 CHOSEN = 32
 LONG = 30
-"""A beginning longer than this gives way to the last word of the id."""
+"""Instead of a prefix longer than this, the last word of the id is printed."""
 LISTED = 5
-"""So many runs are named where a beginning fits several."""
+"""How many runs the error lists if a prefix matches several."""
 MOST = 200
-"""For more runs than this the whole listing is read, in place of one range of ids each."""
+"""For more runs than this, the whole listing is read instead of one range of ids per run."""
 BESIDE = 5_000
-"""Where more runs than this begin alike, ids stay whole."""
+"""If more runs than this have the same prefix, ids stay whole."""
 GENERATED = re.compile(r"\d{8}-\d{6}-(?:.*-)?(?P<token>[a-z0-9]{6}(?:@.+)?)")
 LAST = re.compile(r"last(?:-([0-9]{1,6}))?")
 TOKEN = re.compile(r"[a-z0-9]{6}(?:@.+)?")
 
 
 def shortest(run_id: str, others: Iterable[str]) -> str:
-    """Return the shortest name of a run that no other run has; `others` are at least all ids that begin like it (`beginning`)."""
+    """Return the shortest unique name of a run; `others` are at least all ids with the same `beginning`."""
     beside = [other for other in others if other != run_id]
     least = len(beginning(run_id))
     ends = [at.start() for at in re.finditer("[-@]", run_id) if at.start() >= least]
@@ -48,12 +48,12 @@ def shortest(run_id: str, others: Iterable[str]) -> str:
 
 
 def beginning(run_id: str) -> str:
-    """Return the least that is printed of an id."""
+    """Return the shortest prefix of an id that may be printed."""
     return run_id[: SECOND if GENERATED.fullmatch(run_id) else CHOSEN]
 
 
 async def short_names(store: EventStore, ids: Sequence[str]) -> dict[str, str]:
-    """Return the shortest name of each run, found by one query; nothing where the store cannot answer it."""
+    """Return the shortest name of each run, from one query; nothing if the store cannot answer it."""
     alike = {run_id: beginning(run_id) for run_id in ids}
     wanted = tuple(dict.fromkeys(alike.values()))
     if not wanted:
@@ -61,7 +61,7 @@ async def short_names(store: EventStore, ids: Sequence[str]) -> dict[str, str]:
     query = RunQuery(starts_with=wanted, limit=BESIDE) if len(wanted) <= MOST else RunQuery()
     try:
         there = [head.run_id for head in await store.list_runs(query)]
-    except DetentError:  # a damaged entry of another run; whole ids are right as well
+    except DetentError:  # a damaged entry of another run; whole ids work, too
         return {}
     if query.limit is not None and len(there) >= query.limit:
         return {}
@@ -79,7 +79,7 @@ async def find_run(store: EventStore, asked: str, *, there: bool) -> str:
     """
     if not there:
         raise RunNotFound(asked, f"{store.url}, which does not exist (is the URL right? the first run creates it)")
-    if not asked or any("\ud800" <= c <= "\udfff" or c == "\0" for c in asked):  # bytes that are no text: no run is called so
+    if not asked or any("\ud800" <= c <= "\udfff" or c == "\0" for c in asked):  # bytes that are not text cannot be a run id
         raise RunNotFound(asked, store.url)
     if back := LAST.fullmatch(asked):
         number = int(back[1] or 0)
@@ -94,7 +94,7 @@ async def find_run(store: EventStore, asked: str, *, there: bool) -> str:
     if not found:
         raise RunNotFound(asked, store.url)
     if len(found) > 1:
-        raise ConfigError(f"{asked!r} fits several runs, write more of the id:{''.join(map(_candidate, found[:LISTED]))}{_more(found)}")
+        raise ConfigError(f"{asked!r} matches several runs; write more of the id:{''.join(map(_candidate, found[:LISTED]))}{_more(found)}")
     return found[0].run_id
 
 

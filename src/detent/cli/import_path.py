@@ -1,7 +1,7 @@
-"""Keeps the working directory out of what this process imports from. It is imported before all else, so it imports only what is loaded already.
+"""Keeps the working directory out of this process's import path. It is imported before everything else, so it imports only loaded modules.
 
-The interpreter itself adds that directory: first for `python -m` and `-c`, as the directory of a script that lies there, and for each empty or
-relative entry of PYTHONPATH. What names it absolutely, in PYTHONPATH or as an editable install, was said on purpose and stays.
+The interpreter adds that directory by itself: for `python -m` and `-c`, as the directory of a script in it, and for each empty or relative entry
+of PYTHONPATH. An absolute entry, in PYTHONPATH or from an editable install, is intentional and stays.
 """
 
 import os
@@ -9,10 +9,10 @@ import sys
 
 
 def leave_out_the_working_directory() -> None:
-    """Take the working directory off `sys.path`, wherever the interpreter has put it there of itself."""
+    """Remove the working directory from `sys.path` wherever the interpreter has added it by itself."""
     try:
         here = os.path.realpath(os.getcwd())  # noqa: PTH109 - pathlib would be imported from there
-    except OSError:  # it was removed; an empty entry still means whatever comes to be there
+    except OSError:  # it was removed; an empty entry would still mean a new directory there
         here = ""
     said = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
     entries = said.split(os.pathsep) if said else []

@@ -1,6 +1,6 @@
-"""The lines at the bottom of a terminal that change while a run is advanced: what a model says, which calls run, and for how long.
+"""The changing lines at the bottom of a terminal while a run is advanced: what a model says, which calls run, and for how long.
 
-They are drawn again a few times a second and leave nothing behind; what stays is printed above them.
+They are redrawn a few times a second and leave nothing behind; lasting output is printed above them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from detent.cli.output import coloured
 from detent.expressions.display import clean
 
 KEPT_CHARS = 20_000
-"""Of what a model says, for drawing its last lines."""
+"""How much of a model's text is kept, to draw its last lines."""
 
 
 class LiveLines:
     """Use as `with LiveLines() as lines:` on a terminal; all text given to it is cleaned."""
 
     def __init__(self, finishing: Callable[[], list[str]] = list) -> None:
-        """`finishing` returns lines about what is waited for once the command was stopped; they are shown in place of the calls."""
+        """`finishing` returns lines about the calls that a stopped command waits for; they replace the lines of calls."""
         from rich.console import Console
         from rich.live import Live
 
@@ -43,22 +43,22 @@ class LiveLines:
         self._live.__exit__(*error)
 
     def print(self, text: str, style: str = "") -> None:
-        """Print a line that stays, above those that change."""
+        """Print a lasting line above the changing ones."""
         from rich.text import Text
 
         self._console.print(Text(clean(text, lines=True), style=style), soft_wrap=True)
 
     def now(self, doing: str) -> None:
-        """Say what happens; the time that it takes begins now."""
+        """Show what happens now, and restart the timer."""
         self._doing, self._since, self._until = clean(doing), time.monotonic(), 0.0
 
     def until(self, doing: str, seconds: float) -> None:
-        """Say what is waited for; the seconds that are left are counted down."""
+        """Show what is waited for, with a countdown of the seconds."""
         self.now(doing)
         self._until = self._since + seconds
 
     def begin(self, call: str, said: str) -> None:
-        """Show a call in progress, in words; the first attempt and its record are one."""
+        """Show a call in progress as text; a second call for the same id keeps its timer."""
         known = self._calls.get(call)
         self._calls[call] = (clean(said), known[1] if known else time.monotonic(), "")
 
@@ -68,11 +68,11 @@ class LiveLines:
         self._calls[call] = (words, since, clean(said))
 
     def end(self, call: str) -> None:
-        """Take a call away."""
+        """Remove a call."""
         self._calls.pop(call, None)
 
     def say(self, kind: str, speaker: Any, text: str) -> None:
-        """Show what a model says; another `speaker` (a pass of a run) begins anew."""
+        """Show what a model says; another `speaker` (a pass of a run) starts again."""
         text = clean(text, lines=True)
         if speaker != self._speaker:
             self._said, self._speaker = [], speaker
@@ -81,7 +81,7 @@ class LiveLines:
         self._said = [*kept, (kind, ((before[1] if before else "") + text)[-KEPT_CHARS:])]
 
     def silence(self) -> None:
-        """Take what a model has said away: it is recorded, or was for nothing."""
+        """Remove the model's text: it is recorded, or was discarded."""
         self._said = []
 
     def __rich__(self) -> Any:

@@ -1,7 +1,7 @@
-"""What a log's own word about its surroundings counts for here: imports, skills, a workspace, an agent file, a sandbox, the variable of a key.
+"""Decides what counts here of what a log says about imports, skills, a workspace, an agent file, a sandbox, and the variable of a key.
 
-A log may be forged, or come from another machine. So an import counts in a trusted directory, or where a file that is trusted here names it;
-a sandbox is off only where such a file says so; and a worker takes all of it from its own configuration.
+A log may be forged, or come from another machine. So an import counts only from a trusted directory, or if a trusted file here names it. A sandbox
+is off only if such a file turns it off. A worker takes all of this from its own configuration.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ AGENT_FILE = "agent.toml"
 
 
 def agent_path(named: str) -> Path:
-    """Return the agent file that a path means: in a directory, its `agent.toml`."""
+    """Return the agent file for a path; for a directory, the `agent.toml` in it."""
     path = Path(named).expanduser()
     return path / AGENT_FILE if path.is_dir() else path
 
 
 def own_agents(config: Config) -> list[Path]:
-    """Return the agent files that a configuration names, and that of the working directory."""
+    """Return the agent files that a configuration names, and the one in the working directory."""
     agents = config.agents or {}
     named = [*agents.values(), *([config.agent] if config.agent and config.agent not in agents else []), AGENT_FILE]
     return list(dict.fromkeys(path.resolve() for path in map(agent_path, named) if path.is_file()))
 
 
 class Word:
-    """The word of one run's log, in one command. `own`: only what the configuration here says counts, as for a worker."""
+    """What one run's log says, for one command. `own`: only the configuration here counts, as for a worker."""
 
     def __init__(self, state: RunState, config: Config, trust: Trust, *, own: bool = False) -> None:
         self._run, self._agent, self._own = f"run {state.run_id}", state.agent, own
@@ -44,7 +44,7 @@ class Word:
         self._here = Path.cwd()
 
     def counts(self) -> dict[str, Any]:
-        """Return, by the keys of `AgentSpec.meta`, what counts; ask for trust where it is missing. Raise `ConfigError`."""
+        """Return what counts, by the keys of `AgentSpec.meta`; ask for missing trust. Raise `ConfigError`."""
         self.check_key()
         file, filed = self._agent_file()
         found: dict[str, Any] = {"agent_file": str(file) if file is not None else ""}
@@ -58,13 +58,13 @@ class Word:
         return found
 
     def check_key(self) -> None:
-        """Raise `ConfigError` where the log would have a key sent that the operator has not named."""
+        """Raise `ConfigError` if the log asks to send a key that the operator has not named."""
         settings = self._agent.model_settings
         if not self._agent.rules and settings.get("base_url") and (name := settings.get("api_key_env")):
             self._trust.need_variable(str(name), f"{self._run}: model_settings.api_key_env", self._here)
 
     def _agent_file(self) -> tuple[Path | None, dict[str, Any]]:
-        """Return the agent file that counts for the run, and what it says that logs record."""
+        """Return the agent file that counts for the run, and those of its values that logs record."""
         said, own = self._meta.get("agent_file"), own_agents(self._config)
         file = Path(said).resolve() if isinstance(said, str) and said else None
         if self._own and file not in own:
@@ -72,7 +72,7 @@ class Word:
         if file is None or not file.is_file():
             return None, {}
         self._trust.need_agent(file, logged=file not in own and file.parent != self._here)
-        with contextlib.suppress(ConfigError):  # what is wrong in it is said where a run is started from it
+        with contextlib.suppress(ConfigError):  # starting a run from the file reports what is wrong in it
             return file, recorded(file)
         return file, {}
 
@@ -86,12 +86,12 @@ class Word:
         return said
 
     def need_commands(self, filed: Sequence[list[str]]) -> None:
-        """Raise `ConfigError` where the log would have a command check answers that no agent file which counts here names."""
+        """Raise `ConfigError` if the log asks to check answers with a command that no agent file which counts here names."""
         for entry in self._agent.verify:
             words = [str(word) for word in entry.get("command", ())]
             if words and words not in filed:
                 raise ConfigError(
-                    f"{self._run}: its log has answers checked by the command {' '.join(words)!r}, and no agent file that counts here does; "
+                    f"{self._run}: its log checks answers with the command {' '.join(words)!r}, but no agent file that counts here does; "
                     "name its agent file with --agent, or resume it from the program that started it"
                 )
 
@@ -99,7 +99,7 @@ class Word:
         file = imported_file(path, self._here)
         if file is None:
             raise ConfigError(
-                f"{self._run}: its log names the import path {path!r}, and no agent file or configuration that is trusted here does; "
+                f"{self._run}: its log names the import path {path!r}, but no agent file or configuration that is trusted here does; "
                 "name its agent file with --agent, or add the path to tools in the configuration"
             )
         logged = file.parent != self._here
@@ -114,7 +114,7 @@ class Word:
         for place in map(Path, said):
             if str(place) not in filed and not self._within(place) and not self._trust.trusts(place.parent, logged=True):
                 raise ConfigError(
-                    f"{self._run}: its log names skills in {str(place)!r}, and no agent file that is here does; "
+                    f"{self._run}: its log names skills in {str(place)!r}, but no agent file here does; "
                     f"name its agent file with --agent, or trust them: detent trust {place.parent}"
                 )
         return said
@@ -141,7 +141,7 @@ class Word:
         return file is not None and (file in own_agents(self._config) or self._trust.trusts(file.parent, logged=True))
 
     def _within(self, place: Path) -> bool:
-        """Whether a place is inside of the working directory or of the configured workspace."""
+        """Whether a place is inside the working directory or the configured workspace."""
         roots = [self._here, *([Path(self._config.workspace.root).expanduser()] if self._config.workspace.root else [])]
         return any(place.resolve().is_relative_to(root.resolve()) for root in roots)
 

@@ -1,6 +1,6 @@
-"""The log of the process on stderr: warnings in any case, and with `--log-level` or `--log-json` what the option asks for.
+"""The log of the process on stderr: always warnings, and more with `--log-level` or `--log-json`.
 
-Every line passes through `expressions.display`: log lines quote what runs, models and tools say.
+Every line passes through `expressions.display`, because log lines quote runs, models and tools.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def log_to_stderr(level: str, *, as_json: bool, debug: bool) -> None:
-    """Write log lines of this level and above to stderr, those of Detent and of its libraries. Raise `UnknownName` for another level."""
+    """Write log lines of this level and above to stderr, from Detent and its libraries. Raise `UnknownName` for an unknown level."""
     if level.lower() not in LEVELS:
         raise UnknownName("--log-level", level, LEVELS)
     handler = logging.StreamHandler(sys.stderr)
@@ -27,7 +27,7 @@ def log_to_stderr(level: str, *, as_json: bool, debug: bool) -> None:
 
 
 class Shown(logging.Formatter):
-    """One line of text; tracebacks are for --debug and `show`."""
+    """One line of text. Tracebacks appear only with --debug and in `show`."""
 
     def __init__(self, debug: bool, fmt: str | None = None) -> None:
         super().__init__(fmt)
@@ -40,7 +40,7 @@ class Shown(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: `time`, `level`, `logger`, `message`, and `traceback` where there is one."""
+    """One JSON object per line: `time`, `level`, `logger`, `message`, and `traceback` if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object on one line, cleaned."""

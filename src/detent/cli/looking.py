@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: list, show, tail, verify, replay, export, approvals, tools."""
+"""Read-only commands: list, show, tail, verify, replay, export, approvals, tools."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from detent.running.snapshots import base_of
 STATUSES = ("running", *WAITING, *TERMINAL)
 POLL_S = 0.2
 QUIET_S = 10.0
-"""After how many seconds without a record `tail` says what may be the matter."""
+"""After this many seconds without a record, `tail` prints possible reasons."""
 
 
 def list_runs(
@@ -43,15 +43,15 @@ def list_runs(
     status: Annotated[
         list[str] | None, typer.Option("--status", metavar="STATUS", help="running, waiting, completed, failed, ... Repeatable.")
     ] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Runs of this tenant.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     goal: Annotated[
-        str | None, typer.Option("--goal", metavar="TEXT", help="Runs of this goal id, or with this text in their goal or title.")
+        str | None, typer.Option("--goal", metavar="TEXT", help="Only runs with this goal id, or with this text in the goal or title.")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.", autocompletion=o.complete_agent)
+        str | None, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.", autocompletion=o.complete_agent)
     ] = None,
-    since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Started since: 30m, 12h, 7d, or a date.")] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most N runs; 0 for all.", min=0)] = 50,
+    since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Only runs started since: 30m, 12h, 7d, or a date.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs; 0 lists all.", min=0)] = 50,
     setup: o.Looking,
 ) -> int:
     """List runs, newest first."""
@@ -76,7 +76,7 @@ def list_runs(
     session.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
     if not heads:
         where = session.engine.store.url
-        session.output.say(f"no runs that fit in {where}" if session.there else f"no runs yet: {where} does not exist")
+        session.output.say(f"no matching runs in {where}" if session.there else f"no runs yet: {where} does not exist")
         return 0
     rows = [(session.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads]
     head = ("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL")
@@ -90,19 +90,19 @@ def list_runs(
 
 
 def _about(head: RunHead) -> str:
-    """Return what a list says of what a run is about."""
+    """Return the text of a run in the column GOAL."""
     about = head.title or head.goal
-    return f"{about} (goes on from an erased run)".strip() if head.reason == PARENT_ERASED else about or "(erased)"
+    return f"{about} (continues from an erased run)".strip() if head.reason == PARENT_ERASED else about or "(erased)"
 
 
 def show(
     run: o.RunArgument,
     *,
-    iteration: Annotated[int | None, typer.Option("--iteration", "-i", metavar="N", help="Only this iteration.")] = None,
+    iteration: Annotated[int | None, typer.Option("--iteration", "-i", metavar="N", help="Show only this iteration.")] = None,
     full: Annotated[bool, typer.Option("--verbose", "-v", help="Show everything: input and output of each call, bounds, digests.")] = False,
     setup: o.Looking,
 ) -> int:
-    """Show what a run did, a line for each call, and how and why it ended. With -v everything, with -i one iteration."""
+    """Show what a run did, one line per call, and how and why it ended. -v shows everything, -i one iteration."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> tuple[Trace, RunState]:
@@ -122,7 +122,7 @@ def show(
 
 
 def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "json_wanted")]) -> int:
-    """Follow a run that another process advances, until it ends; exits like the run. Ctrl-C stops looking, not the run."""
+    """Follow a run that another process advances, until it ends, and exit with its exit code. Ctrl-C stops following, not the run."""
     session = Session(setup, bare=True)
     progress = Progress(session.output, verbosity=session.verbosity, shown=True)
 
@@ -137,11 +137,11 @@ def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "
 
 
 async def _follow(engine: Engine, run_id: str, session: Session, progress: Progress) -> RunState:
-    """Show the records of a run as they are committed; return its state when it has ended."""
+    """Show the records of a run as they are committed, until it ends; return its state."""
     base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
     state, told = base or RunState(run_id=run_id), ""
     clock = asyncio.get_running_loop().time
-    quiet_from: float | None = clock()  # None: it was said
+    quiet_from: float | None = clock()  # None: already reported
     while True:
         lines = await engine.store.read(run_id, after=state.seq)
         quiet_from = clock() if lines else quiet_from
@@ -154,9 +154,9 @@ async def _follow(engine: Engine, run_id: str, session: Session, progress: Progr
             for line in [headline(state), *waits_for(state), *(f"next: {c}" for c in next_commands(state, session))]:
                 session.output.say(f"  {line}", "magenta")
         if state.status == "running" and quiet_from is not None and clock() - quiet_from >= QUIET_S:
-            session.output.say(f"  nothing new for {QUIET_S:g} s: a call is taking its time, or the process that advanced the run is gone;")
+            session.output.say(f"  nothing new for {QUIET_S:g} s: a call is slow, or the process that advanced the run is gone;")
             session.output.say(
-                f"  then {session.command('resume', run_id)} takes it on (where one still works on it, that says so, and does nothing)"
+                f"  then {session.command('resume', run_id)} continues it (if a process still works on it, that command reports so and does nothing)"
             )
             quiet_from = None
         told = state.status
@@ -166,10 +166,12 @@ async def _follow(engine: Engine, run_id: str, session: Session, progress: Progr
 def verify(
     run: o.RunArgument,
     *,
-    head: Annotated[str, typer.Option("--head", metavar="DIGEST", help="The digest that the log must end with, kept elsewhere.")] = "",
+    head: Annotated[
+        str, typer.Option("--head", metavar="DIGEST", help="The digest that the log must end with, from a copy that you kept elsewhere.")
+    ] = "",
     setup: o.Looking,
 ) -> int:
-    """Check a run: every digest of its log, its artifacts and hidden values, its listing entry (tenant, status, ...) and its inbox."""
+    """Check a run: each digest of its log, its artifacts and hidden values, its listing entry (tenant, status, ...) and its inbox."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Verification:
@@ -182,11 +184,11 @@ def verify(
         session.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
         if found.parent_erased:
             session.output.show(
-                f"it goes on from run {found.parent_erased}, which was erased: it can neither be read nor resumed", "yellow"
+                f"it continues from run {found.parent_erased}, which was erased: it can neither be read nor resumed", "yellow"
             )
-            session.output.say(f"`{session.command('erase', found.run_id)}` removes what it has of its own")
+            session.output.say(f"`{session.command('erase', found.run_id)}` removes its own records")
         if found.missing:
-            session.output.show(f"{found.missing} hidden values are not there (an archive holds none); calls that need them will fail")
+            session.output.show(f"{found.missing} hidden values are missing (an archive holds none); calls that need them will fail")
         return 0
     where = f" at record {found.sequence}" if found.sequence is not None else ""
     session.output.show(f"not sound{where}: {shortened(found.problem, None)}", "red")
@@ -198,7 +200,7 @@ def verify(
 
 
 def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
-    """Execute a run's log again with the current code and report the first difference. No tool and no model is called."""
+    """Execute a run's log again with the current code and report the first difference. Nothing calls a tool or a model."""
     session = Session(setup)
 
     async def work(engine: Engine) -> Replay:
@@ -210,8 +212,8 @@ def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
     if found.judged_by:
         session.output.show(f"judged again by what the run was opened with: {', '.join(found.judged_by)}")
     for calls, what in (
-        (found.not_judged, "not judged again, because another policy had decided"),
-        (found.not_checked, "arguments not checked again, because the tool was declared otherwise"),
+        (found.not_judged, "policy not applied again, because another policy had decided"),
+        (found.not_checked, "arguments not checked again, because the declaration of the tool has changed"),
     ):
         if calls:
             some = ", ".join(calls[:5]) + (", ..." if len(calls) > 5 else "")
@@ -228,22 +230,23 @@ def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
 def export(
     run: o.RunArgument,
     *,
-    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of stdout.")] = None,
+    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of stdout.")] = None,
     script: Annotated[
         bool, typer.Option("--script", help="Write the run's plans as a script for tests (detent.testing.RecordedPlanner) instead.")
     ] = False,
     by_sequence: Annotated[
-        bool, typer.Option("--by-sequence", help="With --script: plan after plan, without what was shown for each.")
+        bool, typer.Option("--by-sequence", help="With --script: write only the plans in order, without what the planner was shown.")
     ] = False,
     artifact: Annotated[
-        str, typer.Option("--artifact", metavar="KEY", help="Write this artifact instead: a file that a model made, or a whole result.")
+        str,
+        typer.Option("--artifact", metavar="KEY", help="Write this artifact instead: a file that a model made, or a complete tool result."),
     ] = "",
     workspace: o.Workspace = None,
     store: o.Store = None,
     config: o.ConfigFile = None,
     trust: o.Trust = False,
 ) -> int:
-    """Write a run's records as they are stored, one JSON object a line; what can be read of a damaged log too."""
+    """Write a run's records as they are stored, one JSON object per line. Of a damaged log, write the readable part."""
     session = Session(o.Setup(store=store, config=config, workspace=workspace, trust=trust), bare=not script)
     if artifact and (script or by_sequence):
         raise ConfigError("--artifact writes a file that the run names, --script its plans; give one of them")
@@ -251,7 +254,7 @@ def export(
         return _export_artifact(session, run, file, key=artifact)
     if script or by_sequence:
         if not script:
-            raise ConfigError("--by-sequence says how a script is made; give --script too")
+            raise ConfigError("--by-sequence is an option of --script; add --script")
         return _export_script(session, run, file, by_sequence=by_sequence)
 
     async def work(engine: Engine) -> tuple[list[bytes], CorruptLog | None]:
@@ -276,7 +279,7 @@ def _export_artifact(session: Session, run: str, file: Path | None, *, key: str)
 
 
 def _export_script(session: Session, run: str, file: Path | None, *, by_sequence: bool) -> int:
-    """Write the run as a script."""
+    """Write the run's plans as a script for tests."""
     from detent.testing.recorded import Script, record_script
 
     async def work(engine: Engine) -> Script:
@@ -286,7 +289,7 @@ def _export_script(session: Session, run: str, file: Path | None, *, by_sequence
         try:
             return await record_script(engine, state.run_id)
         except Divergence:
-            session.output.say("what the planner was shown cannot be told: `detent replay` says why; --by-sequence does without it")
+            session.output.say("what the planner was shown cannot be rebuilt: `detent replay` shows why; --by-sequence does not need it")
             raise
 
     made = session.drive(work)
@@ -311,7 +314,7 @@ def _written(session: Session, file: Path | None, data: bytes, what: str) -> Non
 
 
 async def _readable(engine: Engine, run_id: str) -> tuple[list[bytes], CorruptLog | None]:
-    """Return the lines of a run; of a damaged store those that come before the first that cannot be read, and what is wrong."""
+    """Return the lines of a run. In a damaged store: the lines before the first unreadable one, and the error."""
     try:
         return await engine.store.read(run_id), None
     except CorruptLog as error:
@@ -328,12 +331,13 @@ async def _readable(engine: Engine, run_id: str) -> tuple[list[bytes], CorruptLo
 
 def approvals(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Only those of this run.", show_default=False, autocompletion=o.complete_run)
+        str | None,
+        typer.Argument(metavar="[RUN]", help="List only the calls of this run.", show_default=False, autocompletion=o.complete_run),
     ] = None,
     *,
     setup: o.Looking,
 ) -> int:
-    """List the calls that wait for a person."""
+    """List the calls that wait for approval."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> list[Approval]:
@@ -355,7 +359,7 @@ def approvals(
 
 
 def tools(agent: o.AgentFile = None, *, setup: Annotated[o.Setup, Without("store", "verbose")]) -> int:
-    """List the available tools: of the workspace, of the agent file, and of MCP servers, which are started for that."""
+    """List the available tools of the workspace, the agent file and MCP servers. This starts the servers."""
     session = Session(setup, agent=agent)
     specs = session.tool_specs()
     served, problems = session.server_tools()
@@ -384,7 +388,7 @@ def _first_line(spec: ToolSpec) -> str:
 
 
 def statuses_of(asked: list[str]) -> tuple[str, ...]:
-    """Return the statuses that these words mean (`waiting`: all waiting ones); raise `ConfigError`."""
+    """Return the statuses for these words (`waiting`: all waiting ones); raise `ConfigError`."""
     found: list[str] = []
     for name in asked:
         if name == "waiting":
@@ -399,7 +403,7 @@ def statuses_of(asked: list[str]) -> tuple[str, ...]:
 
 
 def since_of(text: str, *, option: str = "--since") -> datetime:
-    """Return the moment that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC. `option` is named in the error."""
+    """Return the time that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC. Errors name `option`."""
     with contextlib.suppress(ConfigError, OverflowError):
         return datetime.now(UTC) - timedelta(seconds=seconds(text.strip(), option))
     try:

@@ -1,7 +1,7 @@
-"""The entry point: runs the named command, and turns what it raises into a message and an exit code.
+"""The entry point: runs the named command, and turns its errors into a message and an exit code.
 
-A command returns its exit code. Every `DetentError` becomes one or two lines on stderr, or `{"error": ...}` with `--json`; a traceback
-is shown with `--debug` only. Only the module of the named command is imported, and for `--help` none.
+A command returns its exit code. Every `DetentError` becomes one or two lines on stderr, or `{"error": ...}` with `--json`; tracebacks
+appear only with `--debug`. Only the module of the named command is imported, and none for `--help`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     import typer
 
 _LIBRARIES = r"(pydantic|pydantic_ai|genai_prices)(\.|$)"
-"""What these warn of, such as usage that no reader can read, is on the log, and is no line of a terminal."""
+"""Warnings of these libraries are not printed; the log has what they warn about, such as unreadable usage."""
 
 _INTERRUPTED = 130
-"""What typer returns where Ctrl-C ended a command; no command of Detent's returns it."""
+"""What typer returns if Ctrl-C ended a command; no command of Detent returns it."""
 
 
 def make_app(named: str = "", *, stubs: bool = False) -> typer.Typer:
-    """Return the command line with all its commands, or with the one of this name alone: making them all takes longer than most take to run.
+    """Return the command line with all commands, or only with the one of this name: creating all of them takes longer than most commands run.
 
-    `stubs` are commands of the right names that do nothing: enough to complete names.
+    With `stubs`, commands have the right names but do nothing, which is enough to complete names.
     """
     import typer
 
@@ -58,10 +58,10 @@ def make_app(named: str = "", *, stubs: bool = False) -> typer.Typer:
     def everywhere(
         debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
         log_level: str = typer.Option("", "--log-level", metavar="LEVEL", help=f"Write the log to stderr: {', '.join(LEVELS)}."),
-        log_json: bool = typer.Option(False, "--log-json", help="Write the log as JSON, one object a line; level info by default."),
+        log_json: bool = typer.Option(False, "--log-json", help="Write the log as JSON, one object per line; the default level is info."),
         version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True, callback=show_version),
     ) -> None:
-        """These are handled in `run`, because they may come before or after the command; here they get their help."""
+        """Declare these options for their help; `run` handles them, because they may come before or after the command."""
 
     app.callback()(everywhere)
     for group, commands in GROUPS.items():
@@ -80,7 +80,7 @@ def _loaded(where: str) -> Callable[..., int]:
 
 
 def _flowing(text: str) -> str:
-    """Return `text` with each paragraph on one line: help is broken where the terminal ends, not where the source does."""
+    """Return `text` with each paragraph on one line, so that help wraps at the terminal's width and not like the source."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
@@ -92,7 +92,7 @@ def _version() -> str:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    leave_out_the_working_directory()  # again, for programs that call it
+    leave_out_the_working_directory()  # again, for programs that call `run`
     args = list(sys.argv[1:] if arguments is None else arguments)
     own = args.index("--") if "--" in args else len(args)
     mended_streams()
@@ -106,7 +106,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 class Everywhere:
-    """The options that every command takes, before its name or after it; `rest` are the other arguments."""
+    """The options that every command takes, before or after its name; `rest` has the other arguments."""
 
     def __init__(self, args: Sequence[str]) -> None:
         self.debug = bool(os.environ.get("DETENT_DEBUG"))
@@ -126,7 +126,7 @@ class Everywhere:
 
 
 def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
-    """Run the command; return its exit code, or that of the error that it ended with, which is told."""
+    """Run the command and return its exit code; report an error and return the code of that."""
     debug = everywhere.debug
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(Shown(debug))
@@ -161,21 +161,21 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
     except (DetentError, OSError) as error:
         return _failed(error, output, debug=debug)
     except (KeyboardInterrupt, typer.Abort):
-        output.say("interrupted; what was recorded stays, a run that was begun can be resumed")
+        output.say("interrupted; everything recorded is kept, and a started run can be resumed")
         return SUSPENDED
-    except Exception as error:  # noqa: BLE001 - the last resort: whatever is wrong, people get a line and not a traceback
-        if any(kind.__name__ == "ClickException" for kind in type(error).__mro__):  # typer has it in a private module
+    except Exception as error:  # noqa: BLE001 - the last resort: users get a line instead of a traceback
+        if any(kind.__name__ == "ClickException" for kind in type(error).__mro__):  # typer keeps it in a private module
             return _misused(error, output)
-        return _failed(error, output, debug=debug, hint="this should not happen; --debug shows where it comes from")
+        return _failed(error, output, debug=debug, hint="this should not happen; --debug shows the traceback")
 
 
 def _not_counted_down(record: logging.LogRecord) -> bool:
-    """Leave out what a command that was stopped shows by itself (`Session.finishing`)."""
+    """Leave out messages that a stopped command shows by itself (`Session.finishing`)."""
     return not hasattr(record, "drain_s")
 
 
 def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = "") -> int:
-    """Say what went wrong, in one or two lines or as the one document, and return the exit code."""
+    """Report the error, in one or two lines or as the one document, and return the exit code."""
     if debug:
         output.say("".join(traceback.format_exception(error)).rstrip("\n"))
     said = (
@@ -187,11 +187,7 @@ def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = ""
     )
     if isinstance(error, Suspended):
         command = next(iter(getattr(error, "__notes__", ())), "")
-        said = (
-            f"suspended ({error.why}): run {error.run_id} is kept as it is; `{command}` goes on"
-            if command
-            else f"interrupted ({error.why})"
-        )
+        said = f"suspended ({error.why}): run {error.run_id} is kept; `{command}` continues it" if command else f"interrupted ({error.why})"
     if output.json:
         code = error.code if isinstance(error, DetentError) else "internal_error"
         data: dict[str, Any] = {"code": code, "message": said.encode("utf-8", "backslashreplace").decode()}
@@ -206,7 +202,7 @@ def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = ""
 
 
 def _of_system(error: OSError) -> str:
-    """Return what the system refused, and for what."""
+    """Return the system's error, with the file and a hint."""
     where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, (str, bytes)) else ""
     hint = {errno.EACCES: _MAY, errno.EPERM: _MAY, errno.EROFS: _MAY, errno.ENOSPC: "; make room and try again"}.get(error.errno or 0, "")
     return f"{where}{error.strerror or error}{hint}"
@@ -222,5 +218,5 @@ def _misused(error: Any, output: Output) -> int:
         output.document({"error": {"code": "usage", "message": said.encode("utf-8", "backslashreplace").decode()}}, indent=None)
     elif said:
         output.say(f"error: {said}", "red")
-        output.say(f"`{command} --help` shows how it is used")
+        output.say(f"`{command} --help` shows the usage")
     return USAGE

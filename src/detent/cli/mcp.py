@@ -1,4 +1,4 @@
-"""The command about MCP servers: pin what they declare, log in, log out."""
+"""The command for MCP servers: pin their declarations, log in, log out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from detent.engine import Engine
 
 
 class Action(StrEnum):
-    """What is done about a server."""
+    """What to do with a server."""
 
     PIN = "pin"
     LOGIN = "login"
@@ -28,24 +28,24 @@ class Action(StrEnum):
 def mcp(
     action: Annotated[Action, typer.Argument(metavar="ACTION", help="pin, login or logout.", show_default=False)],
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The server; pin without one: all of them.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="The server. Without one, pin covers all servers.", show_default=False)
     ] = None,
     agent: o.AgentFile = None,
     *,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address of the login, and open no browser.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the login address; do not open a browser.")] = False,
     setup: Annotated[o.Setup, Without("store", "verbose")],
 ) -> int:
-    """Pin what MCP servers declare of their tools, or log in at one.
+    """Pin the tool declarations of MCP servers, or log in to one.
 
-    `pin` starts the servers, shows what has changed since the last time, and records each tool's words, schemas and hints: from then on a
-    tool that says anything else, or is new, is not offered. `login` opens a browser and keeps the token for this user; `logout` removes it.
+    `pin` starts the servers, shows what has changed since the last time, and records each tool's description, schemas and hints. From then on,
+    a tool that is new or declares anything else is not offered. `login` opens a browser and keeps the token for this user; `logout` removes it.
     """
     session = Session(setup, agent=agent)
     session.add_agents_servers()
     if action is Action.PIN:
         return _pin(session, [name] if name is not None else session.engine.servers.names())
     if name is None:
-        raise ConfigError(f"mcp {action.value}: name the server; there are: {', '.join(session.engine.servers.names()) or 'none'}")
+        raise ConfigError(f"mcp {action.value}: name the server; known: {', '.join(session.engine.servers.names()) or 'none'}")
     return _log_in(session, name, browser=not no_browser) if action is Action.LOGIN else _log_out(session, name)
 
 
@@ -53,7 +53,7 @@ def _pin(session: Session, names: list[str]) -> int:
     from detent.tools.mcp.declarations import changes_of
 
     if not names:
-        raise ConfigError("there is no MCP server; write [mcp.NAME] into detent.toml or an agent file")
+        raise ConfigError("no MCP server is configured; write [mcp.NAME] into detent.toml or an agent file")
 
     async def pin(engine: Engine) -> dict[str, tuple[int, list[str] | None]]:
         found: dict[str, tuple[int, list[str] | None]] = {}
@@ -68,8 +68,8 @@ def _pin(session: Session, names: list[str]) -> int:
     pinned = session.drive(pin)
     session.output.document([{"server": name, "tools": count, "changes": changes} for name, (count, changes) in pinned.items()])
     for name, (count, changes) in pinned.items():
-        told = "for the first time" if changes is None else "as they were" if not changes else "with what has changed:"
-        session.output.show(f"{name}: {count} tools are pinned, {told}")
+        told = "for the first time" if changes is None else "unchanged" if not changes else "with these changes:"
+        session.output.show(f"{name}: {count} tools pinned, {told}")
         for line in changes or ():
             session.output.show(f"  {clean(line)}")
     return 0
@@ -92,7 +92,7 @@ def _log_in(session: Session, name: str, *, browser: bool) -> int:
 
     kept = session.drive(log_in)
     session.output.document({"server": name, "logged_in": kept is not None})
-    session.output.show(f"logged in at {name}" if kept is not None else f"{name} asks nobody to log in")
+    session.output.show(f"logged in at {name}" if kept is not None else f"{name} needs no login")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Model calls as people read them: which model, what for, tokens, cost, time, and how it failed."""
+"""Model calls as text: model, purpose, tokens, cost, time and failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from detent.core.budget import NOTHING, Usage
 
 
 class ModelCall(msgspec.Struct, kw_only=True):
-    """One attempt of a model call. `outcome` is "" while it is open, else `ok` or the class of its failure."""
+    """One attempt of a model call. `outcome` is "" while it is in progress, then `ok` or the class of its failure."""
 
     call: str
     model: str
@@ -25,7 +25,7 @@ class ModelCall(msgspec.Struct, kw_only=True):
 
 
 def take_model_call(calls: list[ModelCall], event: e.ModelCallStarted | e.ModelCallFinished | e.ModelCallFailed) -> None:
-    """Take an event about a model call into the list of those of its turn."""
+    """Add an event about a model call to the list of model calls of its turn."""
     if isinstance(event, e.ModelCallStarted):
         shown = ModelCall(call=event.call, model=event.model, purpose=event.purpose, attempt=event.attempt, reserved=event.reserved)
         calls.append(shown)
@@ -42,7 +42,7 @@ def take_model_call(calls: list[ModelCall], event: e.ModelCallStarted | e.ModelC
 
 
 def spent(usage: Usage) -> str:
-    """Return tokens and cost in words: `1,200 in (800 cached), 34 out (12 reasoning), 0.0041 USD`."""
+    """Return tokens and cost as text: `1,200 in (800 cached), 34 out (12 reasoning), 0.0041 USD`."""
     into = f"{usage.input_tokens:,} in" + (f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else "")
     out = f"{usage.output_tokens:,} out" + (f" ({usage.reasoning_tokens:,} reasoning)" if usage.reasoning_tokens else "")
     cost = "" if usage.cost_usd is None else f", {usage.cost_usd:.4f} USD"

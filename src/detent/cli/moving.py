@@ -20,25 +20,23 @@ from detent.history import moving
 from detent.ports import EventStore, RunQuery
 
 T = TypeVar("T")
-Target = Annotated[
-    str, typer.Option("--to", metavar="URL", help="The store that the runs are written to, such as postgresql://HOST/DATABASE.")
-]
+Target = Annotated[str, typer.Option("--to", metavar="URL", help="The store to copy to, such as postgresql://HOST/DATABASE.")]
 
 
 def copy(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Run ids, unique beginnings of them, or `last`.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Run ids, unique prefixes of ids, or `last`.")] = None,
     *,
     to: Target,
-    everything: Annotated[bool, typer.Option("--all", help="Every run of the store; unfinished ones only with --move.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Copy every run of the store; unfinished runs only with --move.")] = False,
     move: Annotated[
-        bool, typer.Option("--move", help="Remove each run here once it is checked there. Unfinished runs are only moved.")
+        bool, typer.Option("--move", help="Remove each run here once its copy is checked. Unfinished runs can only be moved.")
     ] = False,
     yes: o.Yes = False,
     setup: o.Looking,
 ) -> int:
-    """Copy runs into another store, byte for byte; done again, it goes on where it was interrupted."""
+    """Copy runs into another store, byte for byte. If interrupted, run it again: it continues where it stopped."""
     if bool(runs) == everything:
-        raise ConfigError("give the runs to copy, or --all for every one of the store")
+        raise ConfigError("name the runs to copy, or give --all for every run of the store")
     session = Session(setup, changes=True, bare=True)
     target = store_at(to, **impatient(to))
     if move:
@@ -61,21 +59,21 @@ def copy(
 async def _copy(
     session: Session, source: EventStore, target: EventStore, asked: list[str], *, move: bool
 ) -> tuple[list[moving.Moved], int]:
-    """Copy the runs that were asked for, all of them when none was; of several, one that cannot be copied is said and counted."""
+    """Copy the given runs, or all runs if none are given. Of several, report and count each that cannot be copied."""
     run_ids = asked
     if not asked:
         heads = await source.list_runs(RunQuery())
         run_ids = [head.run_id for head in reversed(heads) if move or head.status in moving.TERMINAL]
         if len(run_ids) < len(heads):
             stay = counted(len(heads) - len(run_ids), "unfinished run")
-            session.output.say(f"not copied: {stay}, which could then be advanced in both places; --move takes them along", "yellow")
+            session.output.say(f"not copied: {stay}, because both copies could then be advanced; --move moves them too", "yellow")
     return await _each(session, run_ids, lambda run_id: moving.copy(source, target, run_id, move=move), moving.OF_ONE_RUN)
 
 
 async def _each(
     session: Session, asked: Sequence[T], work: Callable[[T], Awaitable[moving.Moved]], left: tuple[type[DetentError], ...]
 ) -> tuple[list[moving.Moved], int]:
-    """Do it with each, and say so; of several, one that fails with such an error is said, counted, and does not keep the others."""
+    """Do the work for each and report it. Of several, report and count each that fails with such an error, and continue."""
     done: list[moving.Moved] = []
     failed = 0
     for one in asked:
@@ -97,14 +95,14 @@ def _left(count: int) -> str:
 
 def archive(
     *,
-    before: Annotated[str, typer.Option("--before", metavar="WHEN", help="Runs that were last changed before: 30d, 12h, or a date (UTC).")],
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The directory of the archives; made where it is missing.")],
+    before: Annotated[str, typer.Option("--before", metavar="WHEN", help="Only runs last changed before: 30d, 12h, or a date (UTC).")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The directory for the archives; created if it does not exist.")],
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Only say which runs that would be.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
     yes: o.Yes = False,
     setup: o.Looking,
 ) -> int:
-    """Write finished runs into compressed files, one each, and remove them from the store. `detent import` brings them back."""
+    """Write finished runs into compressed files, one per run, and remove them from the store. `detent import` brings them back."""
     session = Session(setup, changes=True, bare=True)
     moment = since_of(before, option="--before")
     heads = session.drive(lambda engine: moving.finished_before(engine.store, moment, tenant=tenant), missing=[])
@@ -137,15 +135,17 @@ def archive(
 
 
 def bring_back(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Archives, or directories of archives.", show_default=False)],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Archive files, or directories of them.", show_default=False)],
     *,
     most: Annotated[
         int,
-        typer.Option("--max-bytes", metavar="N", min=0, help="How many bytes may come out of an archive. 0: 1 GiB, 200 times its size."),
+        typer.Option(
+            "--max-bytes", metavar="N", min=0, help="The most bytes that one archive may unpack to. 0: 200 times its size, at most 1 GiB."
+        ),
     ] = 0,
     setup: o.Looking,
 ) -> int:
-    """Bring archived runs back into the store; a run that is there already is left as it is. Exits 1 when one of several could not be."""
+    """Bring archived runs back into the store. A run that exists already stays as it is. Exits with 1 if an archive could not be imported."""
     session = Session(setup, bare=True)
     session.creates = True
     archives = [archive for path in paths for archive in moving.archives_in(path)]
@@ -161,9 +161,9 @@ def bring_back(
 
 
 def _said(moved: moving.Moved) -> str:
-    new = f"{moved.added} of {moved.records} records" if moved.added else f"its {moved.records} records were there"
+    new = f"{moved.added} of {moved.records} records" if moved.added else f"its {moved.records} records existed already"
     said = f"  {moved.run_id}: {new}, {moved.blobs} artifacts, {'removed here, ' if moved.removed else ''}digest {moved.digest[:16]}"
     if not moved.missing:
         return said
     hidden = counted(moved.missing, "hidden value")
-    return f"{said}; {hidden} not there (archives hold none): a call that needs one, in this run or a fork of it, has only the placeholder"
+    return f"{said}; {hidden} missing (archives hold none): a call that needs one, in this run or a fork of it, gets only the placeholder"

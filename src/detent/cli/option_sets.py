@@ -1,6 +1,6 @@
-"""Options that belong together are one struct, which a command takes as one parameter; `expanded` spells them out for typer.
+"""Sets of options: a struct holds options that belong together, and a command takes it as one parameter. `expanded` lists them for typer.
 
-The help of a command shows them where the parameter stands, in the order of the fields.
+The help of a command shows them at the place of the parameter, in the order of the fields.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Without:
-    """In `Annotated[SOME_SET, Without("verbose")]`: the command does not have these options of the set."""
+    """Leaves out options: in `Annotated[SOME_SET, Without("verbose")]`, the command does not have these options of the set."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 def expanded(command: Callable[..., int]) -> Callable[..., int]:
-    """Return the command with the options of each set in its signature as parameters of their own."""
+    """Return the command with each option of its sets as a separate parameter of the signature."""
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
     sets: dict[str, type[Options]] = {}
@@ -50,7 +50,7 @@ def expanded(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _set_in(hint: Any) -> tuple[type[Options] | None, tuple[str, ...]]:
-    """Return the set that a parameter's type names, and which of its options are left out; None for a single option."""
+    """Return the set in a parameter's type, and the options that are left out; None for a single option."""
     kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if not (isinstance(kind, type) and issubclass(kind, Options)):
         return None, ()
@@ -67,7 +67,7 @@ def _parameters(kind: type[Options]) -> Iterator[inspect.Parameter]:
 
 
 def _filled(kind: type[Options], given: Mapping[str, Any]) -> Options:
-    """Return the set with what was given; an option that the command does not have keeps its default."""
+    """Return the set filled with the given values; an option that the command does not have keeps its default."""
     values: dict[str, Any] = {}
     for field in _fields(kind):
         inner, _ = _set_in(field.type)

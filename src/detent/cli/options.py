@@ -1,4 +1,4 @@
-"""The options that several commands share: each is declared once, and those that belong together are a set."""
+"""The options that several commands share. Each is declared once; options that belong together form a set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from detent.cli.option_sets import Options, Without
 
 COMPLETED: dict[str, Callable[[dict[str, Any], str], list[str]]] = {}
-"""What completes a value, by its kind. `completion` fills it in where a shell asks; no other command needs it."""
+"""The functions that complete a value, by its kind. `completion` sets them when a shell asks; no other command needs them."""
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -24,12 +24,12 @@ def complete_agent(ctx: typer.Context, incomplete: str) -> list[str]:
     return COMPLETED["agents"](ctx.params, incomplete) if COMPLETED else []
 
 
-RUN_HELP = "A run: its id, a unique beginning or the last word of it, `last`, or `last-1` for the one before."
+RUN_HELP = "A run: its id, a unique prefix or the last word of the id, `last`, or `last-1` for the one before."
 Goal = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="GOAL...",
-        help="What is to be achieved; the words are joined. `-`, or nothing in a pipe: read it from stdin.",
+        help="What the agent should achieve; several words are joined. `-`, or no goal in a pipe: read it from stdin.",
         show_default=False,
     ),
 ]
@@ -40,7 +40,7 @@ Store = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        help="ram:, file:DIR, sqlite:///PATH or postgresql://HOST/DATABASE. Default: that of this directory, see `detent where`.",
+        help="ram:, file:DIR, sqlite:///PATH or postgresql://HOST/DATABASE. Default: the store of this directory, see `detent where`.",
     ),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read FILE instead of ./detent.toml.")]
@@ -50,21 +50,21 @@ AgentFile = Annotated[
     typer.Option(
         "--agent",
         metavar="FILE",
-        help="An agent file, or a name that detent.toml gives one. Default: ./agent.toml",
+        help="An agent file, or the name of an agent in detent.toml. Default: ./agent.toml",
         autocompletion=complete_agent,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show input and output of calls; twice: every record.")]
-Bounds = Annotated[list[str] | None, typer.Option("--budget", metavar="K=V", help="A bound, such as max_tool_calls=20. Repeatable.")]
-By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides, for the log. Default: the user of this machine.")]
+Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show input and output of calls; -vv shows every record.")]
+Bounds = Annotated[list[str] | None, typer.Option("--budget", metavar="K=V", help="Set a limit, such as max_tool_calls=20. Repeatable.")]
+By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name for the log. Default: the login name.")]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the log.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; required without a terminal.")]
 
 
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Trust the directories of the files used, for this command; see `detent trust`."),
+    typer.Option("--trust", help="Trust the directories of the files in use, for this command only; see `detent trust`."),
 ]
 
 
@@ -78,21 +78,21 @@ class Place(Options, frozen=True, kw_only=True):
 
 
 class Setup(Place, frozen=True, kw_only=True):
-    """What a command's `Session` is made of."""
+    """The options for a command's `Session`."""
 
     json_wanted: Json = False
     verbose: Verbose = 0
 
 
 Quiet = Annotated[Setup, Without("verbose")]
-"""Of a command that shows no run in progress."""
+"""For a command that shows no run in progress."""
 Looking = Annotated[Setup, Without("workspace", "verbose")]
-"""Of a command that executes nothing either."""
+"""For a command that also executes nothing."""
 
 
 class Answering(Options, frozen=True, kw_only=True):
-    """What every command takes that answers a run which waits."""
+    """The options of every command that answers a waiting run."""
 
     by: By = None
-    no_resume: Annotated[bool, typer.Option("--no-resume", help="Only record the answer; do not take the run on here.")] = False
+    no_resume: Annotated[bool, typer.Option("--no-resume", help="Only record the answer; do not continue the run here.")] = False
     setup: Setup = Setup()

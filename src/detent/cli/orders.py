@@ -1,4 +1,4 @@
-"""What `run` and `submit` are told: who works, with what, within which bounds, and for whom."""
+"""The options of `run` and `submit`: which agent, with which tools, within which bounds, and for whom."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from detent.running.admission import new_run_id, tenants_id
 from detent.secrecy.redact import Redactor
 
 MOST_GOAL_BYTES = 1_000_000
-"""A goal becomes part of every prompt."""
+"""The limit of a goal's size, because it becomes part of every prompt."""
 
 
 class ForWhom(Options, frozen=True, kw_only=True):
-    """For whom a run is; where nothing is given it is the operator's."""
+    """For whom a run is; without these options it belongs to the operator."""
 
     tenant: Annotated[
-        str | None, typer.Option("--tenant", metavar="NAME", help="For whom the run is: what it uses is charged to this tenant.")
+        str | None, typer.Option("--tenant", metavar="NAME", help="The tenant that the run belongs to and is charged to.")
     ] = None
     principal: Annotated[
-        str | None, typer.Option("--principal", metavar="NAME", help="Who of the tenant asks, for policies and the log.")
+        str | None, typer.Option("--principal", metavar="NAME", help="The user within the tenant, for policies and the log.")
     ] = None
     scope: Annotated[
-        list[str] | None, typer.Option("--scope", metavar="NAME", help="A scope that the run has, for tools that need one. Repeatable.")
+        list[str] | None, typer.Option("--scope", metavar="NAME", help="Give the run this scope, for tools that need one. Repeatable.")
     ] = None
     credential: Annotated[
         list[str] | None,
         typer.Option(
             "--credential",
             metavar="NAME",
-            help="A secret that the run's tools may have. Repeatable. Default: all; none as soon as --tenant, --principal or --scope is given.",
+            help="Allow the run's tools this secret. Repeatable. Default: all secrets; none if --tenant, --principal or --scope is given.",
         ),
     ] = None
 
     def host(self) -> Host | None:
         """Return the host of the run, None for the operator. Raise `ConfigError` for an empty name.
 
-        An unset shell variable gives such a name: the run of a tenant would be the operator's, with all secrets.
+        An empty name can come from an unset shell variable. Without this check, a tenant's run would become the operator's, with all secrets.
         """
         for option, name in (("--tenant", self.tenant), ("--principal", self.principal)):
             if name is not None and not name.strip():
@@ -63,14 +63,16 @@ class ForWhom(Options, frozen=True, kw_only=True):
 
 
 def given_goal(words: Sequence[str]) -> str:
-    """Return the goal: the words joined, or, for `-`, and for no words in a pipe, what stdin has. Raise `ConfigError`."""
+    """Return the goal: the joined words, or for `-`, or no words in a pipe, the text on stdin. Raise `ConfigError`."""
     if (words and list(words) != ["-"]) or sys.stdin is None or (not words and sys.stdin.isatty()):  # None: it was closed
         return "" if list(words) == ["-"] else " ".join(words)
     if sys.stdin.isatty():
         Output().say("type the goal, then Ctrl-D on a line of its own:")
     read = sys.stdin.buffer.read(MOST_GOAL_BYTES + 1)
     if len(read) > MOST_GOAL_BYTES:
-        raise ConfigError(f"the goal on stdin has more than {MOST_GOAL_BYTES:,} bytes; put the text in a file, and let the goal name it")
+        raise ConfigError(
+            f"the goal on stdin has more than {MOST_GOAL_BYTES:,} bytes; put the text in a file and name the file in the goal"
+        )
     try:
         return read.decode()
     except UnicodeDecodeError as error:
@@ -78,7 +80,7 @@ def given_goal(words: Sequence[str]) -> str:
 
 
 class Order(Options, frozen=True, kw_only=True):
-    """The options of `submit`, and all but one of those of `run`."""
+    """The options of `submit`, and all options of `run` but one."""
 
     agent: o.AgentFile = None
     asked: Asked = Asked()
@@ -87,19 +89,19 @@ class Order(Options, frozen=True, kw_only=True):
         None
     )
     budget: o.Bounds = None
-    var: Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="A variable of the agent. Repeatable.")] = None
+    var: Annotated[list[str] | None, typer.Option("--var", metavar="K=V", help="Set a variable of the agent. Repeatable.")] = None
     attach: Annotated[
         list[Path] | None,
-        typer.Option("--attach", metavar="FILE", help="An image, a recording or a document that goes with the goal. Repeatable."),
+        typer.Option("--attach", metavar="FILE", help="Send an image, a recording or a document with the goal. Repeatable."),
     ] = None
     run_id: Annotated[
-        str | None, typer.Option("--run-id", metavar="ID", help="An id of your own; an existing run of that id is taken on.")
+        str | None, typer.Option("--run-id", metavar="ID", help="Use this id. If a run with this id exists, continue it.")
     ] = None
     whom: ForWhom = ForWhom()
     json_wanted: o.Json = False
 
     def session(self, *, verbose: int = 0) -> Session:
-        """Return the session that the run is started in."""
+        """Return the session in which the run starts."""
         setup = o.Setup(**msgspec.structs.asdict(self.place), json_wanted=self.json_wanted, verbose=verbose)
         return Session(setup, agent=self.agent)
 
@@ -111,14 +113,14 @@ class Order(Options, frozen=True, kw_only=True):
                 'no goal was given\ngive it after the options, "Count the text files here", or pipe it in: detent run - < goal.md'
             )
         if self.run_id is not None and not self.run_id.strip():
-            raise ConfigError("--run-id is empty; leave it out for an id made of time and goal")
+            raise ConfigError("--run-id is empty; leave it out to get an id from time and goal")
         bounds = parse_budget(self.budget or ()).over(session.budget)
         if self.max_iterations is not None:
             bounds = parse_budget([f"max_iterations={self.max_iterations}"], "--max-iterations").over(bounds)
         agent = session.agent(self.asked)
         variables = parse_variables(self.var or [], agent)
         hidden = (*agent.redact, *(session.config.redact or ()))
-        public = Redactor(hidden, b"").without(text)  # a run id is made of it, and ids are seen everywhere
+        public = Redactor(hidden, b"").without(text)  # the run id contains words of it, and ids are visible everywhere
         spoken = public if session.config.goal_words_in_ids is not False else None
         run_id = self.run_id or new_run_id(spoken, SystemClock().now(), RandomIds().token(6))
         session.run_id = tenants_id(run_id, host.tenant) if host is not None and host.tenant and "@" not in run_id else run_id

@@ -1,10 +1,10 @@
-"""Where the command line writes, and how it exits (DESIGN 9).
+"""The output and the exit codes of the command line (DESIGN 9).
 
-Own tables: those of rich take 16 ms to import and leave out no column where the terminal is narrow. rich tells how wide a character is.
+We draw our own tables, because rich's tables take 16 ms to import and cannot drop a column on a narrow terminal. rich measures the width of characters.
 
-Answers and documents go to stdout, everything that is said about them to stderr. With `--json` stdout holds exactly one JSON document.
-Everything that is written passes through `expressions.display`: no text of a run, of an error or of the log's own warnings steers the
-terminal or hides anything. A text that stands on a line with others is cleaned where that line is made, so that it cannot begin a line.
+Answers and documents go to stdout, messages about them to stderr. With `--json` stdout holds exactly one JSON document.
+All output passes through `expressions.display`: no text of a run, of an error or of a warning can control the terminal or hide anything. A text
+that shares a line with others is cleaned when that line is made, so that it cannot start a new line.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SUSPENDED = (e.Suspended, e.RunBusy, e.StoreBusy, e.StoreFull, e.Conflict)
 STYLES = {"completed": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "magenta"}
 
 LEAST = 20
-"""So many characters are left to the last column of a table on a narrow terminal, or it is shown in another way."""
+"""The minimal width of the last column of a table on a narrow terminal; with less, the table changes its layout."""
 INDENT = "  "
 FURTHER = " " * 12
-"""Before the second and further lines of a text."""
+"""The indentation of the second and further lines of a text."""
 
 
 def code_of_status(status: str) -> int:
-    """Return the exit code of a run that stands like this."""
+    """Return the exit code for a run with this status."""
     return WAITING if status.startswith("waiting") else _STATUS[status]
 
 
@@ -53,29 +53,29 @@ def code_of_error(error: BaseException) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return structs, dates and owned sequences as plain JSON data."""
+    """Return structs, dates and our own sequences as plain JSON data."""
     return msgspec.json.decode(encode(value))
 
 
 def as_text(value: Any) -> str:
-    """Return a value as people read it: text as it is, anything else as JSON."""
+    """Return a value as readable text: text as it is, anything else as JSON."""
     return clean(value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False), lines=True)
 
 
 def as_json(value: Any, *, indent: int | None = 2) -> str:
-    """Return a value as a JSON document that may be shown: it reads as the same data."""
+    """Return a value as a JSON document that is safe to show and parses to the same data."""
     return clean(json.dumps(plain(value), ensure_ascii=False, indent=indent), lines=True)
 
 
 def fault(error: ToolError | None) -> str:
-    """Return a call's error as one text, its code first and once."""
+    """Return a call's error as one text, with its code once, at the beginning."""
     if error is None:
         return ""
     return error.message if error.message.startswith(error.code) else f"{error.code}: {error.message}"
 
 
 def shortened(text: str, limit: int | None) -> str:
-    """Return `text` cleaned on one line, at most `limit` characters (None: all of it, its further lines indented as no other is)."""
+    """Return `text` cleaned, on one line of at most `limit` characters (None: all of it, with further lines indented by `FURTHER`)."""
     if limit is None:
         return clean(text, lines=True).replace("\n", f"\n{FURTHER}")
     line = clean(text.strip()[: limit + 1].replace("\n", "⏎ ").replace("\t", " "))
@@ -83,7 +83,7 @@ def shortened(text: str, limit: int | None) -> str:
 
 
 def gist(args: Any) -> str:
-    """Return what tells most about a call: its first text, then its numbers and truth values by name."""
+    """Return a short summary of a call: its first text argument, then its numbers and booleans by name."""
     if not isinstance(args, dict):
         return ""
     given = cast("dict[str, Any]", args)
@@ -93,32 +93,32 @@ def gist(args: Any) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return so many of something in words: "1 call", "2 calls"."""
+    """Return a number with its noun: "1 call", "2 calls"."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 class Output:
-    """Writes for one command; `json` says whether a document is wanted."""
+    """The output of one command; `json` says whether a JSON document is wanted."""
 
     def __init__(self, *, json_wanted: bool = False) -> None:
         self.json = json_wanted
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Write a line about what happens to stderr."""
+        """Write a message to stderr."""
         _write(sys.stderr, text, style)
 
     def show(self, text: str = "", style: str = "") -> None:
-        """Write a line of the answer to stdout; nothing with `--json`."""
+        """Write a line of the answer to stdout; with `--json` write nothing."""
         if not self.json:
             _write(sys.stdout, text, style)
 
     def document(self, data: Any, *, indent: int | None = 2) -> None:
-        """Write the one document, if it is wanted."""
+        """Write the one JSON document, if it is wanted."""
         if self.json:
             _write(sys.stdout, as_json(data, indent=indent), "", whole=True)
 
     def write(self, data: bytes) -> None:
-        """Write bytes to stdout as they are, where they can be checked against their digests; at a terminal they are shown like any text."""
+        """Write bytes to stdout unchanged, so that their digests can be checked; at a terminal, show them like any text."""
         if sys.stdout.isatty():
             _write(sys.stdout, data.decode(errors="backslashreplace").rstrip("\n"), "", whole=True)
             return
@@ -127,7 +127,7 @@ class Output:
             sys.stdout.buffer.flush()
 
     def page(self, lines: Sequence[str]) -> bool:
-        """Write lines to stderr, at a terminal a screen at a time; return whether all of them were shown."""
+        """Write lines to stderr, at a terminal one screen at a time; return whether all of them were shown."""
         rows = max(_size().lines - 2, 1) if sys.stderr.isatty() and sys.stdin.isatty() else len(lines)
         for start in range(0, len(lines), rows or 1):
             self.say("\n".join(lines[start : start + rows]))
@@ -137,7 +137,7 @@ class Output:
         return True
 
     def ask(self, question: str) -> str:
-        """Ask the person at the terminal and return the line that was typed, "" where there is none."""
+        """Ask the person at the terminal and return the typed line, "" if there is none."""
         sys.stderr.write(clean(question))
         sys.stderr.flush()
         try:
@@ -146,10 +146,10 @@ class Output:
             return ""
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = (), *, spare: Sequence[str] = ()) -> None:
-        """Write aligned columns to stdout; the last is cut at the width of a terminal, and whole in a pipe.
+        """Write aligned columns to stdout. The last one is cut at the width of a terminal, but not in a pipe.
 
-        With `spare`, names of columns: as many of these are left out as it takes to leave the last one room; where all of them are not
-        enough, the first column stands on a line of its own, which is never cut.
+        `spare` names columns that may be left out to give the last one room. If that is not enough, the first column gets its own line, which is
+        never cut.
         """
         lines = [tuple(head), *(tuple(clean(cell.replace("\n", " ")) for cell in row) for row in rows)]
         widths = [max(_cells(line[i]) for line in lines) for i in range(len(head))]
@@ -166,7 +166,7 @@ class Output:
 
 
 def _fitting(widths: Sequence[int], columns: list[int], spare: Sequence[int], room: int | None) -> tuple[list[int], bool]:
-    """Return the columns without as many of the `spare` ones as it takes to leave the last one room, and whether that was enough."""
+    """Return the columns, without as many `spare` ones as needed to give the last one room, and whether that was enough."""
     left = list(spare)
     while True:
         if room is None or sum(widths[i] + 2 for i in columns[:-1]) + min(widths[columns[-1]], LEAST) <= room:
@@ -178,7 +178,7 @@ def _fitting(widths: Sequence[int], columns: list[int], spare: Sequence[int], ro
 
 
 def _cells(text: str) -> int:
-    """Return how many columns of a terminal `text` takes; for ASCII rich is not imported (2 ms)."""
+    """Return how many columns of a terminal `text` takes; for ASCII, without importing rich (2 ms)."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -187,7 +187,7 @@ def _cells(text: str) -> int:
 
 
 def _sized(text: str, cells: int) -> str:
-    """Return `text` cut or padded to so many columns of a terminal."""
+    """Return `text` cut or padded to this many columns of a terminal."""
     if text.isascii():
         return text[:cells].ljust(cells)
     from rich.cells import set_cell_size
@@ -196,7 +196,7 @@ def _sized(text: str, cells: int) -> str:
 
 
 def broken(text: str, cells: int) -> list[str]:
-    """Return `text` in pieces of at most so many columns of a terminal, at least one."""
+    """Return `text` in pieces of at most this many columns of a terminal; at least one piece."""
     if text.isascii():
         return [text[at : at + cells] for at in range(0, len(text), cells)] or [""]
     from rich.cells import chop_cells
@@ -205,7 +205,7 @@ def broken(text: str, cells: int) -> list[str]:
 
 
 def room_of(stream: Any) -> int | None:
-    """Return how many columns the stream's terminal has, None where it is none."""
+    """Return how many columns the stream's terminal has, None if it is not a terminal."""
     return _size().columns if stream.isatty() else None
 
 
@@ -216,15 +216,15 @@ def _size() -> Any:
 
 
 _LABEL = re.compile(r"\s*(?:\S+(?: \S+)? {2,}|variables )?(?:next: )?")
-"""What a line begins with: its indentation and a label."""
+"""The beginning of a line: its indentation and a label."""
 _COMMAND = re.compile(r"\s*(?:next:?\s+)?detent ")
 _SHELL_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 
 
 def wrapped(line: str, columns: int) -> list[str]:
-    """Return a line as a terminal of this width shows it: broken between words, further lines under its text.
+    """Return a line wrapped for a terminal of this width: broken between words, with further lines indented under its text.
 
-    No word is broken that fits on a line. A command is broken as a shell reads it, so that it can be copied.
+    A word that fits on a line is never broken. A command is broken in shell syntax, so that it can be copied.
     """
     if _cells(line) <= columns:
         return [line]
@@ -249,7 +249,7 @@ def wrapped(line: str, columns: int) -> list[str]:
 
 
 def _write(stream: Any, text: str, style: str, *, whole: bool = False) -> None:
-    """Write lines, coloured where the stream is a terminal and NO_COLOR is not set, and wrapped where it is one, unless they are to stay `whole`."""
+    """Write lines. A terminal gets colours, unless NO_COLOR is set, and wrapped lines, unless `whole` is set."""
     text = clean(text, lines=True)
     if not whole and (room := room_of(stream)):
         text = "\n".join(row for line in text.split("\n") for row in wrapped(line, max(room, LEAST)))
@@ -268,23 +268,24 @@ _UNWRITTEN: list[str] = []
 
 @contextlib.contextmanager
 def _writing(stream: Any) -> Generator[None]:
-    """Let the command go on where a stream cannot be written: it does what it was told, and exits as it would have.
+    """Let the command continue if a stream cannot be written: it still does its work and exits with its exit code.
 
-    A reader that went away (`| head`) wanted no more. What else is wrong with stdout is told at the end (`unwritten`), of stderr it cannot be.
+    A reader that went away (`| head`) needs no message. Other problems with stdout are reported at the end (`unwritten`); problems with stderr
+    cannot be reported.
     """
     try:
         yield
     except OSError as error:
         if stream is sys.stdout and not isinstance(error, BrokenPipeError):
             _UNWRITTEN.append("it is closed" if error.errno == errno.EBADF else error.strerror or str(error))
-        with contextlib.suppress(OSError, ValueError):  # what is left in the buffer goes nowhere, and no later write fails
+        with contextlib.suppress(OSError, ValueError):  # discard the rest of the buffer, so that no later write fails
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
 
 
 def unwritten() -> str:
-    """Return why stdout could not be written, "" where it could; what is still in its buffer is written first."""
+    """Flush stdout and return why it could not be written, "" if it could."""
     with _writing(sys.stdout):
         sys.stdout.flush()
     why = "; ".join(_UNWRITTEN[:1])
@@ -293,13 +294,13 @@ def unwritten() -> str:
 
 
 def mended_streams() -> None:
-    """See that there are three standard streams: one that was closed (`>&-`) would be taken by the next file that is opened."""
+    """Make sure that the three standard streams exist: the next opened file would take the number of a closed one (`>&-`)."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             try:
                 os.fstat(number)
             except OSError:
-                os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # that of stdout cannot be written, which is told
+                os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # stdout cannot be written then, which `unwritten` reports
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115 - for the whole process
 
 

@@ -1,7 +1,7 @@
-"""What is shown of a run while it is advanced: a line for each call that ended, and on a terminal live lines below them.
+"""Shows a run while it is advanced: a line for each call that ended, and on a terminal live lines below them.
 
-An observer like any other: it is told after the commit of each record, and the lines that stay are what is in the log. What streams (a
-model's text and thinking, calls in progress) stands in the live lines, which are gone when it is recorded; an answer goes to stdout then.
+It is a normal observer: it is called after the commit of each record, so the lasting lines show what is in the log. The live lines show what
+streams (a model's text and thinking, calls in progress). They disappear when it is recorded; the answer then goes to stdout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from detent.ports import Chunk
 
 WIDTH = 160
 NAME = 80
-"""Characters of a tool's name: models call tools that do not exist by names that have no end."""
+"""The most characters shown of a tool's name, because models may call tools by endless invented names."""
 THOUGHT_LINES = 4
 """How many lines of thinking stay on a terminal; with --verbose all."""
 
@@ -32,12 +32,12 @@ CHANGED_LINES = 20
 
 
 class Progress:
-    """Shows a run on stderr; `verbosity` as in `OutputConfig`, `redact` are patterns of what no diff shows. Use as `with Progress(...) as progress:`."""
+    """Shows a run on stderr. `verbosity` as in `OutputConfig`; diffs leave out what matches `redact`. Use as `with Progress(...) as progress:`."""
 
     def __init__(
         self, output: Output, *, verbosity: int, shown: bool, redact: Sequence[str] = (), finishing: Callable[[], list[str]] = list
     ) -> None:
-        """`finishing` is explained at `LiveLines`."""
+        """See `LiveLines` for `finishing`."""
         self._output, self._verbosity, self._shown, self._finishing = output, verbosity, shown, finishing
         self._live: LiveLines | None = None
         self._known: set[str] = set()
@@ -111,7 +111,7 @@ class Progress:
                 pass
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Show what a model says, which calls are running, and a tool's own report of its progress; off a terminal only that a call is tried again."""
+        """Show what a model says, which calls run, and how tools report their progress. Without a terminal, show only retries."""
         if chunk.kind == "retry":
             self._again(chunk.iteration, chunk.content)
             return
@@ -131,7 +131,7 @@ class Progress:
     # Lines ------------------------------------------------------------------------------------------------------------------------
 
     def _announce(self, run_id: str) -> None:
-        """Say which run it is, once."""
+        """Print the run's id, once."""
         if run_id not in self._known:
             self._known.add(run_id)
             self._line(f"run {run_id}", "dim")
@@ -141,7 +141,7 @@ class Progress:
         self._now(f"iteration {iteration} · asking {model}" + (f" (attempt {attempt})" if attempt > 1 else ""))
 
     def _model(self, event: e.Event, iteration: int) -> None:
-        """Show what failed of a model call, once it is known what came next."""
+        """Show a failed model call as soon as it is known what happened next."""
         lines: list[str] = []
         match event:
             case e.ModelCallStarted():
@@ -159,7 +159,7 @@ class Progress:
             self._line(line, "yellow")
 
     def _again(self, iteration: int, content: dict[str, Any]) -> None:
-        """Show that a model call is tried again: on a terminal in the line that changes, else in a line each."""
+        """Show that a model call is tried again: on a terminal in the live line, else one line per retry."""
         said, seconds = self._retries.again(content, why=self._live is not None), content["in_s"]
         if self._live is not None:
             self._live.until(f"{said} in", seconds)
@@ -176,7 +176,7 @@ class Progress:
             self._live.begin(call, said)
 
     def _keep(self, call: str, tool: str, state: RunState) -> None:
-        """Keep what a file is before it is written over, for the diff."""
+        """Keep the content of a file before it is overwritten, for the diff."""
         if self._live is not None and tool == "write_file":
             self._before[call] = present(state.agent.meta.get("workspace"), _args(state, call), (*state.agent.redact, *self._redact))
 
@@ -189,7 +189,7 @@ class Progress:
             self._live.silence()
 
     def _planned(self, event: e.Planned) -> None:
-        """Show what a model thought, dimmed, and what it said beside its calls; an answer is shown when the run has ended."""
+        """Show a model's thinking, dimmed, and its text next to calls; the answer is shown when the run has ended."""
         self._silence()
         thinking, calls = event.thinking.strip(), isinstance(event.actions[0], ToolCall)
         if thinking and (self._live is not None or self._verbosity > 0):

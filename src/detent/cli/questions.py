@@ -1,6 +1,6 @@
-"""The questions of a run, put to the person at the terminal: in words, by what kind of reply each expects.
+"""Asks the person at the terminal the questions of a run, with a prompt for the kind of reply that each expects.
 
-Rule: a question is data of whoever asks, so each of its lines begins with a bar, and what was typed counts only once it fits what is expected.
+Rule: a question is untrusted data, so each of its lines begins with a bar. A typed reply counts only if it matches what is expected.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from detent.core.state import Ask
 from detent.running.admission import fitting_reply
 
 MOST_CHOICES = 100
-"""Of a longer list the reply is typed as JSON."""
+"""For a longer list, the reply is typed as JSON."""
 LINE = 200
-"""So much is shown of one choice, and of what a field says of itself."""
+"""How many characters are shown of a choice, or of a field's description."""
 LATER = "later"
-"""What an empty line means, unless a prompt says otherwise."""
+"""The meaning of an empty line, unless a prompt says otherwise."""
 
 
 class Later(Exception):
-    """The person puts the question off."""
+    """The person postpones the question."""
 
 
 def reply_to(output: Output, run_id: str, ask: Ask) -> Any:
-    """Show a question and return the reply that was typed and fits it. Raise `Later` where the person puts it off."""
+    """Show a question and return a typed reply that fits it. Raise `Later` if the person postpones it."""
     output.say("\nthe run asks:", "bold")
     if not output.page(_barred(ask.question)):
         raise Later
@@ -53,7 +53,7 @@ def _barred(text: str) -> list[str]:
 
 
 def _asked(output: Output, expected: Mapping[str, Any] | None, *, enter: str = LATER) -> Any:
-    """Return what was typed for a reply, or a field of one, of this kind. Raise `Later`."""
+    """Return the typed reply, or field of a reply, of this kind. Raise `Later`."""
     kind = (expected or {}).get("type", "string" if not expected else None)
     choices = _choices(expected or {})
     if choices:
@@ -72,7 +72,7 @@ def _asked(output: Output, expected: Mapping[str, Any] | None, *, enter: str = L
 
 
 def typed(output: Output, what: str, *, enter: str) -> str:
-    """Return one line that was typed; raise `Later` for an empty one."""
+    """Return one typed line; raise `Later` for an empty one."""
     if not (line := output.ask(f"{what} (Enter: {enter}): ")):
         output.say()
     if not line.strip():
@@ -107,15 +107,15 @@ def _number(output: Output, what: str, *, enter: str) -> int | float:
 
 
 def _choices(expected: Mapping[str, Any]) -> list[Any]:
-    """Return the values that a reply can be, empty where any other is possible."""
+    """Return the possible values of a reply; empty if other values are possible, too."""
     found = expected.get("enum")
     return cast("list[Any]", found) if isinstance(found, list) and 0 < len(cast("list[Any]", found)) <= MOST_CHOICES else []
 
 
 def choose(output: Output, choices: Sequence[Any], *, about: Sequence[str] = (), enter: str = LATER) -> Any:
-    """Show a list and return the choice whose number or words were typed; `about` says more of each. Raise `Later` for an empty line.
+    """Show a list and return the choice whose number or words were typed; `about` describes each choice. Raise `Later` for an empty line.
 
-    Numbers are given only where no choice looks like one.
+    Numbers are shown only if no choice looks like a number.
     """
     words = [as_text(choice) for choice in choices]
     numbered = not any(re.fullmatch(r"\s*\d+\s*", word) for word in words)
@@ -130,11 +130,11 @@ def choose(output: Output, choices: Sequence[Any], *, about: Sequence[str] = (),
         near = [choice for choice, word in zip(choices, words, strict=True) if word.strip().lower() == said.lower()]
         if len(near) == 1:
             return near[0]
-        output.say(f"  1 to {len(choices)}, or the words" if numbered else "  one of the list, as it is written there")
+        output.say(f"  1 to {len(choices)}, or the words" if numbered else "  one of the list, written as it is there")
 
 
 def _fields(expected: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the fields of a form by name, empty where one of them is nested."""
+    """Return the fields of a form by name; empty if one of them is nested."""
     try:
         fields = msgspec.convert(expected.get("properties"), dict[str, dict[str, Any]])
     except msgspec.ValidationError:

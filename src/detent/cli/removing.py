@@ -21,7 +21,7 @@ def erase(
     yes: o.Yes = False,
     setup: o.Looking,
 ) -> int:
-    """Remove the content of a finished or waiting run for good; its chain of digests stays and can be verified."""
+    """Remove the content of a finished or waiting run for good. Its chain of digests stays and can be verified."""
     session = Session(setup, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
     confirm(f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
@@ -33,13 +33,13 @@ def erase(
     session.output.document({"run_id": run_id, "erased": True, "ids_with_goal_words": named})
     session.output.say(f"erased run {session.short(run_id)}; `{session.command('verify', run_id)}` still checks its chain")
     if named:
-        why = "ids stay because the chain covers them; `goal_words_in_ids = false` in detent.toml makes ids without"
+        why = "ids stay because the chain covers them; set `goal_words_in_ids = false` in detent.toml to get ids without them"
         session.output.say(f"words of its goal are left in {', '.join(named)}: {why}", "yellow")
     return 0
 
 
 def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
-    """Remove a run with all that belongs to it."""
+    """Remove a run and everything that belongs to it."""
     session = Session(setup, changes=True, bare=True)
     run_id = session.drive(lambda _: session.find(run))
     confirm(f"Remove run {run_id} with its whole log?", yes=yes)
@@ -54,11 +54,11 @@ def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
 
 
 def gc(*, yes: o.Yes = False, setup: o.Looking) -> int:
-    """Remove runs that were kept as long as `retention` says, drop artifacts that no record names, and give unused space back."""
+    """Erase or archive runs whose `retention` has expired, delete artifacts that no record names, and free unused space."""
     session = Session(setup, changes=True, bare=True)
     due = session.drive(lambda engine: engine.retain(dry=True), missing=Retained())
     old = (
-        f"erase {counted(len(due.erased), 'run')} and archive {len(due.archived)}, which were kept long enough, and "
+        f"erase {counted(len(due.erased), 'run')} and archive {len(due.archived)} whose retention has expired, and "
         if due != Retained()
         else ""
     )
@@ -78,10 +78,10 @@ def gc(*, yes: o.Yes = False, setup: o.Looking) -> int:
 
 
 def confirm(question: str, *, yes: bool, undone: str = "nothing was removed") -> None:
-    """Ask at a terminal. Without one nobody could answer: raise `ConfigError` unless `yes`, also where the answer is no."""
+    """Ask at a terminal; `yes` skips the question. Raise `ConfigError` if the answer is no, or if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} There is no terminal to ask at: {undone}. To do it, say --yes")
+        raise ConfigError(f"{question} There is no terminal to ask: {undone}. To do it, add --yes")
     if Output().ask(f"{question} [y/N]: ").strip().lower() not in ("y", "yes"):
         raise ConfigError(undone)

@@ -16,14 +16,14 @@ from detent.running.receipts import lines_of, who
 SHORT = 240
 LONG = 2_000
 LINE = 100
-"""So much of a step is shown in the overview."""
+"""How many characters of a step the overview shows."""
 NAME = 60
 
 
 def render(trace: Trace, state: RunState, session: Session, *, full: bool, only: int | None = None) -> None:
-    """Write the trace to stdout: head, a line for each call, how the run stands, and what to do next.
+    """Write the trace to stdout: the head, a line for each call, the run's status, and what to do next.
 
-    With `full` everything is there and whole. With `only` the iteration of that number is, as far as it fits on a few lines.
+    With `full`, everything is shown completely. With `only`, only the iteration with that number is shown, shortened to a few lines.
     """
     out, limit = session.output, None if full else SHORT
     if not full and only is None:
@@ -62,7 +62,7 @@ def _what_next(trace: Trace, state: RunState, session: Session) -> None:
 
 
 def _overview(trace: Trace, state: RunState, session: Session) -> None:
-    """Write what a person wants to know first."""
+    """Write an overview: what a person wants to know first."""
     out, audit = session.output, trace.audit
     out.show(f"run       {trace.run_id}", "bold")
     for name, text in (("title", trace.title), ("goal", trace.goal)):
@@ -90,7 +90,7 @@ def _amounts(state: RunState) -> str:
 
 
 def _steps(out: Output, turn: Iteration) -> None:
-    """Write an iteration on a line for each call, or on one."""
+    """Write an iteration: one line for each call, or one line in all."""
     scope = f" {clean(turn.scope)}:" if turn.scope != "main" else ""
     head = f"{turn.iteration:>4} {scope}"
     for asked in turn.models:
@@ -165,7 +165,7 @@ def _approval(asked: dict[str, Any]) -> str:
 
 def _audit(out: Output, trace: Trace, limit: int | None) -> None:
     audit = trace.audit
-    out.show("termination audit" if audit.status in ("completed", "failed", "stopped") else "how it stands", "bold")
+    out.show("termination audit" if audit.status in ("completed", "failed", "stopped") else "current status", "bold")
     out.show(f"  status    {audit.status.replace('_', ' ')}" + (f" · {audit.reason}" if audit.reason else ""), style_of(audit.status))
     _ended(out, audit, trace, limit)
     _bounds(out, audit)
@@ -184,7 +184,7 @@ def _audit(out: Output, trace: Trace, limit: int | None) -> None:
 
 
 def _ended(out: Output, audit: Audit, trace: Trace, limit: int | None, margin: str = INDENT) -> None:
-    """Write why the run ended, and what it came to."""
+    """Write why the run ended, and its result."""
     further = f"\n{margin}          "
     if audit.dimension:
         option = Exhausted(audit.dimension, 0, 0).option + (" of the tenant" if audit.dimension.startswith("tenant_") else "")

@@ -1,6 +1,6 @@
-"""Failed model calls as a person is shown them: while one is tried again a line without its reason, and the reason once, when it is known what came next.
+"""How failed model calls are shown: a line without the reason during retries, and the reason once, when it is known what happened next.
 
-Rule: a reason that ends the run is in the line that the run ends with, and nowhere else.
+Rule: a reason that ends the run is shown only in the last line of the run.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from detent.core import events as e
 
 WIDTH = 160
 PROVIDER = 40
-"""So much is shown of a provider's name."""
+"""How many characters of a provider's name are shown."""
 SHORT = {
     "rate_limited": "rate limit reached",
     "timeout": "no answer in time",
     "connection": "connection failed",
     "server": "the provider failed",
 }
-"""What the kinds of failures that are tried again are called."""
+"""The text for each kind of failure that is tried again."""
 
 
 class Failed(msgspec.Struct, kw_only=True):
-    """A model call whose last attempt failed; `again`: another attempt follows."""
+    """A model call whose latest attempt failed; `again`: another attempt follows."""
 
     iteration: int
     kind: str
@@ -34,23 +34,23 @@ class Failed(msgspec.Struct, kw_only=True):
 
 
 class Retries:
-    """Keeps the failures that were not shown yet. Each method returns the lines that stay."""
+    """Keeps the failures that were not shown yet. Each method returns lasting lines."""
 
     def __init__(self) -> None:
         self._open: dict[str, Failed] = {}
         self._models: dict[str, str] = {}
 
     def started(self, event: e.ModelCallStarted) -> list[str]:
-        """A call begins: what failed for good before it did not end the run."""
+        """Show earlier final failures when a call begins: they did not end the run."""
         self._models[event.call] = event.model
         return self._shown([call for call, failed in self._open.items() if call != event.call and not failed.again])
 
     def failed(self, event: e.ModelCallFailed, iteration: int) -> None:
-        """An attempt failed."""
+        """Keep a failed attempt."""
         self._open[event.call] = Failed(iteration=iteration, kind=event.kind, error=event.error)
 
     def again(self, content: dict[str, Any], *, why: bool) -> str:
-        """Return what is shown while a call waits for its next attempt, up to the time that is left; `why` adds the reason in a word or two."""
+        """Return the text before the countdown while a call waits for its next attempt; `why` adds the reason in a word or two."""
         failed = self._open.get(content["call"])
         said = "failed"
         if failed is not None:
@@ -60,11 +60,11 @@ class Retries:
         return f"{self._name(content['call'])}: {clean(said)}, try {content['attempt']} of {content['of']}"
 
     def finished(self, event: e.ModelCallFinished) -> list[str]:
-        """A call has its answer: say once what was in its way."""
+        """Show the failures of a call once, when it has its answer."""
         return self._shown([event.call], "answered after a retry")
 
     def ended(self, error: str = "") -> list[str]:
-        """The run ends, or is left: what its `error` says needs no line of its own."""
+        """Show the remaining failures when the run ends or is left, except those that its `error` contains."""
         self._open = {call: failed for call, failed in self._open.items() if failed.error[:200] not in error}
         return self._shown(list(self._open))
 

@@ -1,4 +1,4 @@
-"""Commands that take runs on: run, resume, reopen, cancel, and the answers approve, deny, reconcile, reply."""
+"""Commands that advance runs: run, resume, reopen, cancel, and the answers approve, deny, reconcile, reply."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ ASKED = ("waiting_for_approval", "waiting_for_user")
 
 
 def run(goal: o.Goal = None, *, order: Order, verbose: o.Verbose = 0) -> int:
-    """Work on a goal until it is reached, or the run stops, or waits for somebody.
+    """Work on a goal until it is reached, the run stops, or it waits for somebody.
 
-    The agent is that of --agent, or ./agent.toml; options about the model go before what it says. With --model and no agent file an agent
-    of its own works, without tools, with those of --tools, or with all tools of the directory that --workspace names.
+    The agent comes from --agent or ./agent.toml. Model options override the agent file. With --model and no agent file, a default agent runs:
+    without tools, with the tools of --tools, or with all workspace tools if you give --workspace.
     """
     session = order.session(verbose=verbose)
     arguments = order.arguments(session, goal)
@@ -58,13 +58,13 @@ def resume(
         typer.Option(
             "--accept-level",
             metavar="TOOL=LEVEL",
-            help="Accept that a tool is declared with a lower side-effect level now than the run holds it to. Repeatable.",
+            help="Accept that a tool now declares a lower side-effect level than the run has recorded. Repeatable.",
         ),
     ] = None,
     by: o.By = None,
     setup: o.Setup,
 ) -> int:
-    """Take a run on from where its log ends: after a crash, a suspension, or an answer that was only recorded."""
+    """Continue a run from the end of its log: after a crash, a suspension, or an answer given with --no-resume."""
     session = Session(setup, changes=True)
     bounds = parse_budget(budget) if budget else None
     pairs = [one.partition("=") for one in accept_level or ()]
@@ -83,10 +83,10 @@ def reopen(
     budget: o.Bounds = None,
     why: o.Why = "",
     by: o.By = None,
-    no_resume: Annotated[bool, typer.Option("--no-resume", help="Leave the run to a worker; do not take it on here.")] = False,
+    no_resume: Annotated[bool, typer.Option("--no-resume", help="Leave the run to a worker; do not continue it here.")] = False,
     setup: o.Setup,
 ) -> int:
-    """Open a failed or stopped run again, or one that its workers gave up; use so far is kept, so a bound that is reached must be raised."""
+    """Open a failed, stopped or given-up run again. Its usage so far still counts, so raise a limit that was reached (--budget)."""
     session = Session(setup, changes=True)
     bounds = parse_budget(budget) if budget else None
 
@@ -98,7 +98,7 @@ def reopen(
         return advance(session, work)
     result = watched(session, work)
     session.output.document(document(result, session))
-    session.output.say(f"run {session.short(result.run_id)} is open again; a worker takes it on")
+    session.output.say(f"run {session.short(result.run_id)} is open again; a worker will pick it up")
     return 0
 
 
@@ -109,11 +109,11 @@ def cancel(
     by: o.By = None,
     setup: o.Quiet,
 ) -> int:
-    """End a run: at once where it waits or is suspended, else through the process that advances it. One that has ended stays as it is."""
+    """End a run. A waiting or suspended run ends at once; else the process that advances it stops. An ended run stays as it is."""
     session = Session(setup, changes=True, bare=True)
 
     async def work(engine: Engine) -> Result:
-        run_id = await session.find(run)  # ending a run needs none of its tools
+        run_id = await session.find(run)  # cancelling needs no tools
         before = await session.result(run_id)
         if before.state.terminal and before.reason != "cancelled":
             ended = f"nothing to cancel: run {session.short(run_id)} has already ended, {headline(before.state)}"
@@ -129,7 +129,7 @@ def cancel(
     decided = result.answered is not None and result.answered.outcome == "accepted"
     how = "accepted" if decided else "posted, not decided yet"
     session.output.say(
-        f"run {session.short(result.run_id)} is told to end: {how}. No call with an effect begins from now on; the process that advances it stops"
+        f"run {session.short(result.run_id)} is told to end: {how}. No call with a side effect starts from now on; the process that advances it stops"
     )
     return 0
 
@@ -139,14 +139,14 @@ def approve(
     call: o.CallArgument,
     *,
     args: Annotated[
-        str | None, typer.Option("--args", metavar="JSON", help="Approve with these arguments instead; they are checked again.")
+        str | None, typer.Option("--args", metavar="JSON", help="Approve with these arguments instead. They are checked again.")
     ] = None,
     digest: Annotated[
-        str, typer.Option("--digest", metavar="DIGEST", help="Refuse where the call is not the one that was shown with this digest.")
+        str, typer.Option("--digest", metavar="DIGEST", help="Refuse unless the call has this digest, as `detent approvals` showed it.")
     ] = "",
     how: o.Answering,
 ) -> int:
-    """Approve exactly the call that waits, and take the run on."""
+    """Approve exactly this waiting call, and continue the run."""
     edited = json_object(args, "--args") if args is not None else None
 
     async def decide(session: Session, engine: Engine, state: RunState) -> Result:
@@ -167,10 +167,10 @@ def deny(
     run: o.RunArgument,
     call: o.CallArgument,
     *,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Told to the planner.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, shown to the planner.")] = "",
     how: o.Answering,
 ) -> int:
-    """Refuse a call that waits, and take the run on."""
+    """Refuse a waiting call, and continue the run."""
 
     async def decide(session: Session, engine: Engine, state: RunState) -> Result:
         return await engine.deny(state.run_id, call, by=how.by or operator(), reason=reason, resume=False)
@@ -182,13 +182,15 @@ def reconcile(
     run: o.RunArgument,
     call: o.CallArgument,
     *,
-    happened: Annotated[str | None, typer.Option("--happened", metavar="RESULT", help="It happened; RESULT is JSON, or text.")] = None,
-    did_not: Annotated[bool, typer.Option("--not", help="It did not happen; it is run now, with the same key.")] = False,
+    happened: Annotated[
+        str | None, typer.Option("--happened", metavar="RESULT", help="The call happened. RESULT is its result, as JSON or text.")
+    ] = None,
+    did_not: Annotated[bool, typer.Option("--not", help="The call did not happen. It runs now, with the same idempotency key.")] = False,
     how: o.Answering,
 ) -> int:
-    """Settle a call of which nobody knows whether it happened, and take the run on."""
+    """Say whether an in-doubt call really happened, then continue the run."""
     if (happened is None) == (not did_not):
-        raise ConfigError("reconcile needs one of --happened RESULT (look at what the call did) and --not")
+        raise ConfigError("reconcile needs --happened RESULT or --not; check first what the call did")
 
     async def decide(session: Session, engine: Engine, state: RunState) -> Result:
         result = json_or_text(happened) if happened is not None else None
@@ -201,14 +203,12 @@ def reconcile(
 
 def reply(
     run: o.RunArgument,
-    text: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="The reply; JSON where the question expects it.", show_default=False)
-    ],
+    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="The reply; JSON if the question expects it.", show_default=False)],
     *,
-    ask: Annotated[str, typer.Option("--ask", metavar="ID", help="Which question, where several are open.")] = "",
+    ask: Annotated[str, typer.Option("--ask", metavar="ID", help="Which question, if several are open.")] = "",
     how: o.Answering,
 ) -> int:
-    """Answer the question that a run asked, and take it on."""
+    """Answer a question of a run, and continue the run."""
 
     async def decide(session: Session, engine: Engine, state: RunState) -> Result:
         asked = state.asks.get(ask) or (next(iter(state.asks.values())) if len(state.asks) == 1 else None)
@@ -220,11 +220,11 @@ def reply(
     return _answered(run, how, decide, said="replied to")
 
 
-# Taking on ----------------------------------------------------------------------------------------------------------------------
+# Advancing ----------------------------------------------------------------------------------------------------------------------
 
 
 def advance(session: Session, work: Work) -> int:
-    """Do `work` with live progress, ask the person at a terminal what the run waits for, report, and return the exit code."""
+    """Do `work` with live progress, ask the person at a terminal for the answers that the run waits for, report, and return the exit code."""
     result = watched(session, work)
     while result.status in ASKED and attended(session.output) and (answers := [*_ask(session, result), *_replies(session, result)]):
 
@@ -252,7 +252,7 @@ def _hidden(session: Session) -> tuple[str, ...]:
 
 
 def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, RunState], Awaitable[Result]], *, said: str) -> int:
-    """Record an answer; then continue the run, unless that is not wanted."""
+    """Record an answer; then continue the run, unless --no-resume is given."""
     session = Session(how.setup, changes=True, bare=how.no_resume)
 
     async def work(engine: Engine) -> Result:
@@ -266,7 +266,7 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
             nonlocal told
             try:
                 result = await engine.resume(session.run_id, observers=[progress])
-            except RunBusy:  # a worker has taken it on because of the answer
+            except RunBusy:  # a worker has picked it up because of the answer
                 result = await session.result(session.run_id)
             if told is not None:
                 told = await engine.decided(session.run_id, told.signal)
@@ -288,7 +288,7 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
 
 
 def _ask(session: Session, result: Result) -> list[Answer]:
-    """Ask the person at the terminal about each call that waits; what is put off is left out."""
+    """Ask the person at the terminal about each waiting call; leave out postponed ones."""
     asked = [(request, _ask_one(session, request, result.state)) for request in approvals_of(result.state)]
     return [partial(_decide, session, request, approved) for request, approved in asked if approved is not None]
 
@@ -299,7 +299,7 @@ async def _decide(session: Session, request: Approval, approved: bool, engine: E
 
 
 def _replies(session: Session, result: Result) -> list[Answer]:
-    """Put the questions of the run to the person at the terminal; what is put off is left out."""
+    """Ask the person at the terminal the run's questions; leave out postponed ones."""
     found: list[Answer] = []
     for ask in result.state.asks.values():
         with contextlib.suppress(Later):
@@ -312,7 +312,7 @@ async def _reply(session: Session, ask_id: str, said: Any, engine: Engine) -> Re
 
 
 def _ask_one(session: Session, request: Approval, state: RunState) -> bool | None:
-    """Show the call, and what it changes in a file, and ask; it can be approved here only where all of it was shown."""
+    """Show the call and the change that it makes in a file, and ask. The person can approve only if all of it was shown."""
     output = session.output
     output.say(f"\n{clean(request.tool)} wants to run ({clean(request.reason)}):", "bold")
     changes = diff_of(
@@ -333,4 +333,6 @@ def _ask_one(session: Session, request: Approval, state: RunState) -> bool | Non
                 output.say()
                 return None
             case _:
-                output.say("  y, n or l" if seen else "  n or l; `detent approvals` shows it, and `detent approve` takes its digest")
+                output.say(
+                    "  y, n or l" if seen else "  n or l; `detent approvals` shows the whole call, and `detent approve` takes its digest"
+                )

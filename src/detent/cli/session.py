@@ -1,7 +1,7 @@
 """One command's configuration, engine and store: built-in < detent.toml < agent file < environment < options.
 
-A run that is taken on again needs its tools: which ones, in which workspace and imported from where stands in the log
-(`AgentSpec.meta`), so that `detent resume RUN` alone is enough.
+To continue a run, a command needs the run's tools. The log records which tools, in which workspace and imported from where
+(`AgentSpec.meta`), so `detent resume RUN` needs no further options.
 """
 
 from __future__ import annotations
@@ -57,21 +57,23 @@ T = TypeVar("T")
 replace = msgspec.structs.replace
 NOT_ASKED = Asked()
 REFUSED_S = 2.0
-"""So long a command tries an address where no server listens."""
+"""How long a command tries an address where no server listens."""
 SLOW_S = 3.0
-"""After so long it is said that a store has not answered yet."""
+"""After this time, a message warns that the store has not answered yet."""
 DECIDING = ("planner", "policy", "tools", "mcp", "http", "observers", "secrets", "import_roots")
-"""The keys of the configuration that only what plans or executes needs: whoever only looks imports nothing and starts nothing."""
+"""The keys of the configuration that are needed only to plan or execute. A read-only command imports and starts nothing."""
 
 
 class Session:
-    """What one command works with. Raises `ConfigError` for wrong files, variables and options.
+    """The configuration, engine and store of one command. Raises `ConfigError` for wrong files, variables and options.
 
-    One that only looks leaves a store of an earlier version as it is; one that `changes` runs brings it up to date; one that sets `creates`
-    makes it where it is missing, one that `begins` a run only once the engine has refused nothing. One that is `bare` decides nothing: it makes
-    no planner, no policy, no tools and no observers, and a fault in them does not stop it. One that is `patient` waits for a database server
-    that is still to be started, as long as any program does. One that `asks` may ask the person at the terminal for trust. `there` says
-    whether the store is there, once it was driven. `lent` are parts of the engine that it shares with that of another session.
+    - `changes`: the command changes runs, so a store of an earlier version is upgraded; otherwise it stays as it is
+    - `creates`: create the store if it is missing; `begins`: create it only after the engine has checked the run that starts
+    - `bare`: the command decides nothing; no planner, policy, tools or observers are made, and a fault in them does not stop it
+    - `patient`: wait for a database server that has not started yet, as long as any program does
+    - `asks`: the command may ask the person at the terminal for trust
+    - `there`: whether the store exists, once the session was driven
+    - `lent`: parts of the engine that are shared with another session
     """
 
     def __init__(
@@ -122,8 +124,8 @@ class Session:
     def drive(self, work: Callable[[Engine], Awaitable[T]], *, missing: T | EllipsisType = ...) -> T:
         """Do `work` with the open engine, and close it. Ctrl-C and SIGTERM suspend: raise `Suspended`.
 
-        The first lets calls with an effect finish, the second cuts them off. Where there is no store, and none is to be made, return `missing`;
-        without it the work is done all the same, and finds no run.
+        The first signal lets calls with an effect finish, the second cuts them off. If the store does not exist and is not created, return
+        `missing`; without `missing`, do the work anyway, which then finds no run.
         """
         return asyncio.run(self._drive(work, missing))
 
@@ -151,7 +153,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _at_work(self) -> AsyncGenerator[None]:
-        """Open the engine, unless there is nothing to open or it opens itself, and close it."""
+        """Open the engine, unless there is no store or the engine opens itself, and close it."""
         if self.there and not self.begins:
             async with contextlib.AsyncExitStack() as opened:
                 with self._said_when_slow():
@@ -165,7 +167,7 @@ class Session:
 
     @contextlib.contextmanager
     def _said_when_slow(self) -> Generator[None]:
-        """Say that the store has not answered yet where it takes long."""
+        """Print a message if the store does not answer for long."""
         said = f"{self.engine.store.url} has not answered for {SLOW_S:g} s; waiting for it, Ctrl-C stops"
         timer = asyncio.get_running_loop().call_later(SLOW_S, self.output.say, said, "dim")
         try:
@@ -174,7 +176,7 @@ class Session:
             timer.cancel()
 
     def command(self, *words: str) -> str:
-        """Return the exact command line that does this next, in the same store; runs among the words have their short names."""
+        """Return the exact command line with these words for the same store; runs among the words get their short names."""
         return " ".join(["detent", *(shlex.quote(self.short(word)) for word in words)]) + self.suffix
 
     # Runs -------------------------------------------------------------------------------------------------------------------------
@@ -186,17 +188,17 @@ class Session:
         return self.run_id
 
     async def name(self, *run_ids: str) -> None:
-        """Find the short names of these runs, by which `short` and `command` print them."""
+        """Find the short names of these runs, which `short` and `command` then print."""
         missing = [run_id for run_id in run_ids if run_id and run_id not in self._names]
         if not self.output.json:
             self._names |= await short_names(self.engine.store, missing)
 
     def short(self, run_id: str) -> str:
-        """Return the name by which a run is printed: short where `name` found one, else the whole id."""
+        """Return the printed name of a run: short if `name` has found one, else the whole id."""
         return self._names.get(run_id, run_id)
 
     async def heads(self, query: RunQuery) -> list[RunHead]:
-        """Return the runs that the query asks for; none where there is no store yet."""
+        """Return the runs that match the query; none if there is no store yet."""
         return await self.engine.list_runs(query) if self.there else []
 
     async def state(self, asked: str) -> RunState:
@@ -204,11 +206,11 @@ class Session:
         return await self.engine.load(await self.find(asked))
 
     async def result(self, run_id: str) -> Result:
-        """Return how a run stands."""
+        """Return the status and result of a run."""
         return result_of(await self.engine.load(run_id))
 
     async def outfit(self, asked: str, *, agent_file: str | None = None) -> RunState:
-        """Find the run and register the tools that its log names, where anything is executed; with `agent_file`, those of that file.
+        """Find the run and, unless the session is bare, register the tools that its log or `agent_file` names.
 
         Raise `ConfigError`.
         """
@@ -218,9 +220,9 @@ class Session:
         return state
 
     def equip(self, state: RunState, *, agent_file: str | None = None, own: bool = False) -> None:
-        """Register the tools of a run: those of an agent file, else those that its log names, as far as its word counts (`logged`).
+        """Register the tools of a run: those of an agent file, else those that its log names, as far as the log counts (`logged`).
 
-        With `own` only what the configuration here says counts. Raise `ConfigError`, `RunContextMismatch`.
+        With `own` only the configuration here counts. Raise `ConfigError`, `RunContextMismatch`.
         """
         word = Word(state, self.config, self.trust, own=own)
         if agent_file is not None:
@@ -267,7 +269,9 @@ class Session:
         if not missing:
             return
         if not Path(root).expanduser().is_dir():
-            raise ConfigError(f"{who} the workspace {root!r}, which is no directory; create it, or name another one with --workspace DIR")
+            raise ConfigError(
+                f"{who} the workspace {root!r}, which is not a directory; create it, or name another one with --workspace DIR"
+            )
         tools = made_workspace(root, self.config.workspace, sandbox=sandbox)
         self._register(tool for tool in tools if tool.name in missing)
 
@@ -277,7 +281,7 @@ class Session:
     # Agents -----------------------------------------------------------------------------------------------------------------------
 
     def _load_agent(self, named: str) -> tuple[Path, Agent]:
-        """Return where an agent file is, and the agent that it describes, where what it asks for may happen."""
+        """Return the path of an agent file and its agent, if the file is trusted."""
         path = _agent_path(self.config, named)
         self.trust.need_agent(path)
         add_import_roots(self.config.import_roots or ())
@@ -285,14 +289,14 @@ class Session:
         return path, replace(agent, mcp=allowed_servers(agent.mcp, self.config))
 
     def agent(self, asked: Asked = NOT_ASKED) -> Agent:
-        """Return the agent to run, its tools registered, its workspace recorded; raise `ConfigError`.
+        """Return the agent to run, with its tools registered and its workspace recorded; raise `ConfigError`.
 
-        It is that of the agent file with what the options ask in its place, and without a file one of the options alone.
+        It is the agent of the agent file, overridden by the options, or without a file an agent made from the options alone.
         """
         named = self.config.agent or (AGENT_FILE if Path(AGENT_FILE).is_file() else None)
         if asked.model is not None and self.engine.planner is not None:
             raise ConfigError(
-                f"--model {asked.model}: the configuration names a planner ({self.config.planner}), which plans for every agent; take it out"
+                f"--model {asked.model}: the configuration names a planner ({self.config.planner}), which plans for every agent; remove it from there"
             )
         if named is not None:
             path: Path | str
@@ -318,8 +322,8 @@ class Session:
         add_imported(self.engine.runtime, agent)
         kernel = self.engine.kernels.get(agent.kernel) if agent.kernel else self.engine.runtime.parts.kernel
         for name in set(agent.tool_names()) - {tool.name for tool in kernel.meta_tools}:
-            with contextlib.suppress(UnknownName):  # said below, with everything that is there
-                self.engine.tools.get(name)  # a meta-tool, or that of a plug-in package
+            with contextlib.suppress(UnknownName):  # reported below, with all known names
+                self.engine.tools.get(name)  # a meta-tool, or a tool of a plug-in package
             if name not in self.engine.tools and not self.engine.servers.claims(name):
                 self.engine.protocols.refuse_unasked([name])
                 raise ConfigError(f"{path}: tools: {UnknownName('tool', name, _known_tools(self.engine))}")
@@ -329,7 +333,7 @@ class Session:
         return msgspec.structs.replace(agent, meta={**agent.meta, "workspace": str(Path(root).expanduser().resolve())})
 
     def tool_specs(self) -> list[ToolSpec]:
-        """Return what is declared of each tool at hand: the workspace's, the configuration's, those of the agent file if there is one."""
+        """Return the declarations of the available tools: of the workspace, the configuration, and the agent file if there is one."""
         root = self.config.workspace.root or "."
         if self.config.agent is not None or Path(AGENT_FILE).is_file():
             _, agent = self._load_agent(self.config.agent or AGENT_FILE)
@@ -341,7 +345,7 @@ class Session:
         return self.engine.tools.list()
 
     def server_tools(self) -> tuple[list[ServerTool], dict[str, str]]:
-        """Return the tools of the MCP servers, each of which is started for that, and what is wrong with those that are not offered."""
+        """Start the MCP servers and return their tools, and the problems of tools that are not offered."""
 
         async def survey(engine: Engine) -> tuple[list[ServerTool], dict[str, str]]:
             try:
@@ -353,7 +357,7 @@ class Session:
 
     @property
     def budget(self) -> Budget:
-        """The bounds that the environment says; options come over them."""
+        """The bounds from the environment; options override them."""
         return self.said.budget
 
     @property
@@ -363,7 +367,7 @@ class Session:
 
 
 def _import(engine: Engine, meta: dict[str, Any], where: str) -> None:
-    """Import what counts of what a log names. Raise `ConfigError`."""
+    """Import the parts of a log's `meta` that count. Raise `ConfigError`."""
     engine.tools.add_all([load_tool(path, where) for path in meta[IMPORTS["tool"]]])
     engine.verifiers.add({path: Stated({"function": path}, load_named("verifier", path, where)) for path in meta[IMPORTS["verify"]]})
     registries: dict[str, Names[Any]] = {"guard": engine.guards, "strategy": engine.strategies, "kernel": engine.kernels}
@@ -388,7 +392,7 @@ def _check_planner(engine: Engine, agent: Agent, path: Path | str) -> None:
         return
     raise ConfigError(
         f"{path}: agent {agent.name!r} has neither a model nor rules, so nothing decides what it does\n"
-        'give it model = "openai:gpt-5" (`detent doctor` shows what is at hand), or rules = "rules.yaml" (`detent init` writes an example)'
+        'give it model = "openai:gpt-5" (`detent doctor` shows what is available), or rules = "rules.yaml" (`detent init` writes an example)'
     )
 
 
@@ -398,7 +402,7 @@ def _agent_path(config: Config, named: str) -> Path:
     if not path.exists() and named not in agents:
         near = difflib.get_close_matches(named, agents, n=1)
         hint = f"; did you mean the agent {near[0]!r}?" if near else ""
-        raise ConfigError(f"there is no agent file {named!r}{hint} (`detent init` writes one to begin with)")
+        raise ConfigError(f"there is no agent file {named!r}{hint} (`detent init` writes an example)")
     return path
 
 
@@ -409,7 +413,10 @@ def _suffix(store: str | None, config: Path | None) -> str:
 
 
 def _filed(named: Path | None, root: str | Path | None, *, without: Iterable[str]) -> tuple[Config, Path | None]:
-    """Return what the files say, the operator's over that of the working directory or the one that was named; and this one, if it is no operator's."""
+    """Return the configuration in the files, and the path of the project's file, None if there is none or it is the operator's.
+
+    The operator's file overrides the project's file, which is the named one or the one in the working directory.
+    """
     found = named or find_config()
     if found is None:
         return operators_config(without=without), None
@@ -421,7 +428,7 @@ def _filed(named: Path | None, root: str | Path | None, *, without: Iterable[str
 
 
 def _refuse_logged(state: RunState, engine: Engine) -> None:
-    """Raise `ConfigError` for tools that only a run's log says how to import."""
+    """Raise `ConfigError` for tools whose import path only the run's log has."""
     missing = [name for name in state.agent.tools if not (name in engine.tools or engine.servers.claims(name))]
     if missing and state.agent.meta.get("tool_imports"):
         raise ConfigError(
@@ -431,10 +438,10 @@ def _refuse_logged(state: RunState, engine: Engine) -> None:
 
 
 def _workspaces(config: Config) -> list[str]:
-    """Return the directories that tools may write because a configuration, or an agent file that it names, says so."""
+    """Return the directories that a configuration, or an agent file that it names, lets tools write to."""
     found = [config.workspace.root] if config.workspace.root is not None else []
     for file in own_agents(config):
-        with contextlib.suppress(ConfigError):  # refused where it is used
+        with contextlib.suppress(ConfigError):  # refused when it is used
             found += filter(None, [recorded(file).get("workspace")])
     return found
 
@@ -445,7 +452,7 @@ def _config_of_environment() -> Path | None:
 
 
 def _no_agent() -> str:
-    """Return the two lines for a `run` that says neither who works nor which model."""
+    """Return the two-line error for a `run` with neither an agent nor a model."""
     from detent.planners.providers import SUGGESTED, providers_with_key
 
     ready = providers_with_key()
@@ -453,21 +460,21 @@ def _no_agent() -> str:
     if ready:
         model = SUGGESTED[ready[0]]
         return (
-            f"{what}\na key is set, so: detent run --model {model} GOAL; without a model: rules, see `detent init`; more: `detent doctor`"
+            f"{what}\na key is set, so: detent run --model {model} GOAL; without a model, use rules: `detent init`; more: `detent doctor`"
         )
     return (
-        f"{what}; no key of a provider is set either\n"
-        "without a key: rules plan (`detent init` writes an example), or a local model does; `detent doctor` shows what is at hand and what to do"
+        f"{what}; no provider key is set either\n"
+        "without a key, use rules (`detent init` writes an example) or a local model; `detent doctor` shows what is available and what to do"
     )
 
 
 def impatient(url: str) -> dict[str, Any]:
-    """Return the options of a store that a person waits for: where no server listens, that is said soon."""
+    """Return the options of a store that a person waits for: it fails soon if no server listens."""
     return {"refused_s": REFUSED_S} if url.startswith(("postgresql:", "postgres:")) else {}
 
 
 def operator() -> str:
-    """Return who is at this command line, for the log."""
+    """Return the name of the user of this command line, for the log."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

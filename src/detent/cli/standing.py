@@ -1,4 +1,4 @@
-"""How a run stands, as text and as data, with the exact command that takes it on."""
+"""The status of a run, as text and as data, with the exact command that continues it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def document(result: Result, session: Session) -> dict[str, Any]:
 
 
 def report(result: Result, session: Session) -> None:
-    """Write the answer to stdout, how the run stands and what to do next to stderr; with `--json` the document alone."""
+    """Write the answer to stdout, and the status and what to do next to stderr; with `--json` only the document."""
     output = session.output
     if output.json:
         output.document(document(result, session))
@@ -74,13 +74,13 @@ def report(result: Result, session: Session) -> None:
 
 
 def headline(state: RunState) -> str:
-    """Return one line that says how the run stands and why."""
+    """Return the run's status and its reason on one line."""
     if state.status == "completed":
         return f"completed ({state.reason})"
     if state.terminal:
         bound = f" {state.dimension}" if state.dimension and state.reason == "budget_exhausted" else ""
         return f"{state.status}: {state.reason}{bound}" + (f": {shortened(state.error, None)}" if state.error else "")
-    return "suspended, to be resumed" if state.status == "running" else state.status.replace("_", " ")
+    return "suspended, can be resumed" if state.status == "running" else state.status.replace("_", " ")
 
 
 def why_waiting(state: RunState) -> str:
@@ -99,7 +99,7 @@ def why_waiting(state: RunState) -> str:
 
 
 def waits_for(state: RunState) -> list[str]:
-    """Return what an unfinished run waits for, a line each; of one that has ended, what is in doubt."""
+    """Return a line for each thing that an unfinished run waits for; for an ended run, its calls in doubt."""
     lines: list[str] = []
     for asked in approvals_of(state):
         lines += [
@@ -113,7 +113,7 @@ def waits_for(state: RunState) -> list[str]:
     for call_id in state.in_doubt:
         call = state.call(call_id)
         what = f"{clean(call.tool)} {shortened(as_text(call.args), 200)}: {shortened(call.why, None)}" if call else ""
-        lines.append(f"in doubt: call {call_id}: {what}; look whether it happened")
+        lines.append(f"in doubt: call {call_id}: {what}; check whether it happened")
     for name, level in ({} if state.terminal else state.lowered).items():
         lines.append(f"tool {clean(name)} is declared {level} now; {state.levels[name]} holds until a person accepts the lower level")
     lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in (() if state.terminal else state.timers.values())]
@@ -124,7 +124,7 @@ def waits_for(state: RunState) -> list[str]:
 
 
 def made_files(files: Sequence[ArtifactRef], run_id: str, session: Session) -> list[str]:
-    """Return the files that models made, a line each with the command that writes it."""
+    """Return a line for each file that models made, with the command that exports it."""
     return [
         f"made      {clean(file.media_type)}, {file.size_bytes} bytes: {session.command('export', run_id, '--artifact', file.key, '-o', 'FILE')}"
         for file in files
@@ -132,13 +132,13 @@ def made_files(files: Sequence[ArtifactRef], run_id: str, session: Session) -> l
 
 
 def next_commands(state: RunState, session: Session) -> list[str]:
-    """Return the exact commands that take the run on, the most likely first; none for a completed run."""
+    """Return the exact commands that continue the run, the most likely first; none for a completed run."""
     run, command = state.run_id, session.command
     if state.status == "completed":
         return []
     if state.terminal:
         again = command("reopen", run)
-        tenants = state.dimension.startswith("tenant_")  # nothing of the run raises that
+        tenants = state.dimension.startswith("tenant_")  # no option of the run raises that
         if state.dimension and not tenants and state.reason in ("max_iterations", "budget_exhausted"):
             again = command("reopen", run, "--budget", f"{Exhausted(state.dimension, 0, 0).option}={_more(state)}")
         return [command("show", run), again]
@@ -155,6 +155,6 @@ def next_commands(state: RunState, session: Session) -> list[str]:
 
 
 def _more(state: RunState) -> str:
-    """Return a bound that leaves room for as much again."""
+    """Return a bound twice as large as the limit or the usage, whichever is larger."""
     most = max(state.limit or 0, state.used or 0)
     return f"{most * 2:g}" if most else "N"

@@ -23,7 +23,7 @@ from detent.config.trust import remember
 from detent.core.errors import ConfigError
 
 STANDS_IN = re.compile(r"^# model = .*\n^rules = .*\n", re.MULTILINE)
-"""The lines of an agent file for which a model is put."""
+"""The lines of an agent file that a model replaces."""
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -44,19 +44,19 @@ TEMPLATES = {
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; created where it is missing.")] = Path(),
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="The project directory; created if it does not exist.")] = Path(),
     *,
     template: Annotated[
         Literal["rules", "model", "coding", "service", "tests"] | None,
-        typer.Option("--template", "-t", help="What the project is for. At a terminal you are asked; elsewhere the default is rules."),
+        typer.Option("--template", "-t", help="What the project is for. Default: ask at a terminal, else rules."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", metavar="PROVIDER:NAME", help="The model that plans, for the templates model and coding."),
+        typer.Option("--model", "-m", metavar="PROVIDER:NAME", help="The model that plans; only for the templates model and coding."),
     ] = None,
     json_wanted: o.Json = False,
 ) -> int:
-    """Write a project that runs as it is, with a test of its own, and trust it. It overwrites nothing."""
+    """Write a project that runs as it is and has a test, and trust it. No file is overwritten."""
     output = Output(json_wanted=json_wanted)
     _refuse_existing(directory, template)
     name: str = template or (_asked(output) if attended(output) else "rules")
@@ -65,7 +65,7 @@ def init(
     agent = files.get("agent.toml", "")
     replaceable = STANDS_IN.search(agent) is not None
     if model is not None and not replaceable:
-        raise ConfigError(f"--model: the template {name} has no place for a model; it is for model and coding")
+        raise ConfigError(f"--model: the template {name} uses no model; choose --template model or coding")
     if model is None and template is None and replaceable and attended(output):
         model = _asked_model(output)
     if model:
@@ -78,8 +78,8 @@ def init(
     output.document({"template": name, "written": [str(directory / path) for path in files]})
     output.say(f"wrote {', '.join(files)} in {directory}")
     found = listing(directory)
-    if found.files and {*found.files} <= {*files}:  # nothing that was there before asks for anything
-        with contextlib.suppress(ConfigError):  # no place to remember it: then the first command asks
+    if found.files and {*found.files} <= {*files}:  # no file that existed before asks for anything
+        with contextlib.suppress(ConfigError):  # trust cannot be remembered: then the first command asks
             remember(found)
     place = "" if directory.resolve() == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
     output.say(f"next: {place}{TEMPLATES[name].first}")
@@ -93,7 +93,7 @@ def _files(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_existing(directory: Path, name: str | None) -> None:
-    """Raise `ConfigError` where a file of the template is there already; without a name, where each template would find one."""
+    """Raise `ConfigError` if a file of the template exists already; without a name, if that is so for every template."""
     there = {
         one: next((path for path, _ in _files(one) if os.path.lexists(directory / path)), None) for one in ([name] if name else TEMPLATES)
     }
@@ -121,17 +121,17 @@ def _asked_model(output: Output) -> str | None:
 
 def demo(
     directory: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="Where to run; default: a new temporary directory.")
+        Path | None, typer.Option("--dir", metavar="DIR", help="Where to run. Default: a new temporary directory.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="PROVIDER:NAME", help="Let this model decide. auto: one of the first provider whose key is set."
+            "--model", "-m", metavar="PROVIDER:NAME", help="Let this model decide. auto: use the first provider whose key is set."
         ),
     ] = None,
     json_wanted: o.Json = False,
 ) -> int:
-    """Kill an agent inside a payment, resume it, approve a payment, and prove that nothing was paid twice; a plain loop pays twice."""
+    """Kill an agent during a payment, resume it, approve a payment, and prove that nothing was paid twice. A plain loop pays twice."""
     from detent.cli.demo import demonstrate
 
     return demonstrate(Output(json_wanted=json_wanted), directory, model)

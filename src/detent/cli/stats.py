@@ -1,6 +1,6 @@
-"""`detent stats`: how many runs came to what, how long they took and what they cost, by agent and by day.
+"""`detent stats`: the outcomes, durations and cost of runs, by agent and by day.
 
-Rule: one reading of the listing, no log. The listing says of each run its status, its first and its last record, and its cost.
+Rule: read the listing once, and no log. The listing has the status of each run, the times of its first and last record, and its cost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DAYS = "30d"
 
 
 class Figures:
-    """What some runs came to."""
+    """The figures of several runs."""
 
     def __init__(self) -> None:
         self.runs, self.turns, self.cost = 0, 0, 0.0
@@ -32,7 +32,7 @@ class Figures:
         self._seconds: list[float] = []
 
     def add(self, head: RunHead) -> None:
-        """Count a run; one that has not ended is open, and has no duration yet."""
+        """Count a run. A run that has not ended is open and has no duration yet."""
         self.runs += 1
         self.turns += head.iterations
         self.cost += head.cost_usd
@@ -41,7 +41,7 @@ class Figures:
             self._seconds.append((head.updated_at - head.created_at).total_seconds())
 
     def told(self) -> dict[str, Any]:
-        """Return the figures. `success` is the share of completed runs among those that have ended, None where none has."""
+        """Return the figures. `success` is the share of completed runs among ended ones, None if none has ended."""
         seconds = sorted(self._seconds)
         return {
             "runs": self.runs,
@@ -57,18 +57,18 @@ class Figures:
 def stats(
     *,
     since: Annotated[
-        str, typer.Option("--since", metavar="WHEN", help="Runs started since: 12h, 7d, a date, or `all`. Default: 30d.")
+        str, typer.Option("--since", metavar="WHEN", help="Only runs started since: 12h, 7d, a date, or `all`. Default: 30d.")
     ] = DAYS,
     agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="Runs of this agent.", autocompletion=o.complete_agent)
+        str | None, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.", autocompletion=o.complete_agent)
     ] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Runs of this tenant.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     setup: o.Looking,
 ) -> int:
     """Show how many runs completed, how long they took and what they cost, by agent and by day (UTC).
 
-    Success is the share of completed runs among those that have ended. A duration is from the first to the last record, with all waits. Cost
-    counts models whose price is known.
+    SUCCESS is the share of completed runs among all ended runs. Durations run from the first to the last record and include waits. Cost
+    includes only models with a known price.
     """
     session = Session(setup, bare=True)
     query = RunQuery(agent=agent, tenant=tenant, since=None if since == "all" else since_of(since))
@@ -91,7 +91,7 @@ def stats(
 
 
 def tallied(heads: Sequence[RunHead]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the figures of all runs, of each agent by its name, and of each day, the newest first."""
+    """Return the figures of all runs, of each agent by name, and of each day, newest first."""
     whole = Figures()
     agents: dict[str, Figures] = {}
     days: dict[str, Figures] = {}
@@ -125,7 +125,7 @@ def _rows(figures: Iterable[tuple[str, dict[str, Any]]]) -> list[tuple[str, ...]
 
 
 def _duration(seconds: float | None) -> str:
-    """Return a duration in the unit that suits it."""
+    """Return a duration in a suitable unit."""
     if seconds is None:
         return "-"
     if seconds < 1:

@@ -1,6 +1,6 @@
-"""How a command is stopped by Ctrl-C or SIGTERM, and what it shows while it waits for calls with an effect.
+"""Stops a command after Ctrl-C or SIGTERM, and shows the calls with an effect that it waits for.
 
-The first signal lets them finish and suspends the runs, the second cuts them off, one more tears the command away.
+The first signal lets these calls finish and suspends the runs, the second cuts the calls off, and one more cancels the command at once.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from detent.cli.output import Output, clean
 from detent.engine import Engine
 
 TWICE = 2
-"""So many signals end a command in good order."""
+"""Up to this many signals end a command cleanly."""
 FINISHING_S = 0.1
-"""After so long a command that was stopped says which calls it waits for."""
+"""After this time, a stopped command shows which calls it waits for."""
 
 
 class Stops:
-    """The signals that one command has heard. `engines` are all that it works with; `drawn` says whether live lines show `finishing`."""
+    """The signals that one command has received. `engines` are all its engines; `drawn` says whether live lines show `finishing`."""
 
     def __init__(self, output: Output, engine: Engine) -> None:
         self._output, self._heard = output, list[str]()
@@ -26,11 +26,11 @@ class Stops:
 
     @property
     def by(self) -> str:
-        """The name of the signal that stopped the command, "" where there was none."""
+        """The name of the signal that stopped the command, "" if there was none."""
         return self._heard[0] if self._heard else ""
 
     def hear(self, name: str, task: asyncio.Task[Any]) -> None:
-        """Stop what the command does; `task` is cancelled where no run is in progress, or where nothing else helps."""
+        """Stop the command's work; cancel `task` if no run is in progress, or after too many signals."""
         self._heard.append(name)
         if not self.engines[0].suspend(name) or len(self._heard) > TWICE:
             task.cancel()
@@ -38,7 +38,7 @@ class Stops:
             asyncio.get_running_loop().call_later(FINISHING_S, self._say)
 
     def finishing(self) -> list[str]:
-        """Return a line for each call that is waited for."""
+        """Return a line for each call that the command waits for."""
         calls = [one for engine in self.engines for one in engine.runtime.parts.watcher.finishing()]
         several = len({one.run_id for one in calls}) > 1
         return [

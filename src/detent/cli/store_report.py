@@ -1,4 +1,4 @@
-"""`detent doctor --store URL`: everything in a store is read, what is wrong is said, and with `--repair` mended."""
+"""`detent doctor --store URL`: reads everything in a store, reports faults, and repairs them with `--repair`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from detent.history.examining import GRACE_S, Mended, Report, examine, mend, pla
 from detent.ports.examining import Fault
 
 SHOWN = 50
-"""So many faults are shown; with `--json` all of them."""
+"""How many faults are shown; `--json` has all of them."""
 
 
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--repair` would do, did and left, and what the store was like before and after."""
+    """What `--repair` planned, did and left, with the reports from before and after."""
 
     before: Report
     planned: tuple[str, ...]
@@ -34,13 +34,13 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine_store(*, store: str, config: Path | None, repair: bool, yes: bool, json_wanted: bool) -> int:
-    """Examine a whole store and say what was found; 0 where nothing is damaged, else 1."""
+    """Examine a whole store and report the findings; return 0 if nothing is damaged, else 1."""
     setup = o.Setup(store=store, config=config, json_wanted=json_wanted)
     session = Session(setup, bare=True, asks=False)
     output, seen_at = session.output, time.time()
     found = session.drive(lambda engine: examine(engine.runtime), missing=None)
     if found is None:
-        raise ConfigError(f"{session.engine.store.url}: there is no store, and nothing was made; is the URL right?")
+        raise ConfigError(f"{session.engine.store.url}: there is no store, and none was created; is the URL right?")
     steps = planned(found.faults)
     if not repair or not steps:
         output.document(found)
@@ -50,14 +50,14 @@ def examine_store(*, store: str, config: Path | None, repair: bool, yes: bool, j
             output.show(f"next: {session.command('doctor', '--repair')} would")
             _lines(output, [f"  - {step}" for step in steps])
         elif repair:
-            output.say("nothing that --repair mends was found")
+            output.say("--repair found nothing to repair")
         return _code(found)
     _show(found, output)
     output.say(f"--repair will, in {found.url}:")
     _lines(output, [f"  - {step}" for step in steps], said=True)
     confirm("Do that?", yes=yes, undone="nothing was changed")
     if any(fault.mend == "delete" for fault in found.faults):
-        output.say(f"what is left over is removed when nothing of it has changed for {GRACE_S:g} s", "dim")
+        output.say(f"leftovers are removed only if they do not change for {GRACE_S:g} s", "dim")
 
     async def work(engine: Engine) -> tuple[Mended, Report]:
         return await mend(engine.runtime, found.faults, examined_at=seen_at, grace_s=GRACE_S), await examine(engine.runtime)
@@ -85,13 +85,13 @@ def _show(found: Report, output: Output) -> None:
         ("runs", f"{found.runs}, {found.sound} sound" + (f", {found.runs - found.sound} not" if found.sound < found.runs else "")),
         ("records", f"{found.records} sound, every digest"),
         ("artifacts", f"{found.artifacts} read, every byte" if found.artifacts else "none"),
-        ("store", f"{found.looked_at} looked at" if found.looked_at else "says nothing of itself"),
+        ("store", f"{found.looked_at} checked" if found.looked_at else "has no checks of its own"),
     ]
     for name, said in rows:
         output.show(f"  {name:<10} {said}", "yellow" if "not" in said.split() else "")
     if not found.faults:
         output.show("  nothing is wrong", "green")
-    for title, faults, style in ((f"Damage: {len(damage)}", damage, "red"), (f"Left over, which harms nothing: {len(left)}", left, "")):
+    for title, faults, style in ((f"Damage: {len(damage)}", damage, "red"), (f"Left over, harmless: {len(left)}", left, "")):
         if faults:
             output.show()
             output.show(title, "bold")
@@ -107,7 +107,7 @@ def _said(fault: Fault) -> Iterator[str]:
 
 
 def _lines(output: Output, lines: list[str], *, said: bool = False, style: str = "") -> None:
-    """Write lines, broken at words where the terminal ends."""
+    """Write lines, wrapped between words at the width of the terminal."""
     room = room_of(sys.stderr if said else sys.stdout)
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip(" -")) + (1 if "->" in line[:8] else 0))

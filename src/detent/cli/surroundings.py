@@ -1,7 +1,7 @@
-"""What this machine offers a run: keys, local model servers, installed extras, programs. Only looked at, nothing is changed.
+"""Finds what this machine offers a run: keys, local model servers, installed extras, programs. Changes nothing.
 
-Of keys only the names of their variables are read out, never a value. Servers are asked on loopback (Ollama where OLLAMA_BASE_URL says),
-all at once and for at most a second.
+Of keys, only the names of their variables are reported, never a value. Servers are asked on loopback (Ollama at OLLAMA_BASE_URL), all at once and
+for at most a second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from detent.config import adopting
 from detent.planners.providers import EXTRAS, LOCAL, SUGGESTED, VARIABLES
 
 TIMEOUT_S = 1.0
-"""For how long a local server may be silent."""
+"""How long to wait for a local server."""
 MOST_BYTES = 1 << 20
 
 BROUGHT: dict[str, tuple[str, ...]] = {
@@ -42,11 +42,11 @@ BROUGHT: dict[str, tuple[str, ...]] = {
     "http": ("httpx2",),
     "postgres": ("psycopg",),
 }
-"""Extra -> the distributions that must be there for it to work, the one that gives its version last."""
+"""Extra -> the distributions that it needs; the last one gives its version."""
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider: which variables may hold its key, which of them do, whether its client is installed, and a model to begin with."""
+    """A provider: the variables that may hold its key, those that are set, whether its client is installed, and a model to start with."""
 
     name: str
     variables: tuple[str, ...]
@@ -56,12 +56,12 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> bool:
-        """Whether a run may ask it."""
+        """Whether a run can use it."""
         return bool(self.found) and self.installed
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """A place where a local model server may listen; `models` are those that it names, `problem` why it cannot be used."""
+    """An address where a local model server may listen; `models` are its models, `problem` is why it cannot be used."""
 
     name: str
     url: str
@@ -71,7 +71,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extra(msgspec.Struct, frozen=True, kw_only=True):
-    """An extra of this package, with the version of what it brings, "" where it is missing; `install` is the line that mends that."""
+    """An extra of this package with the version of its main distribution, "" if it is missing; `install` is the command that installs it."""
 
     name: str
     version: str
@@ -79,7 +79,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A program beside Python; `problem` says what is wrong, and what it is for."""
+    """An external program; `problem` says what is wrong, and what the program is for."""
 
     name: str
     found: str
@@ -96,7 +96,7 @@ def extras() -> list[Extra]:
 
 
 def providers(environment: Mapping[str, str], installed: list[Extra]) -> list[Provider]:
-    """Return the providers that have an extra of their own; a key that is blank is none."""
+    """Return the providers that have their own extra; a blank key counts as missing."""
     there = {extra.name for extra in installed if extra.version}
     return [
         Provider(
@@ -111,7 +111,7 @@ def providers(environment: Mapping[str, str], installed: list[Extra]) -> list[Pr
 
 
 def places(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return where each kind of local server is looked for."""
+    """Return the address of each kind of local server."""
     own = environment.get("OLLAMA_BASE_URL", "").rstrip("/").removesuffix("/v1")
     return {**LOCAL, "ollama": own or LOCAL["ollama"]}
 
@@ -123,7 +123,7 @@ def servers(where: Mapping[str, str]) -> list[Server]:
 
 
 def _server(name: str, url: str) -> Server:
-    """Ask one server for its models, as OpenAI's protocol has it: all four speak it."""
+    """Ask one server for its models in OpenAI's protocol, which all four speak."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
@@ -142,7 +142,7 @@ def _server(name: str, url: str) -> Server:
         listed = json.loads(body)["data"]
         models = tuple(str(cast("dict[str, Any]", model)["id"]) for model in listed)
     except (ValueError, KeyError, TypeError):
-        return Server(name=name, url=url, answers=False, problem="something listens there that is no model server")
+        return Server(name=name, url=url, answers=False, problem="something listens there, but it is not a model server")
     return Server(name=name, url=url, answers=True, models=models)
 
 
@@ -154,7 +154,7 @@ def programs() -> list[Program]:
     sandbox = probe()
     why = f"{sandbox.why} (without it the exec tool runs programs unconfined)" if sandbox.why else ""
     if not why and (no_group := why_none()):
-        bound = "memory of sandboxed programs in pipes and sockets is not bounded, as there is no memory control group"
+        bound = "memory of sandboxed programs in pipes and sockets is not bounded, because there is no memory control group"
         why = f"{sandbox.program}; but {bound} ({no_group}); under systemd: systemd-run --user --scope detent ..."
         return [Program(name="bubblewrap", found="", problem=why), _node()]
     return [Program(name="bubblewrap", found=sandbox.program, problem=why), _node()]
@@ -188,14 +188,14 @@ def version_of_this() -> str:
 
 
 def unused_stores(here: Path) -> list[str]:
-    """Return what there is to say of stores that are not used here, for a command that uses the one in the state directory."""
+    """Return messages about stores that are not used here, for a command that uses the store in the state directory."""
     lines: list[str] = []
     if (unused := adopting.unused(here)) is not None:
         lines.append(
-            f"{clean(str(unused))} is not used: it may have come with this directory; `detent where --adopt` moves a store there to its place"
+            f"{clean(str(unused))} is not used, because somebody else may have put it there; `detent where --adopt` moves the store to the state directory"
         )
     for state, whose in adopting.moved(here)[:3]:
         lines.append(
-            f"no runs here yet; those of {clean(whose.path)}, which is gone: `detent where --adopt {clean(str(state))}` moves them here"
+            f"no runs here yet; `detent where --adopt {clean(str(state))}` moves the runs of {clean(whose.path)} here, which is gone"
         )
     return lines

@@ -1,6 +1,6 @@
-"""A log as people go through it: per iteration the decision, the calls with input, output and error, and the state after it.
+"""A readable form of a log: for each iteration the decision, the calls with input, output and error, and the state after it.
 
-Plain data made from verified records; `rendering` writes it down. Row R2: step number, model decision, tool invocation, tool input, tool
+Plain data made from verified records; `rendering` writes it as text. Row R2: step number, model decision, tool invocation, tool input, tool
 output, error, state summary; row R9: every step, every call and the termination can be inspected.
 """
 
@@ -27,15 +27,15 @@ from detent.running.titles import title_of
 from detent.running.tracebacks import Traceback, tracebacks
 
 SOURCES = {
-    "recorded": "the outcome is that of the same call in a run that this one was branched from",
+    "recorded": "the outcome is that of the same call in the run that this one was forked from",
     "stub": "the outcome is a stub, because this fork has no effects",
 }
 
 
 class Call(msgspec.Struct, kw_only=True):
-    """One call from its proposal to its outcome. `outcome` is "" while there is none, `latency_ms` 0 where nobody measured it.
+    """One call from its proposal to its outcome. `outcome` is "" while there is none, `latency_ms` is 0 if it was not measured.
 
-    `source`: it was not executed, its outcome is `recorded` by a run that this one was branched from, or a `stub`.
+    `source`: the call was not executed; its outcome is `recorded` in the run that this one was forked from, or a `stub`.
     """
 
     call_id: str
@@ -58,7 +58,7 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 class Iteration(msgspec.Struct, kw_only=True):
-    """One turn of a pass; `state` is the summary after its last record, `events` what else happened in it."""
+    """One turn of a pass; `state` is the summary after its last record, `events` are its other events."""
 
     iteration: int
     scope: str
@@ -75,7 +75,7 @@ class Iteration(msgspec.Struct, kw_only=True):
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """How the run stands and why: reason, bound with limit and use, open calls, who approved what, who took it on when."""
+    """The run's status and why: reason, bound with limit and use, calls in doubt, who approved what, and who resumed it when."""
 
     status: str
     reason: str
@@ -95,7 +95,7 @@ class Audit(msgspec.Struct, kw_only=True):
 
 
 class Trace(msgspec.Struct, kw_only=True):
-    """A whole run. `before` are events outside of iterations: the start, resumptions."""
+    """A whole run. `before` are events outside iterations: the start and resumptions."""
 
     run_id: str
     title: str
@@ -114,7 +114,7 @@ class Trace(msgspec.Struct, kw_only=True):
 
 
 class _Reader:
-    """Goes through the records once."""
+    """Reads the records once."""
 
     def __init__(self, run_id: str, base: RunState | None) -> None:
         self.state = base or RunState(run_id=run_id)
@@ -127,7 +127,7 @@ class _Reader:
         self.openings: list[dict[str, Any]] = []
 
     def begin(self, base: RunState) -> None:
-        """Take up the turns in the middle of which a fork began, with the calls that it is to carry out."""
+        """Add the turns in which a fork began, with the calls that it still has to execute."""
         for known in base.open_passes:
             left = [c for c in known.calls.values() if c.item is None]
             if known.iteration and (left or known.plan is None or not known.acted):
@@ -174,7 +174,7 @@ class _Reader:
             self.calls[call.call_id] = shown
 
     def _call(self, event: Any, at: datetime) -> bool:
-        """Take up an event about one call; say whether it was one."""
+        """Add an event about one call; return whether it was one."""
         call = self.calls.get(getattr(event, "call", ""))
         if call is None:
             return False
@@ -257,12 +257,14 @@ class _Reader:
 
 
 def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an event
-    """Return an event that is about no call in words; None for what is shown elsewhere."""
+    """Return the text for an event that is not about a call; None for events that are shown elsewhere."""
     match event:
         case e.RunResumed(stopped=why) if why:
             return f"stopped: {why}"
         case e.RunResumed():
-            lower = "; ".join(f"tool {name} is declared {level} now, and held to what it was" for name, level in event.lowered.items())
+            lower = "; ".join(
+                f"tool {name} is declared {level} now; its recorded level still applies" for name, level in event.lowered.items()
+            )
             changed = f"; changed since: {', '.join(event.changed)}" if event.changed else ""
             return f"resumed by {event.worker}{changed}" + (f"; {lower}" if lower else "")
         case e.LevelsAccepted(levels=levels):
@@ -309,7 +311,7 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
 
 
 def summary(state: RunState, scope: str) -> dict[str, Any]:
-    """Return the state in the few figures that decide how the run goes on."""
+    """Return the few figures of the state that decide how the run continues."""
     now = state.passes.get(scope)
     return {
         "status": state.status,
@@ -324,7 +326,7 @@ def summary(state: RunState, scope: str) -> dict[str, Any]:
 
 
 def make_trace(records: Sequence[Record], base: RunState | None = None) -> Trace:
-    """Return the trace of a log; that of a fork goes on from `base` (`snapshots.base_of`). Raise `RunErased`, `IllegalEvent`."""
+    """Return the trace of a log; the trace of a fork continues from `base` (`snapshots.base_of`). Raise `RunErased`, `IllegalEvent`."""
     reader = _Reader(records[0].envelope.run, base)
     if base is not None:
         reader.begin(base)
@@ -393,7 +395,7 @@ def _bounds(state: RunState) -> Iterable[dict[str, Any]]:
 
 
 def _said(action: AnyAction) -> str:
-    """Return an action in words: what is asked for, and why."""
+    """Return an action as text, with its reason."""
     why = f" ({action.reason})" if action.reason else ""
     if isinstance(action, ToolCall):
         return f"call {action.tool}{why}"

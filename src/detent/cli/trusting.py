@@ -1,4 +1,4 @@
-"""`detent trust`, and the question that a person at a terminal is asked before the files of a directory have anything done."""
+"""`detent trust`, and the question to the person at a terminal before files of a directory may start or send anything."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from detent.core.errors import ConfigError
 
 
 def attended(output: Output) -> bool:
-    """Whether a person can be asked; where stdin was closed it is None."""
+    """Whether a person can be asked. A closed stdin is None."""
     return not output.json and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(output: Output, question: trusted.Question, *, pin: bool = False) -> bool:
-    """Show a person what a directory's files ask for, and return the answer; `pin` says that it is for the files as they are."""
+    """Show what a directory's files ask for, ask the person, and return the answer; with `pin`, trust is for the files as they are now."""
     first, *rest = question.lines()
     output.say(first, "bold")
     for line in rest:
@@ -44,17 +44,17 @@ def _style(line: str) -> str:
 def trust(
     directory: Annotated[Path, typer.Argument(metavar="[DIRECTORY]", help="The directory that holds the files.")] = Path(),
     *,
-    pin: Annotated[bool, typer.Option("--pin", help="Bind the trust to the files as they are now, and print their digest.")] = False,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Trust the directory no longer.")] = False,
-    everything: Annotated[bool, typer.Option("--list", help="Only list the directories that are trusted.")] = False,
+    pin: Annotated[bool, typer.Option("--pin", help="Trust the files only as they are now, and print their digest.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Stop trusting the directory.")] = False,
+    everything: Annotated[bool, typer.Option("--list", help="List the trusted directories and exit.")] = False,
     yes: o.Yes = False,
     json_wanted: o.Json = False,
 ) -> int:
-    """Show what the files of a directory would have imported, started, sent or opened, and trust it with that.
+    """Show what the files of a directory import, start, send or open, ask you, and trust the directory.
 
-    Trust belongs to the directory that holds the files (detent.toml, agent files), and to none inside or above it. It is remembered in the
-    state directory. Elsewhere: --trust for one command, or DETENT_TRUST=DIRECTORY, DETENT_TRUST=DIRECTORY=DIGEST; several stand with the
-    separator of PATH between them.
+    Trust covers the directory that holds the files (detent.toml, agent files), but no directory inside or above it. It is remembered in the
+    state directory. Without a terminal, use --trust for one command, or set DETENT_TRUST=DIRECTORY or DETENT_TRUST=DIRECTORY=DIGEST. Separate
+    several entries as in PATH.
     """
     output = Output(json_wanted=json_wanted)
     if everything:
@@ -71,7 +71,7 @@ def trust(
 
 
 def _trust(output: Output, home: Path, *, pin: bool, yes: bool) -> int:
-    """Show what there is to trust, ask, and remember the answer."""
+    """Show what the files ask for, ask the person, and remember the answer."""
     found, kept = listing(home), trusted.remembered(home)
     changed = trusted.difference(kept, found) if kept is not None and kept.digest not in ("", found.digest) else ()
     if kept is not None and not (changed or pin or yes):
@@ -84,7 +84,7 @@ def _trust(output: Output, home: Path, *, pin: bool, yes: bool) -> int:
         _show(output, found, changed)
     if not yes and not attended(output):
         output.document(_document(found, None))
-        output.say("not trusted: nobody can be asked here; look at the list, then give --yes", "yellow")
+        output.say("not trusted: there is no terminal to ask; check the list, then add --yes", "yellow")
         return USAGE
     if not yes and not ask(output, trusted.Question(listing=found, difference=changed), pin=pin):
         output.say("not trusted; nothing was changed")

@@ -1,4 +1,4 @@
-"""Values that are written on the command line: variables, results, arguments."""
+"""Values on the command line: variables, results, arguments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from detent.core.errors import ConfigError
 
 
 def parse_variables(pairs: list[str], agent: Agent) -> dict[str, Any]:
-    """Return the variables that `K=V` texts say; raise `ConfigError`.
+    """Return the variables in `K=V` texts; raise `ConfigError`.
 
-    A variable that the agent file declares as text stays text. Any other value is JSON where it is written exactly as JSON writes it
+    A variable that the agent file declares as text stays text. Any other value is JSON if it is written exactly as JSON writes it
     (3, true, [1, 2]), else text: 007 and 1.10 stay as they are.
     """
     found: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def _value(text: str) -> Any:
 
 
 def json_or_text(text: str) -> Any:
-    """Return what is JSON as its value, and anything else as the text that it is."""
+    """Return the value of a JSON text, and any other text unchanged."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""`detent where`: where the runs of this directory are kept, out of reach of what works in it; and the adoption of a store from elsewhere."""
+"""`detent where`: shows where the runs of this directory are kept, out of reach of its tools, and adopts a store from elsewhere."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from detent.ports.store_files import places_of
 def where(
     old: Annotated[
         Path | None,
-        typer.Argument(metavar="[OLD]", help="With --adopt: the state directory of a directory that was moved.", show_default=False),
+        typer.Argument(metavar="[OLD]", help="With --adopt: the state directory of the directory before it was moved.", show_default=False),
     ] = None,
     *,
-    adopt: Annotated[bool, typer.Option("--adopt", help="Move the store that lies in ./.detent, or OLD, to the state directory.")] = False,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Move the store in ./.detent, or in OLD, to the state directory.")] = False,
     setup: o.Looking,
 ) -> int:
     """Print which store, state directory and configuration files are used here, and why each was chosen.
 
-    No tool of an agent can write to the state directory. A store in ./.detent may have come with the directory and is not used; --adopt moves it
-    to the state directory, where this directory is trusted (`detent trust`). A directory that was moved starts without runs; `--adopt OLD` moves
-    those that it had.
+    No tool of an agent can write to the state directory. A store in ./.detent is not used, because somebody else may have put it there; --adopt
+    moves it to the state directory if this directory is trusted (`detent trust`). A directory that was moved starts without runs; `--adopt OLD`
+    brings its old runs back.
     """
     here = Path.cwd()
     if adopt:
         return _adopt(Output(json_wanted=setup.json_wanted), here, old, vouched=setup.trust)
     if old is not None:
-        raise ConfigError(f"where {old}: give --adopt with it, to move the store from there to the state directory of {here}")
+        raise ConfigError(f"where {old}: add --adopt to move the store from there to the state directory of {here}")
     place = state_directory()
     try:
         session = Session(setup, bare=True)
-    except ConfigError:  # also where a file cannot be read, the place of the operator's is to be found
+    except ConfigError:  # show where the operator's file is, even if a file cannot be read
         output = Output(json_wanted=setup.json_wanted)
         output.document({"directory": str(here), "state_directory": str(place), "operators_file": str(place / OPERATORS_FILE)})
         output.show(f"state     {clean(str(place))}")
@@ -56,9 +56,9 @@ def where(
     exists = all(Path(path).exists() for path in places_of(session.engine.store))
     unused, output = adopting.unused(here), session.output
     lines = [
-        ("state", str(place), f"made from the path of this directory, in {_home()}"),
+        ("state", str(place), f"derived from the path of this directory, in {_home()}"),
         ("store", store, _and_there(_why_store(setup, session, operators), exists)),
-        ("operator", str(operators), _and_there("overrides the configuration, for it is out of reach of tools", operators.is_file())),
+        ("operator", str(operators), _and_there("overrides the configuration, because no tool can write it", operators.is_file())),
         ("config", *_configured(setup)),
         ("agent", *_agent(session, operators)),
     ]
@@ -90,7 +90,7 @@ def _home() -> str:
 
 
 def _why_store(setup: o.Setup, session: Session, operators: Path) -> str:
-    """Return which setting names the store: the first of option, environment, operator's file and configuration that does."""
+    """Return the setting that names the store: the first of option, environment, operator's file and configuration."""
     if setup.store:
         return "named by --store"
     if os.environ.get("DETENT_STORE"):
@@ -103,7 +103,7 @@ def _why_store(setup: o.Setup, session: Session, operators: Path) -> str:
 
 
 def _configured(setup: o.Setup) -> tuple[str, str]:
-    """Return the configuration file in use, and why it is."""
+    """Return the configuration file in use, and why."""
     if setup.config is not None:
         return str(setup.config), "named by --config"
     if named := os.environ.get("DETENT_CONFIG"):
@@ -113,7 +113,7 @@ def _configured(setup: o.Setup) -> tuple[str, str]:
 
 
 def _agent(session: Session, operators: Path) -> tuple[str, str]:
-    """Return the agent file of a command that names none, and why it is."""
+    """Return the agent file for a command that names none, and why."""
     if os.environ.get("DETENT_AGENT"):
         return os.environ["DETENT_AGENT"], "named by DETENT_AGENT"
     if session.config.agent:
@@ -135,9 +135,7 @@ def _adopt(output: Output, here: Path, old: Path | None, *, vouched: bool) -> in
     output.document(data)
     output.say(f"moved {', '.join(clean(name) for name in names) or 'nothing'} from {clean(str(source))} to {clean(str(place))}")
     if not (place / adopting.STORE_FILE).exists():
-        output.say(
-            f"there is no {adopting.STORE_FILE} among it; name the store that you mean, such as --store file:{place / 'runs'}", "yellow"
-        )
+        output.say(f"it contains no {adopting.STORE_FILE}; name your store, such as --store file:{place / 'runs'}", "yellow")
     else:
         output.say("`detent list` shows its runs, `detent verify RUN` checks one")
     return 0

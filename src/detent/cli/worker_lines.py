@@ -1,6 +1,6 @@
-"""What is shown of a worker: a line when it takes a run up and when that ends or waits, and on a terminal the runs in progress below.
+"""Shows a worker: a line when it picks up a run, a line when the run ends or waits, and on a terminal the runs in progress below.
 
-An observer of all its runs, told after the commit of each record.
+It observes all runs of the worker and is called after the commit of each record.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ WIDTH = 160
 
 
 class WorkerLines:
-    """Use as `with WorkerLines(session, shown=...) as lines:`; with --verbose every call has a line, twice every record."""
+    """Use as `with WorkerLines(session, shown=...) as lines:`. With -v every call has a line, with -vv every record."""
 
     def __init__(self, session: Session, *, shown: bool) -> None:
         self._session, self._shown = session, shown
         self._live: LiveLines | None = None
         self.in_progress: set[str] = set()
-        """The runs that were taken up and came to nothing yet."""
+        """The runs that were picked up and have not ended or started to wait."""
 
     def __enter__(self) -> WorkerLines:
         if self._shown and sys.stderr.isatty():
@@ -42,7 +42,7 @@ class WorkerLines:
             self._live = None
 
     def begin(self, concurrency: int) -> None:
-        """Say that the worker works."""
+        """Print what the worker works on."""
         self._line(f"working on {self._session.engine.store.url}, {counted(concurrency, 'run')} at once; Ctrl-C stops", "dim")
         if self._live is not None:
             self._live.now("waiting for runs")
@@ -55,7 +55,7 @@ class WorkerLines:
         match event:
             case e.RunResumed(stopped=""):
                 self.in_progress.add(state.run_id)
-                self._line(f"run {run} is taken up: {shortened(state.goal, 80)}", "dim")
+                self._line(f"run {run} picked up: {shortened(state.goal, 80)}", "dim")
                 self._now(run, "begins")
             case e.TurnStarted(iteration=iteration):
                 self._now(run, f"iteration {iteration} · planning")
@@ -67,7 +67,7 @@ class WorkerLines:
                 pass
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Show which model a run asks and which tool it is in; nothing of what streams: there are several runs."""
+        """Show which model or tool a run is calling. Streams are not shown, because there are several runs."""
         if chunk.kind == "model":
             self._now(self._session.short(chunk.run_id), f"iteration {chunk.iteration} · asking {chunk.content['model']}")
         elif chunk.kind == "tool":

@@ -1,4 +1,4 @@
-"""Commands that hand runs over: submit, which starts one and leaves it to a worker, and worker, which is one."""
+"""The commands submit, which leaves a new run to a worker, and worker."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from detent.workers.in_process import InProcessHost
 
 
 def submit(goal: o.Goal = None, *, order: Order) -> int:
-    """Start a run, durably, and leave it to a worker (`detent worker`); its id is written to stdout.
+    """Record a new run for a worker (`detent worker`) and print its id.
 
-    The agent is found as by `detent run`. What needs a key or a workspace is needed where the worker runs.
+    The agent is found as in `detent run`. Keys and the workspace are needed where the worker runs, not here.
     """
     session = order.session()
     arguments = order.arguments(session, goal)
     if session.engine.store.url == "ram:":
-        raise ConfigError("a store in memory ends with this command, and no worker sees it; give --store URL")
+        raise ConfigError("a store in memory ends with this command, so no worker can see the run; give --store URL")
 
     async def work(engine: Engine) -> Result:
         return result_of(await engine.load(await engine.submit(**arguments)))
@@ -44,9 +44,9 @@ def submit(goal: o.Goal = None, *, order: Order) -> int:
     session.output.document(document(result, session))
     session.output.show(result.run_id)
     if result.state.seq > 1:
-        session.output.say(f"the run was there already: {result.status}")
+        session.output.say(f"the run exists already: {result.status}")
     else:
-        session.output.say("submitted; a worker takes it on, `detent tail` follows it")
+        session.output.say("submitted; a worker will pick it up, `detent tail` follows it")
         session.output.say(f"  next: {session.command('worker')}")
     return 0
 
@@ -54,11 +54,14 @@ def submit(goal: o.Goal = None, *, order: Order) -> int:
 def worker(
     *,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", metavar="N", help="How many runs at once. Default: 4, or what detent.toml says.", min=1)
+        int | None,
+        typer.Option(
+            "--concurrency", metavar="N", help="How many runs to advance at once. Default: 4, or the value in detent.toml.", min=1
+        ),
     ] = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing can be advanced now.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Exit when no run can be advanced now.")] = False,
     waiting_only: Annotated[
-        bool, typer.Option("--waiting-only", help="Only waiting runs: those whose time has come, or whose answer is there.")
+        bool, typer.Option("--waiting-only", help="Advance only waiting runs whose time has come or whose answer has arrived.")
     ] = False,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     drain: Annotated[
@@ -66,25 +69,25 @@ def worker(
         typer.Option(
             "--drain",
             metavar="DURATION",
-            help="How long calls with an effect may take to finish once it is stopped, such as 90 or 1m30s. Default: 25, or what detent.toml says.",
+            help="When stopped, give calls with side effects so long to finish: 90, 1m30s. Default: 25, or the value in detent.toml.",
         ),
     ] = None,
     setup: o.Setup,
 ) -> int:
-    """Advance runs that were submitted, whose worker died or was stopped, and waiting ones that can move; until Ctrl-C or SIGTERM.
+    """Advance submitted runs, runs whose worker died or stopped, and waiting runs that can continue, until Ctrl-C or SIGTERM.
 
-    What a run needs (tools, MCP servers, skills) comes from the configuration here and the agent files that it names, not from the log.
+    Tools, MCP servers and skills come from the configuration here and the agent files that it names, never from a run's log.
 
-    Any number of workers may work on one store. A run that fails is tried again after a pause, and in the end given up: `detent list
-    --status waiting_for_operator` shows those, `detent reopen RUN` lets one go on.
+    Any number of workers may share one store. If a run cannot be advanced, the worker tries again after a pause and gives up in the end.
+    `detent list --status waiting_for_operator` lists given-up runs; `detent reopen RUN` continues one.
 
-    A worker that is stopped takes nothing more up, lets calls with an effect finish (--drain), suspends its runs and exits with 0. A second signal
-    cuts those calls off. With --until-idle the exit code is that of the run that fared worst: 0 where all completed or wait for something.
+    When stopped, a worker starts no more runs, lets calls with side effects finish (--drain), suspends its runs and exits with 0. A second
+    signal cuts those calls off. With --until-idle it exits with the worst exit code of its runs: 0 if all completed or wait.
     """
     drain_s = None if drain is None else duration(drain, "--drain")
     session = Session(setup, changes=True, patient=True, drain_s=drain_s)
     if session.engine.store.url == "ram:":
-        raise ConfigError("a store in memory begins empty with this command, and nobody else sees it; give --store URL")
+        raise ConfigError("a store in memory starts empty with this command, and no other process sees it; give --store URL")
     for file in own_agents(session.config):
         session.trust.need_agent(file)
     session.creates, whose = not until_idle, ForWhom(tenant=tenant).host()
@@ -112,7 +115,7 @@ def worker(
 
 
 class Crew:
-    """The engines of one worker: runs share one where they need the same tools of the same workspace."""
+    """The engines of one worker. Runs share an engine if they need the same tools of the same workspace."""
 
     def __init__(self, first: Session, again: Callable[[dict[str, Any]], Session], lines: WorkerLines) -> None:
         self._first, self._again, self._lines = first, again, lines
@@ -126,7 +129,7 @@ class Crew:
         await self._open.aclose()
 
     async def hand(self, run_id: str) -> Hand:
-        """Return who takes the run on, with the tools that the configuration here has for it; raise `ConfigError` where it has not."""
+        """Return the engine's hand for the run, with its tools from the configuration here; raise `ConfigError` if some are missing."""
         state = await self._first.engine.load(run_id)
         await self._first.name(run_id)
         key = repr([state.agent.meta.get(name) for name in RECORDED])
@@ -146,7 +149,7 @@ class Crew:
 
 
 def _code(worked: Worked) -> int:
-    """Return the exit code of the run that fared worst."""
+    """Return the worst exit code of the runs."""
     codes = [code_of_status(status) for status in worked.came_to if not status.startswith("waiting")]
     codes += [WAITING] if worked.dead_letters else []
     codes += [USAGE] if worked.left else []
@@ -155,17 +158,17 @@ def _code(worked: Worked) -> int:
 
 
 def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> None:
-    """Say what was done, and what is left to do."""
+    """Print what was done, and what is left to do."""
     say = session.output.say
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in sorted(worked.came_to.items())]
     if session.stops.by and suspended:
-        counts.append(f"{len(suspended)} suspended, which the next worker takes on")
+        counts.append(f"{len(suspended)} suspended, left to the next worker")
     done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
     say(f"the worker {f'was stopped ({session.stops.by})' if session.stops.by else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():
         say(f"  given up: run {session.short(run_id)}: {shortened(why, None)}", "red")
         say(f"  next: {session.command('reopen', run_id)}")
     for run_id, why in worked.failed.items():
-        say(f"  failed, and tried again later: run {session.short(run_id)}: {shortened(why, None)}", "yellow")
+        say(f"  failed, will be tried again: run {session.short(run_id)}: {shortened(why, None)}", "yellow")
     for run_id, why in worked.left.items():
         say(f"  left to other workers: run {session.short(run_id)}: {shortened(why, None)}", "yellow")

@@ -1,6 +1,6 @@
-"""Who works on a goal and who asks for it, as data that is recorded.
+"""The recorded data about who works on a goal and who asks for it.
 
-`AgentOptions` is the one definition of what can be said of an agent. The recorded `AgentSpec`, `config.agents.Agent` for programs and
+`AgentOptions` defines all options of an agent in one place. The recorded `AgentSpec`, `config.agents.Agent` for programs and
 `config.loading.AgentFile` for files derive from it, and so do the JSON Schema for editors and the table in docs/reference/configuration.md.
 """
 
@@ -17,9 +17,9 @@ from detent.core.errors import ConfigError, Explained
 
 
 class Host(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """Who asks: a tenant, a workspace, a principal and the scopes that this call was given (rows K81, K138).
+    """Who asks: a tenant, a workspace, a principal and the scopes granted to this call (rows K81, K138).
 
-    `credential_refs` name credentials and never hold them.
+    `credential_refs` name credentials but never contain them.
     """
 
     tenant: str = ""
@@ -42,22 +42,22 @@ class Host(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_
 class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """The options of an agent, each with its type, its default and one line of documentation. To add an option, add it here.
 
-    The line below an option is what editors and docs/reference/configuration.md show. Where a type is a union, the classes derived from this one
-    narrow it to what they hold.
+    Editors and docs/reference/configuration.md show the line below an option. If a type is a union, the derived classes narrow it to what they
+    hold.
     """
 
     name: str
     """Required; recorded in the log."""
     instructions: str = ""
-    """What the planner is told about its work; rules do not read it."""
+    """Instructions for the planner; rules do not read them."""
     model: str = ""
-    """Who plans, as `provider:name`; rules and a planner of the configuration take precedence."""
+    """The model that plans, as `provider:name`; rules and a planner in the configuration take precedence."""
     small_model: str = ""
-    """A model for passes that need no more: titles, critiques, classifications; `model` where there is none."""
+    """A cheaper model for titles, critiques and classifications; the default is `model`."""
     planner: Literal["", "on-device"] = ""
-    """`on-device`: the model only writes text, and actions are read from it."""
+    """`on-device`: the model only writes text, and Detent reads actions from it."""
     model_settings: dict[str, Any] = {}
-    """How the model is asked: `temperature`, `max_tokens`, `base_url`, ..."""
+    """Settings of the model call: `temperature`, `max_tokens`, `base_url`, ..."""
     actions: Sequence[str] = ()
     """What a model may do besides calling tools: `ask_user`, `stop`, `abstain`, `push_goal` (with `complete_goal`), `schedule`."""
     strategy: str = "reactive"
@@ -65,55 +65,55 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     strategy_options: dict[str, Any] = {}
     """The options of the strategy."""
     kernel: str = ""
-    """A kernel by name; the engine's own without it; in a file also an import path of your own."""
+    """A kernel by name; the default is the engine's kernel; in a file also an import path of your own."""
     tools: Sequence[Any] = ()
-    """The tools that are offered, by name. Nothing else is offered."""
+    """The tools that the planner may use, by name. It gets no others."""
     capabilities: Sequence[str] = ()
-    """The capabilities that the agent relies on: `id`, or `id@version`."""
+    """The capabilities that the agent needs: `id`, or `id@version`."""
     budget: Budget = Budget()
     """The limits of a run."""
     on_deny: Literal["observe", "fail"] = "observe"
-    """A denied call: reported to the planner, or the end of the run."""
+    """What happens after a denied call: the planner is told, or the run ends."""
     on_reject: Literal["observe", "stop"] = "observe"
-    """A call that a person rejected: reported to the planner, or the end of the run."""
+    """What happens after a person rejects a call: the planner is told, or the run ends."""
     on_unknown: Literal["wait", "tell"] = "wait"
-    """A call that was open when its worker died and may have happened: wait for a person, or tell the planner."""
+    """What happens with a call that may or may not have happened because its worker died: wait for a person, or tell the planner."""
     wrap_up: bool = False
-    """Whether a run that reaches a limit of work (iterations, calls, failures) gets one last turn without tools, to answer with what it has."""
+    """Whether a run that reaches a limit of iterations, calls or failures gets one last turn without tools, to answer with what it has."""
     profile: dict[str, Any] = {}
-    """How much a model of a size is shown: `tier` (`local`, `mid`, `large`, `frontier`, or `auto`: by the model's name), and fields that override it."""
+    """How much context the model gets: `tier` (`local`, `mid`, `large`, `frontier`, or `auto`: from the model's name), and fields that override it."""
     rules: str | Sequence[dict[str, Any]] = ()
-    """The entries of a rule file: the agent plans without a model."""
+    """The entries of a rule file; the agent then plans without a model."""
     redact: Sequence[str] = ()
-    """Regular expressions of what stays out of the log."""
+    """Regular expressions; text that matches is kept out of the log."""
     grants: Sequence[dict[str, Any]] = ()
     """Which arguments may take their values from which tool's output."""
     policy: str | Sequence[Any] | dict[str, Any] = {}
-    """The agent's own policy as data, rules or a whole document; next to a policy of the engine it only tightens."""
+    """The agent's own policy as data, rules or a whole document; it can only tighten the engine's policy."""
     guards: Sequence[str] = ()
     """Guards against doing the same thing twice: `duplicate`, `side_effect_once`, `repetition`, ...; in a file also import paths of your own."""
     required_tools: dict[str, int] = {}
-    """How often which tool must have succeeded before an answer counts."""
+    """How often each tool must have succeeded before an answer counts."""
     deliverables: Sequence[dict[str, str]] = ()
-    """What the work is to produce: `{file = "report.md"}`, `{section = "Risks"}`."""
+    """What the run must produce: `{file = "report.md"}`, `{section = "Risks"}`."""
     verify: Sequence[Any] = ()
     """Checks of the answer before it counts: `{grounded = true}`, `{expression = "size(answer) < 500"}`, `{command = ["make", "test"]}`, ..."""
     max_corrections: int = 2
-    """How often an answer that `verify` refuses may be corrected; after that the run fails as `answer_refused`."""
+    """How often the agent may correct an answer that `verify` refuses; after that the run fails as `answer_refused`."""
     plain_answers: bool | None = None
-    """Whether an answer that only announces work ("I will now search ...") or is only markup is refused once; on unless false."""
+    """Whether to refuse, once, an answer that only announces work ("I will now search ...") or is only markup; on by default."""
     healing: bool | None = None
-    """Whether calls that are written differently from what tools declare are repaired before they are checked; without it, for agents with a model."""
+    """Whether to repair calls that do not match the tool's declaration, before they are checked; the default is yes for agents with a model."""
     output_schema: dict[str, Any] | None = None
-    """JSON Schema of the answer: a model's answer must satisfy it; rules and planners of your own are given it, and not held to it."""
+    """JSON Schema of the answer. A model's answer must satisfy it; rules and your own planners receive it but are not checked against it."""
     output_mode: Literal["auto", "native", "tool", "prompted"] = "auto"
-    """How a model is given the schema of the answer: `native` (the provider holds it to the schema), `tool` (a tool to call), `prompted` (in words)."""
+    """How the model gets the schema of the answer: `native` (the provider enforces it), `tool` (as a tool to call), `prompted` (in the prompt)."""
     meta: dict[str, Any] = {}
     """Data of your own; recorded in the log."""
 
 
 class AgentSpec(AgentOptions, frozen=True, kw_only=True, omit_defaults=True):
-    """The specification of an agent as it is recorded: names and numbers only, so that it can be stored, compared and resumed."""
+    """The recorded specification of an agent: only names and numbers, so that it can be stored, compared and resumed."""
 
     tools: Sequence[str] = ()
     rules: Sequence[dict[str, Any]] = ()
@@ -121,7 +121,7 @@ class AgentSpec(AgentOptions, frozen=True, kw_only=True, omit_defaults=True):
     healing: bool = False
     verify: Sequence[dict[str, Any]] = ()
     plain_answers: bool = False
-    budget: Budget = Budget()  # not the object above: a default is left out of the JSON, and the log has always had the budget of an agent
+    budget: Budget = Budget()  # not the object above: defaults are omitted from the JSON, but logs have always contained the agent's budget
 
     __repr__ = brief
 
@@ -132,4 +132,4 @@ class AgentSpec(AgentOptions, frozen=True, kw_only=True, omit_defaults=True):
 
 
 LISTS = tuple(field.name for field in msgspec.structs.fields(AgentSpec) if field.default == ())
-"""The options that are lists: tuples once they are recorded, so that they can be compared and do not change."""
+"""The options that are lists. They are recorded as tuples, so that they can be compared and do not change."""

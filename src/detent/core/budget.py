@@ -1,7 +1,7 @@
-"""Bounds and use: what a run may spend, what it has spent, and which bound is reached first.
+"""Limits and usage: what a run may spend, what it has spent, and which limit it reaches first.
 
-Every bound is checked in code (DESIGN law 4). An unset field (None) means "not said here": budgets merge field by field, the more
-specific over the less, over `DEFAULT`. Zero and negative bounds are refused, and so is anything above the engine's ceiling.
+Every bound is checked in code (DESIGN law 4). An unset field (None) means "not set here": budgets merge field by field, the more
+specific over the less specific, and finally over `DEFAULT`. Zero and negative bounds are refused, and so is anything above the engine's ceiling.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ CEILING = 1000
 
 
 class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True, gc=False, cache_hash=True):
-    """Bounds of one run. Times are seconds, or text such as `"1h30m"`: `max_running_s` leaves out waiting and downtime, `max_total_s` does not.
+    """Limits of one run. Times are seconds, or text such as `"1h30m"`. `max_running_s` excludes waiting and downtime, `max_total_s` includes them.
 
-    `max_calls_of` bounds single tools: {"fetch": 5}.
+    `max_calls_of` limits single tools: {"fetch": 5}.
     """
 
     max_iterations: int | None = None
     """Turns of the loop."""
     max_model_calls: int | None = None
-    """Calls of a model."""
+    """Model calls."""
     max_tool_calls: int | None = None
-    """Calls of tools; further attempts of a call are not counted again."""
+    """Tool calls; retries of a call do not count again."""
     max_failures: int | None = None
     """Failed calls in total."""
     max_failed_turns: int | None = None
-    """Failed turns in a row: calls, and none succeeded; or no valid plan."""
+    """Failed turns in a row: no call succeeded, or there was no valid plan."""
     max_non_progress: int | None = None
-    """Turns without a new successful observation, until the planner is told so; each reflection allows as many again."""
+    """Turns without a new successful observation before the planner is told; each reflection allows that many again."""
     max_reflections: int | None = None
-    """How often the planner is told, until the run stops."""
+    """How often the planner is told before the run stops."""
     max_goal_depth: int | None = None
-    """Sub-goals within each other."""
+    """Depth of nested sub-goals."""
     max_running_s: Seconds[float | None] = usually(None)
     """Seconds of work, without waiting and downtime."""
     max_total_s: Seconds[float | None] = usually(None)
-    """Seconds since the run was started, all included."""
+    """Seconds since the run started, including waiting and downtime."""
     max_input_tokens: int | None = None
     """Tokens sent to models."""
     max_output_tokens: int | None = None
-    """Tokens that models answered."""
+    """Tokens that models produced."""
     max_total_tokens: int | None = None
-    """Both together."""
+    """Input and output tokens together."""
     max_cost_usd: float | None = None
-    """What models cost, where prices are known."""
+    """Cost of model calls with a known price, in USD."""
     max_calls_of: dict[str, int] | tuple[tuple[str, int], ...] | None = None
-    """Calls of single tools: a table, `max_calls_of = {fetch = 5}`; `--budget max_calls_of.fetch=5`."""
+    """Calls per tool: a table, `max_calls_of = {fetch = 5}`; `--budget max_calls_of.fetch=5`."""
 
     __repr__ = brief
 
@@ -75,18 +75,18 @@ class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
                 raise BudgetRefused(f"budget.{name} is {bound!r}; a bound is a {'whole ' if whole else ''}number above 0")
 
     def said(self) -> list[tuple[str, Any]]:
-        """Return the bounds that are set, by name; that of a tool is `max_calls_of.TOOL`."""
+        """Return the bounds that are set, by name; the bound of a tool is named `max_calls_of.TOOL`."""
         return [(name, bound) for name in FIELDS if (bound := getattr(self, name)) is not None] + [
             (f"max_calls_of.{tool}", most) for tool, most in tuple(self.max_calls_of or ())
         ]
 
     def calls_of(self, tool: str) -> int | None:
-        """Return how often `tool` may be called, None where that is not said."""
+        """Return how often `tool` may be called, None if there is no such bound."""
         bounds = self.max_calls_of or ()
         return dict(bounds.items() if isinstance(bounds, dict) else bounds).get(tool)
 
     def over(self, base: Budget) -> Budget:
-        """Return this budget with every unset field taken from `base`, and so for each tool of `max_calls_of`."""
+        """Return this budget with every unset field taken from `base`, including unset tools of `max_calls_of`."""
         mine = {field: bound for field, bound in msgspec.structs.asdict(self).items() if bound is not None}
         if self.max_calls_of and base.max_calls_of:
             mine["max_calls_of"] = {**dict(base.max_calls_of), **dict(self.max_calls_of)}
@@ -94,7 +94,7 @@ class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
 
 
 FIELDS = tuple(field for field in Budget.__struct_fields__ if field != "max_calls_of")
-"""The bounds that are one number."""
+"""The bounds that are a single number."""
 _FRACTIONS = ("max_running_s", "max_total_s", "max_cost_usd")
 UNBOUNDED = Budget()
 
@@ -107,11 +107,11 @@ DEFAULT = Budget(
     max_reflections=3,
     max_goal_depth=8,
 )
-"""What holds without configuration (DESIGN law 4, section 6)."""
+"""The bounds that apply without configuration (DESIGN law 4, section 6)."""
 
 
 class Usage(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What was spent, by one model call or by a whole run. `cost_usd` is None where no price is known."""
+    """What one model call or a whole run has spent. `cost_usd` is None if the price is not known."""
 
     iterations: int = 0
     model_calls: int = 0
@@ -130,7 +130,7 @@ class Usage(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit
         return self.input_tokens + self.output_tokens
 
     def charged(self) -> Usage:
-        """Return what a planner or an effect may charge: model calls, tokens and cost, never below 0; the other counters are the kernel's."""
+        """Return the part that a planner or an effect may charge: model calls, tokens and cost, never below 0. The kernel counts the rest."""
         return Usage(
             model_calls=max(0, self.model_calls),
             input_tokens=max(0, self.input_tokens),
@@ -142,7 +142,7 @@ class Usage(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit
         )
 
     def since(self, earlier: Usage) -> Usage:
-        """Return what was used since `earlier` of what tenants are charged for: model calls, tool calls, tokens and cost."""
+        """Return the usage since `earlier` that tenants are charged for: model calls, tool calls, tokens and cost."""
         return Usage(
             model_calls=self.model_calls - earlier.model_calls,
             tool_calls=self.tool_calls - earlier.tool_calls,
@@ -152,7 +152,7 @@ class Usage(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit
         )
 
     def plus(self, other: Usage) -> Usage:
-        """Return the sum; a cost is unknown only when both are, and estimated when either is."""
+        """Return the sum. The cost is unknown only if both costs are, and estimated if either is."""
         if other is NOTHING or other == NOTHING:
             return self
         cost = None if self.cost_usd is None and other.cost_usd is None else (self.cost_usd or 0.0) + (other.cost_usd or 0.0)
@@ -186,7 +186,7 @@ DIMENSIONS = (
     "cost_usd",
     "goal_depth",
 )
-"""What a bound can be reached in, in the order in which they are looked at; each is the name of its option without `max_`."""
+"""The dimensions that bounds limit, in the order in which they are checked; each is the option's name without `max_`."""
 
 OPTIONS = {dimension: f"max_{dimension}" for dimension in DIMENSIONS}
 _GIVEN = ("running_s", "total_s", "goal_depth")
@@ -194,9 +194,9 @@ _SPENT = DIMENSIONS[:-1]
 
 
 class Exhausted(msgspec.Struct, frozen=True):
-    """A bound that is reached: its `dimension` (the option's name without `max_`), the limit and the use; `of` the "run" or a "pass".
+    """A bound that was reached: its `dimension` (the option's name without `max_`), the limit and the usage; `of` is "run" or "pass".
 
-    One of the run's tenant has a dimension that begins with `tenant_`; `account` says whose it is, and of which window.
+    The dimension of a tenant's bound begins with `tenant_`; `account` names the tenant and the window.
     """
 
     dimension: str
@@ -207,7 +207,7 @@ class Exhausted(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """The bound, its limit and its use in words."""
+        """The bound, its limit and its usage as text."""
         return f"{self.option} is {self.limit:g}{self.account}, used {self.used:g}"
 
     @property
@@ -218,9 +218,9 @@ class Exhausted(msgspec.Struct, frozen=True):
 
 
 class _Limits(msgspec.Struct, frozen=True):
-    """The bounds that are set, in the order in which they are looked at.
+    """The bounds that are set, in the order in which they are checked.
 
-    Where several of them count something, `counters` takes that out of a `Usage`, in the order of `most`.
+    If several of them are counters, `counters` reads these from a `Usage`, in the order of `most`.
     """
 
     bounds: tuple[tuple[str, float], ...]
@@ -233,7 +233,7 @@ class _Limits(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=512)
 def _limits(budget: Budget, only: tuple[str, ...] | None) -> _Limits:
-    """Return the bounds that are set; asked several times a turn, always of the same budgets."""
+    """Return the bounds that are set. Called several times a turn, always with the same budgets."""
     looked = DIMENSIONS if only is None else only
     bounds = tuple((dimension, limit) for dimension in looked if (limit := getattr(budget, OPTIONS[dimension])) is not None)
     counted = tuple(bound for bound in bounds if bound[0] not in (*_GIVEN, "cost_usd"))
@@ -251,9 +251,9 @@ def exhausted(
     total_s: float = 0.0,
     only: tuple[str, ...] | None = None,
 ) -> Exhausted | None:
-    """Return the first bound that `used` has reached, or None. Iterations come first; goal depth counts as reached when passed.
+    """Return the first bound that `used` has reached, or None. Iterations come first; goal depth counts as reached only when exceeded.
 
-    `only` narrows the look to these dimensions.
+    `only` limits the check to these dimensions.
     """
     limits = _limits(budget, only)
     if (
@@ -264,7 +264,7 @@ def exhausted(
         and (used.cost_usd or 0.0) < limits.cost_usd
         and not any(map(ge, limits.counters(used), limits.most))
     ):
-        return None  # as a rule
+        return None  # the usual case
     for dimension, limit in limits.bounds:
         if dimension not in _GIVEN:
             value = getattr(used, dimension) or 0
@@ -276,10 +276,10 @@ def exhausted(
 
 
 def remaining(budget: Budget, used: Usage, *, running_s: float = 0.0, total_s: float = 0.0) -> Budget:
-    """Return what is left of each bound, never below 0; unset where there is no bound."""
+    """Return what is left of each bound, never below 0; unset if there is no bound."""
     left: Budget = cast("Any", budget).__copy__()  # `copy.copy` takes five times as long
     for dimension, limit in _limits(budget, _SPENT).bounds:
         value = running_s if dimension == "running_s" else total_s if dimension == "total_s" else getattr(used, dimension) or 0
-        # not `replace`: what is left of sound bounds needs no check, and every planner is shown it
+        # not `replace`: the rest of valid bounds needs no check, and this runs for every planner
         msgspec.structs.force_setattr(left, OPTIONS[dimension], limit - value if limit > value else 0)
     return left

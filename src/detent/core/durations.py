@@ -1,4 +1,4 @@
-"""Durations as people write them, such as `"1m30s"`. Text is read where it is given: options, files, actions. The log has numbers of seconds."""
+"""Durations as people write them, such as `"1m30s"`. Options, files and actions convert the text; the log contains seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITTEN = "seconds, such as 90, or text such as '1m30s' (units: w, d, h, m, s, m
 
 
 def seconds(said: T | str, name: str, error: type[ConfigError] = ConfigError) -> T:
-    """Return a duration that was given as text in seconds, and anything else as it is. Raise `error` for other text; it begins with `name`."""
+    """Return a duration given as text in seconds, and anything else unchanged. Raise `error`, starting with `name`, for other text."""
     if not isinstance(said, str):
         return said
     if (found := re.fullmatch(PATTERN, said)) is None:
@@ -27,7 +27,7 @@ def seconds(said: T | str, name: str, error: type[ConfigError] = ConfigError) ->
 
 
 def in_seconds(struct: msgspec.Struct, where: str, error: type[ConfigError] = ConfigError) -> None:
-    """Put seconds in the place of text in the fields of a new struct whose names end in `_s`; raise as `seconds`."""
+    """Replace text by seconds in the fields of a new struct whose names end in `_s`; raise like `seconds`."""
     for name in struct.__struct_fields__:
         if name.endswith("_s") and isinstance(value := getattr(struct, name), str):
             msgspec.structs.force_setattr(struct, name, seconds(value, f"{where}{name}", error))
@@ -36,7 +36,7 @@ def in_seconds(struct: msgspec.Struct, where: str, error: type[ConfigError] = Co
 if TYPE_CHECKING:
 
     class Seconds(Generic[T]):
-        """A field that may be given as text, and holds a number: `Seconds[float]`, or `Seconds[float | None]`."""
+        """A field that accepts text and holds a number: `Seconds[float]`, or `Seconds[float | None]`."""
 
         def __get__(self, instance: Any, owner: Any) -> T: ...
         def __set__(self, instance: Any, value: T | str) -> None: ...

@@ -147,7 +147,7 @@ class RunBusy(RunError):
 
     def __init__(self, run_id: str, holder: str, *, doing: str = "", forked: str = "") -> None:
         self.holder = holder
-        which = f"run {run_id!r}, which goes on from run {forked!r}," if forked else f"run {run_id!r}"
+        which = f"run {run_id!r}, which continues from run {forked!r}," if forked else f"run {run_id!r}"
         what = f"{which} is being {doing or 'advanced'} by {holder}; nothing was done here. Wait for it"
         super().__init__(run_id, what + ("" if doing else ", or cancel the run"))
 
@@ -196,7 +196,7 @@ class Suspended(RunError):
 
     def __init__(self, run_id: str, why: str) -> None:
         self.why = why
-        super().__init__(run_id, f"run {run_id!r} is suspended ({why}); nothing is lost: `detent resume {run_id}` goes on")
+        super().__init__(run_id, f"run {run_id!r} is suspended ({why}); nothing is lost: `detent resume {run_id}` continues it")
 
 
 class Divergence(RunError):

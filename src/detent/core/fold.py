@@ -59,7 +59,7 @@ def evolve(state: RunState, record: Record) -> RunState:
     if envelope.seq != state.seq + 1:
         raise IllegalEvent(state.run_id, f"record {envelope.seq} of run {envelope.run!r} follows record {state.seq}")
     if state.status in TERMINAL and not isinstance(event, _AFTER_END):
-        why = f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run goes on)"
+        why = f"run {state.run_id!r} is {state.status}: {describe(event)} cannot follow (only a reopened run continues)"
         raise IllegalEvent(state.run_id, why)
     after = _apply(state, event, envelope)
     if type(event) in _INTERVENTIONS and getattr(event, "source", "person") == "person":

@@ -125,7 +125,7 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
                 allowed = ", ".join(kind.__name__ for kind in PHASE_EVENTS)
                 raise UnrecordedChange(self.run.state.run_id, f"only the kernel may record {type(event).__name__}; phases record {allowed}")
             if problem := json_problem(event, escaping=True):
-                why = f"a phase recorded {type(event).__name__} with what is no JSON data: {problem}"
+                why = f"a phase recorded {type(event).__name__} with a value that is not JSON data: {problem}"
                 raise UnrecordedChange(self.run.state.run_id, why)
         self.run.record(self.scope, *events)
 

@@ -80,6 +80,6 @@ def record_changes(number: int, returned: KernelState, context: KernelContext) -
         changes["guidance"] = returned.guidance
     if any(changes.values()) or "guidance" in changes:
         if problem := json_problem(changes, escaping=True):
-            why = f"phase {number} changed its state to what is no JSON data, which the log cannot keep: {problem}"
+            why = f"phase {number} changed its state to a value that is not JSON data, which the log cannot keep: {problem}"
             raise UnrecordedChange(context.run.state.run_id, why)
         context.run.record(context.scope, StateChanged(phase=number, **changes))

@@ -1,4 +1,4 @@
-"""Embeddings of texts."""
+"""Text embeddings."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def verdict_on(frozen: Call, call: CallState, policy: Policy, state: RunState) -
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
         return Verdict(decision="deny", rule="policy_error", reason=f"the policy failed: {raised_by(error, 'the policy')}")
     if not isinstance(verdict, Verdict):  # pyright: ignore[reportUnnecessaryIsInstance] - a policy is foreign code
-        return Verdict(decision="deny", rule="policy_error", reason=f"the policy answered {type(verdict).__name__}, which is no Verdict")
+        return Verdict(decision="deny", rule="policy_error", reason=f"the policy answered {type(verdict).__name__}, which is not a Verdict")
     if not _plain(verdict):
         try:
             verdict = checked(verdict)

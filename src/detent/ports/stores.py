@@ -1,4 +1,4 @@
-"""Stores: where the log is kept, and what reaches a run from outside."""
+"""Stores: they keep logs, and the signals that reach a run from outside."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from detent.ports.options import check_fields
 
 
 class Signal(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """A message from outside to a run, kept in its inbox until the record that takes it up is committed. Posting an id twice is one signal.
+    """A message from outside to a run. It stays in the run's inbox until the record that consumes it is committed. Posting an id twice is one signal.
 
-    `by` is who says it. `via` is what the process that posts it says about itself; `Engine.signal` fills it in. `unreadable` is the kind of
-    what is in an inbox and is no signal: it is refused when it is taken up. `digest` is over all that it says and the id of its run, as it was
-    posted (`posted_to`): one that was altered in its inbox is refused, too. "" is a digest that is not known.
+    `by` is the sender. `via` is what the posting process states about itself; `Engine.signal` fills it in. The kind `unreadable` marks inbox
+    content that is not a signal; the run refuses it. `digest` covers the whole signal and the id of its run, as posted (`posted_to`). A signal
+    that was altered in its inbox is refused, too. "" means that the digest is not known.
     """
 
     id: str
@@ -37,10 +37,10 @@ class Signal(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
 
 
 def written_signal(signal: Signal) -> bytes:
-    """Return a signal as a store keeps it: one object of JSON, whose last member is a digest of the others.
+    """Return a signal as a store keeps it: one JSON object whose last member is a digest of the others.
 
-    `Signal.digest` binds what was posted to its run, in every store. This one covers what that cannot: signals that a program posts without it, a
-    damaged `digest` that reads as none, and where a line in a file ends.
+    `Signal.digest` binds a posted signal to its run, in every store. This digest covers the rest: signals that a program posts without one, a
+    damaged `digest` that reads as empty, and the end of a line in a file.
     """
     data = msgspec.json.encode(signal)
     return b'%b,"check":"%b"}' % (data[:-1], _check(data))
@@ -51,7 +51,7 @@ def _check(data: bytes) -> bytes:
 
 
 def _altered(data: bytes) -> bool | None:
-    """Whether a signal is another one than was written; None where that is not known, as of one of an earlier version."""
+    """Whether a signal differs from what was written; None if that is not known, for example for a signal of an earlier version."""
     found = _CHECKED.search(data)
     return None if found is None else _check(data[: found.start()] + b"}") != found[1]
 
@@ -65,7 +65,7 @@ def is_written_signal(data: bytes) -> bool:
 
 
 def posted_to(run_id: str, signal: Signal) -> Signal:
-    """Return the signal as it is posted to a run: with the digest by which the run sees that nobody has altered it."""
+    """Return the signal as it is posted to a run: with the digest that lets the run detect alterations."""
     return msgspec.structs.replace(signal, digest=_digest_of(run_id, signal))
 
 
@@ -79,43 +79,43 @@ def _digest_of(run_id: str, signal: Signal) -> str:
 
 
 def read_signal(data: bytes, kept_as: str = "") -> Signal:
-    """Return the signal that a store has kept, under the id that it was `kept_as`; what is none, or was altered, is one of kind `unreadable`.
+    """Return the signal that a store has kept under the id `kept_as`. Content that is not a signal, or was altered, becomes one of kind `unreadable`.
 
-    No inbox is blocked by what somebody has put into it. One that was altered and has a digest is returned: its run sees it by that (`altered`),
-    and refuses it under its own id.
+    So nobody can block an inbox with bad content. An altered signal that has a digest is returned: its run detects it (`altered`) and refuses it
+    under its own id.
     """
     try:
         changed = _altered(data)
         signal = msgspec.json.decode(data, type=Signal)
         if not signal.digest and (changed or (changed is False and signal.id != (kept_as or signal.id))):
-            raise ValueError("altered")  # with a digest of its own, its run sees that, and its sender is told
+            raise ValueError("altered")  # with a digest of its own, its run detects that and tells the sender
     except (ValueError, TypeError, RecursionError):  # msgspec's errors are ValueErrors
         signal = Signal(id=f"unreadable-{sha256(repr(data).encode()).hexdigest()[:32]}", kind="unreadable")
     return signal if signal.id == (kept_as or signal.id) else msgspec.structs.replace(signal, id=kept_as)
 
 
 MOST_UNDECIDED = 100
-"""How many signals may wait in an inbox; timers and cancellations do not count, and find room all the same."""
+"""How many signals may wait in an inbox. Timers and cancellations do not count and are always accepted."""
 
 
 def refuse_overfull(run_id: str, signal: Signal, waiting: Iterable[Signal]) -> None:
-    """Raise `NotAllowedNow` (`inbox_full`) for a signal for which there is no room beside those that wait; for stores to call."""
+    """Raise `NotAllowedNow` (`inbox_full`) if the inbox has no room for a signal; for stores to call."""
     if signal.kind not in UNCOUNTED and sum(one.kind not in UNCOUNTED for one in waiting) >= MOST_UNDECIDED:
         raise no_room(run_id)
 
 
 UNCOUNTED = ("cancel", "timer")
-"""Kinds of signals that always find room: ending a run is never refused, and a time that is still to come waits for long."""
+"""Kinds of signals that are always accepted: ending a run is never refused, and a timer may wait for long."""
 
 
 def refuse_behind_cancel(run_id: str, waiting: Iterable[Signal], consumed: Sequence[str]) -> None:
-    """Raise `CancelWaits` where one of these signals is a cancellation that is not consumed; for stores to call."""
+    """Raise `CancelWaits` if one of these signals is an unconsumed cancellation; for stores to call."""
     if any(signal.kind == "cancel" and signal.id not in consumed for signal in waiting):
         raise CancelWaits(run_id)
 
 
 def refuse_without_claim(run_id: str, claim: int | None, there: int | None) -> None:
-    """Raise `ClaimLost` for an append with the number `claim` where the claim that is there has another, or there is none; for stores to call."""
+    """Raise `ClaimLost` for an append with the number `claim` if the current claim has another number, or there is no claim; for stores to call."""
     if claim is not None and claim != there:
         raise ClaimLost(run_id)
 
@@ -123,23 +123,23 @@ def refuse_without_claim(run_id: str, claim: int | None, there: int | None) -> N
 ERASED = "erased"
 """The `reason` in the listing entry of a run that was erased."""
 PARENT_ERASED = "parent_erased"
-"""That of a fork whose content is gone because it goes on from a run that was erased."""
+"""The `reason` in the listing entry of a fork whose content is gone because its parent run was erased."""
 
 
 def refuse_erased(head: RunHead) -> None:
-    """Raise `RunErased` for a signal to a run whose listing entry says that it was erased, or a run above it; for stores to call in `post`."""
+    """Raise `RunErased` for a signal to a run that was erased, or whose ancestor was, according to its listing entry; for stores to call in `post`."""
     if head.reason in (ERASED, PARENT_ERASED):
         raise RunErased(head.run_id, parent=head.parent if head.reason == PARENT_ERASED else "")
 
 
 def no_room(run_id: str) -> NotAllowedNow:
-    """Return what is raised for a signal that finds no room."""
+    """Return the error for a signal that does not fit."""
     why = f"{MOST_UNDECIDED} signals wait in the inbox of run {run_id!r}, and nobody has decided on them: `detent resume {run_id}` does"
     return NotAllowedNow(run_id, why, reason_code="inbox_full")
 
 
 class Spent(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """What a tenant has used on a `day` (such as 2026-03-01, UTC), or since then; `tokens` are those of input and output."""
+    """What a tenant has used on a `day` (such as 2026-03-01, UTC), or since that day; `tokens` counts input and output."""
 
     tenant: str
     day: str
@@ -150,7 +150,7 @@ class Spent(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit
     cost_usd: float = 0.0
 
     def plus(self, other: Spent) -> Spent:
-        """Return the sum, for the tenant and day of this one."""
+        """Return the sum, with the tenant and day of this object."""
         return Spent(
             tenant=self.tenant,
             day=self.day,
@@ -163,7 +163,7 @@ class Spent(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit
 
 
 class Balance(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What a tenant's account says: what was used since a day, what other runs have reserved, and whether a reservation was made."""
+    """The state of a tenant's account: usage since a day, reservations of other runs, and whether a reservation was made."""
 
     granted: bool
     spent: Spent
@@ -171,9 +171,9 @@ class Balance(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 
 
 class Reservation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What is to be kept free for a run in its tenant's account, each amount under a name that is the run's own.
+    """The amounts to reserve for a run in its tenant's account, each under a name that is unique within the run.
 
-    `limits` bound dimensions of `Spent`, such as `{"tokens": 10_000}`, from the day `since` (UTC) on. It lapses after `lasts_s` seconds.
+    `limits` bound dimensions of `Spent`, such as `{"tokens": 10_000}`, from the day `since` (UTC) on. The reservation lapses after `lasts_s` seconds.
     """
 
     run_id: str
@@ -184,7 +184,7 @@ class Reservation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
     lasts_s: float
 
     def balance(self, spent: Spent, held: Iterable[tuple[str, str, Spent]]) -> Balance:
-        """Return what the account says, and whether the amounts fit: `held` is what is reserved there, with its run and name."""
+        """Return the balance of the account, and whether the amounts fit. `held` are its current reservations, with run and name."""
         wanted = others = mine = Spent(tenant=self.tenant, day=self.since)
         for run_id, name, amount in held:
             if run_id != self.run_id:
@@ -199,13 +199,13 @@ class Reservation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
 
 
 _ROUNDING = 1e-9
-"""Sums of money differ by as much with the order in which they are added up."""
+"""Sums of money may differ by this much, depending on the order of addition."""
 
 
 class RunQuery(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Which runs to list, newest first. `after` is the run id that ended the previous page.
 
-    `starts_with`: only runs whose id begins with one of these texts; a database answers it from its index of ids. `ends_with`: only runs
+    `starts_with`: only runs whose id begins with one of these texts; a database answers that from its index of ids. `ends_with`: only runs
     whose id ends with one of these; with both, either is enough.
     """
 
@@ -228,20 +228,20 @@ ARTIFACT_KEY_LENGTH = 64
 
 
 def intact(run_id: str, key: str, data: bytes | None) -> bytes | None:
-    """Return a blob that was read; raise `CorruptLog` where it was kept under the SHA-256 of other bytes. A store asks it on every read."""
+    """Return a blob that was read; raise `CorruptLog` if its key is the SHA-256 of other bytes. Stores call it on every read."""
     if data is not None and len(key) == ARTIFACT_KEY_LENGTH and sha256(data).hexdigest() != key:
         raise CorruptLog(run_id, 0, f"artifact {key} is not what was stored: these {len(data)} bytes have another digest")
     return data
 
 
 class EventStore(Protocol):
-    """Keeps logs as bytes, and what goes with them: claims, inboxes, blobs, snapshots.
+    """Keeps logs as bytes, together with their claims, inboxes, blobs and snapshots. A claim is the lock that lets one process advance a run.
 
-    Records are opaque lines (see `core.records`); their order and number are the store's promise. Errors: `Conflict`, `RunBusy`,
+    Records are opaque lines (see `core.records`); the store guarantees their order and number. Errors: `Conflict`, `RunBusy`,
     `RunNotFound`, `StoreBusy`, `StoreFull`, `CorruptLog` (a stored line that cannot be read).
 
-    In a process that is forked a store is another holder, which has nothing and is closed until it is opened there (`ports.processes`). It may be
-    closed in another event loop than it was opened in.
+    In a forked process a store is another holder: it holds nothing and is closed until it is opened there (`ports.processes`). You may close a
+    store in another event loop than you opened it in.
     """
 
     url: str
@@ -266,25 +266,27 @@ class EventStore(Protocol):
     ) -> None:
         """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
 
-        In the same transaction `spent` is added to what its tenant has used on its day, and the run gives back what it has reserved under
-        the names `released`, or with None all that it has reserved. `head` is the run's listing entry from now on.
-        `durable` survives power loss, otherwise process death. Raise `Conflict` when the run does not have exactly `expected_seq` records
-        (0 creates it). `intent`: the records say that a call with an effect begins; raise `CancelWaits` where a cancellation waits in the
-        inbox that is not among `consumed`. Such an append and the posting of a cancellation exclude each other: once `post` has returned,
-        none happens. `claim` is the number of the claim under which the run is advanced; raise `ClaimLost` where the run's claim has another
-        number now, or it has none: once a claim was taken over, nothing is appended under the former one. None: whoever has the claim.
+        The same transaction adds `spent` to its tenant's usage of its day, and gives back the run's reservations under the names `released`
+        (None: all of them). `head` becomes the run's listing entry. With `durable` the records survive power loss, otherwise process death.
+        Raise `Conflict` if the run does not have exactly `expected_seq` records (0 creates it).
+
+        `intent`: the records state that a call with a side effect begins. Raise `CancelWaits` if the inbox has a cancellation that is not among
+        `consumed`. Such an append and the posting of a cancellation exclude each other: once `post` has returned, no such append happens.
+
+        `claim` is the number of the claim under which the run is advanced. Raise `ClaimLost` if the run's claim has another number now, or if
+        there is none: once a claim was taken over, nothing is appended under the former one. None skips this check.
         """
         ...
 
     async def spent(self, tenant: str, since: str) -> Spent:
-        """Return what the appends of all runs have added for the tenant on the day `since` (UTC) and later; it is there also for deleted runs."""
+        """Return what the appends of all runs have added for the tenant on the day `since` (UTC) and later; deleted runs count, too."""
         ...
 
     async def reserve(self, asked: Reservation) -> Balance:
-        """Keep the amounts free where they fit beside what was spent and what is reserved, all or none; return what the account says.
+        """Reserve the amounts, all or none, if they fit beside what was spent and reserved; return the balance of the account.
 
-        No other `reserve` of the tenant, in any process, decides in between. Amounts replace those that the run has reserved under the same
-        names. They count until an append gives them back, or until they lapse by the store's clock. The run need not exist yet.
+        This is atomic with every other `reserve` of the tenant, in any process. Amounts replace the run's reservations with the same names. They
+        count until an append gives them back, or until they lapse by the store's clock. The run need not exist yet.
         """
         ...
 
@@ -295,10 +297,10 @@ class EventStore(Protocol):
     async def head(self, run_id: str) -> RunHead | None: ...
 
     async def sealed(self, run_id: str) -> tuple[int, str] | None:
-        """Return number of records and `head.digest` of the last durable append, or of a later one, kept outside the log; None: not known.
+        """Return the number of records and `head.digest` of the last durable append, or of a later one, kept outside the log. None if not known.
 
-        A log that is shorter, or has another digest there, is damaged. In a database they change in the transaction of the append; else they
-        are written after the log. "" is a digest that is not known.
+        A log that is shorter, or has another digest at that record, is damaged. A database changes both in the transaction of the append; other
+        stores write them after the log. "" means that the digest is not known.
         """
         ...
 
@@ -307,38 +309,38 @@ class EventStore(Protocol):
     async def claim(self, run_id: str) -> int:
         """Take the right to advance the run for this store instance, and return the claim's number; raise `RunBusy` while another holder has it.
 
-        No two claims of a run have the same number. It is free when the former holder released it, is dead (same host, at once), or its lease
-        expired: on the same host by the monotonic clock, on others by a clock that they share. Idempotent for the holder, which keeps its number.
-        The run need not exist yet.
+        No two claims of a run have the same number. A claim becomes free when its holder releases it or dies (detected at once on the same host),
+        or when its lease expires: by the monotonic clock on the same host, by a shared clock on other hosts. The holder may claim again and keeps
+        its number. The run need not exist yet.
         """
         ...
 
     async def release(self, run_id: str) -> None:
-        """Give the claim up; nothing happens if it is not held.
+        """Give the claim up; does nothing if it is not held.
 
-        Where it raises, the claim goes as soon as the store can: nobody is kept from a run by one who does not advance it.
+        If it raises, the store gives the claim up as soon as it can, so that it does not keep others from the run.
         """
         ...
 
     async def renew(self) -> list[str]:
         """Extend the leases of all claims held here; return the runs whose claim was lost.
 
-        It is called from time to time while the event loop turns. A blocked loop must not lose its runs, so a store also renews in a thread
-        (see `heartbeats`), unless nobody else can take its claims.
+        The engine calls it from time to time in the event loop. A blocked loop must not lose its runs, so a store also renews in a thread (see
+        `heartbeats`), unless nobody else can take its claims.
         """
         ...
 
     async def post(self, run_id: str, signal: Signal) -> None:
-        """Put a signal into the run's inbox, behind those that are there.
+        """Put a signal at the end of the run's inbox.
 
-        Raise `RunNotFound` for an unknown run, `RunErased` for one that was erased (`refuse_erased`), and `NotAllowedNow` (`inbox_full`) where
-        `MOST_UNDECIDED` others wait, timers and cancellations not counted: these are never refused for that. Posting an id twice is one signal,
-        also where the inbox is full. Posting and erasing or deleting the run exclude each other: nothing waits in its inbox afterwards.
+        Raise `RunNotFound` for an unknown run, `RunErased` for an erased one (`refuse_erased`), and `NotAllowedNow` (`inbox_full`) if
+        `MOST_UNDECIDED` others wait. Timers and cancellations do not count and are never refused for that. Posting an id twice is one signal,
+        even if the inbox is full. Posting and erasing or deleting the run exclude each other: nothing waits in its inbox afterwards.
         """
         ...
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
-        """Return the waiting signals of these runs, oldest first; runs without any are left out. Cheap: it is polled."""
+        """Return the waiting signals of these runs, oldest first; runs without signals are left out. Must be cheap, because it is polled."""
         ...
 
     async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
@@ -346,7 +348,7 @@ class EventStore(Protocol):
         ...
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        """Return a blob, None where there is none; raise `CorruptLog` where its key is the SHA-256 of other bytes (see `intact`)."""
+        """Return a blob, or None if there is none; raise `CorruptLog` if its key is the SHA-256 of other bytes (see `intact`)."""
         ...
 
     async def list_blobs(self, run_id: str) -> list[str]: ...
@@ -354,7 +356,7 @@ class EventStore(Protocol):
     async def delete_blob(self, run_id: str, key: str) -> None: ...
 
     async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
-        """Keep one snapshot a run, the latest; an optimisation that may be lost."""
+        """Keep one snapshot per run, the latest. It is an optimisation and may be lost."""
         ...
 
     async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None: ...
@@ -362,60 +364,60 @@ class EventStore(Protocol):
     async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         """Replace every line by `tombstone(line)` and remove blobs, snapshot and inbox, in one transaction.
 
-        Raise `RunNotFound`, and with `claim` what `append` raises for it.
+        Raise `RunNotFound`, and for `claim` the same as `append`.
         """
         ...
 
     async def delete(self, run_id: str) -> None:
-        """Remove the run with all that belongs to it; raise `RunNotFound`.
+        """Remove the run with everything that belongs to it; raise `RunNotFound`.
 
-        Its blobs are there as long as its listing entry is: who finds a blob missing and then the entry there knows that it was not being deleted.
+        Its blobs exist as long as its listing entry does. So if a blob is missing and the entry still exists afterwards, the run is not being deleted.
         """
         ...
 
     async def gc(self) -> int:
-        """Give unused space back and drop leftovers of dead holders; return the bytes freed, as far as known."""
+        """Free unused space and remove leftovers of dead holders; return the freed bytes, as far as known."""
         ...
 
 
 @runtime_checkable
 class Wakes(Protocol):
-    """What a store may have beside the `EventStore`: it wakes who waits for news. Without it, and beside it, the store is polled."""
+    """An optional part of a store: it wakes whoever waits for news. Waiters always poll the store, with or without it."""
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
-        """Return when a signal was posted by anyone (`records`: when anything was recorded), at the latest after so many seconds.
+        """Return when anyone has posted a signal (`records`: when anything was recorded), at the latest after that many seconds.
 
-        A hint: it may come without cause or be missed. Raise `StoreError` where it cannot wait.
+        This is a hint: it may return without cause or miss news. Raise `StoreError` if it cannot wait.
         """
         ...
 
 
 @runtime_checkable
 class Looks(Protocol):
-    """What a store may have beside the `EventStore`: it can be opened without being made. Without it a command that only looks calls `open`."""
+    """An optional part of a store: opening it without creating it. Without this, read-only commands call `open`."""
 
     async def look(self, *, upgrade: bool = False) -> bool:
-        """Open the store if it is there and return whether it is; nothing is created.
+        """Open the store if it exists and return whether it does; nothing is created.
 
-        One of an earlier version is read as it is, unless `upgrade`: then it is brought to this version, as by `open`.
+        A store of an earlier version is read as it is, unless `upgrade` is set: then it is upgraded to this version, as by `open`.
         """
         ...
 
 
 @runtime_checkable
 class ReadsClaims(Protocol):
-    """What a store may have beside the `EventStore`: it can say of a claim that no process can have written it. Without it none is looked at."""
+    """An optional part of a store: it can detect a claim that no process can have written. Without it claims are not examined."""
 
     async def wrong_with_claim(self, run_id: str) -> str:
-        """Return what is wrong with what is kept as the claim on a run, "" where nothing is, or nobody has one.
+        """Return what is wrong with the stored claim on a run, "" if it is valid or there is none.
 
-        A claim whose holder died is in order.
+        A claim whose holder died is valid.
         """
         ...
 
 
 async def look_at(store: EventStore, *, upgrade: bool = False) -> bool:
-    """Open the store if it is there, creating nothing where it can tell; return whether it is."""
+    """Open the store if it exists, without creating it if the store supports that; return whether it exists."""
     if isinstance(store, Looks):
         return await store.look(upgrade=upgrade)
     await store.open()
@@ -423,18 +425,18 @@ async def look_at(store: EventStore, *, upgrade: bool = False) -> bool:
 
 
 async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = False) -> None:
-    """Wait until the store says that there may be news, at the latest so many seconds; one that cannot say so lets the time pass."""
+    """Wait until the store signals news, at most that many seconds; a store that cannot signal waits the whole time."""
     if isinstance(store, Wakes):
         try:
             await store.changed(timeout_s, records=records)
             return
-        except StoreError:  # polling goes on, and says what is wrong
+        except StoreError:  # polling continues and reports the problem
             pass
     await asyncio.sleep(timeout_s)
 
 
 async def give_back(store: EventStore, run_id: str) -> None:
-    """Release a claim whose work is done. Where the store cannot do that now, what came of the work is said all the same: see `release`."""
+    """Release a claim whose work is done. If the store cannot do that now, the result of the work is still returned: see `release`."""
     try:
         await store.release(run_id)
     except StoreError as error:

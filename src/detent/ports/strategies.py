@@ -1,4 +1,4 @@
-"""Strategies: when a kernel runs, how often and how configured."""
+"""Strategies: they decide when a kernel runs, how often, and with which configuration."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from detent.ports.tools import ToolSpec
 
 
 class OwnModel(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """Which model a strategy asks for part of its work, as an option of the strategy; the agent's own where `model` is "".
+    """The model that a strategy uses for part of its work, as an option of the strategy; if `model` is "", the agent's model.
 
-    The fields are those of `Branch`. Where a model is reached is not said here: `settings` name no `base_url` and no `api_key_env`.
+    The fields are the same as in `Branch`. `settings` must not contain `base_url` or `api_key_env`: a strategy option cannot say where a model is.
     """
 
     model: str = ""
@@ -35,24 +35,29 @@ class OwnModel(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, o
             )
 
     def said(self) -> dict[str, Any]:
-        """Return the fields of a `Branch` that this is."""
+        """Return these options as fields of a `Branch`."""
         return {"model": self.model, "planner": self.planner, "settings": self.settings}
 
 
 class Branch(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """One pass as a strategy asks for it. What is not said is as the agent and the run have it.
+    """One pass that a strategy asks for. Options that are not set come from the agent and the run.
 
-    `task` is what the pass is to do in words ("": the run's goal), `instructions` who works on it, `kernel` the name of a kernel, `limits`
-    bounds below the run's own, `tools` the names of the tools that it may use (() for none), `guards` names of guards beside the run's,
-    `guidance` what the planner is told in every turn, `output_schema` what the answer must satisfy ({}: nothing), `small` whether the small
-    model will do, `meta` the strategy's own data.
+    - `task`: what the pass must do, in words ("": the run's goal)
+    - `instructions`: instructions for the planner
+    - `kernel`: the name of a kernel
+    - `limits`: bounds below those of the run
+    - `tools`: the names of the tools that it may use (() for none)
+    - `guards`: names of guards in addition to those of the run
+    - `guidance`: a text for the planner in every turn
+    - `output_schema`: the schema that the answer must satisfy ({}: none)
+    - `small`: whether the small model is enough
+    - `meta`: data of the strategy
+    - `model`, `planner`: a model for this pass, as "provider:name", and how to call it, both as in an agent
+    - `settings`: the settings of that model; without `model` they override the agent's `model_settings` (`temperature`, `max_tokens`, ...)
 
-    `model` is a model of the pass's own, as "provider:name", and `planner` how it is asked, both as an agent has them. `settings` are those of
-    that model alone; without a `model` they go over the agent's `model_settings` (`temperature`, `max_tokens`, ...).
-
-    With `calls` no planner is asked: the pass carries these calls out as one batch and is `done` when all of them succeeded, without an
-    output; its `results` are theirs, in this order, and that of a call that asks the user is the reply. With `question` no planner is asked
-    either: the user is, and the reply is the output.
+    With `calls` the planner is not called: the pass executes these calls as one batch and is `done`, without an output, when all of them have
+    succeeded. Its `results` are their results in this order; the result of a call that asks the user is the reply. With `question` the planner
+    is not called either: the user is asked, and the reply is the output.
     """
 
     label: str
@@ -76,9 +81,9 @@ class Branch(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a pass: `done` with an output, or `failed` with the reason (`core.settle.REASONS`), an error and the best text so far.
+    """The outcome of a pass: `done` with an output, or `failed` with the reason (`core.settle.REASONS`), an error and the best text so far.
 
-    `text` is what the planner said beside its last calls, `results` are the observations of the pass.
+    `text` is the planner's text next to its last calls, `results` are the observations of the pass.
     """
 
     label: str
@@ -99,9 +104,9 @@ OptionsT = TypeVar("OptionsT", bound=msgspec.Struct)
 
 
 class StrategyRun(Protocol):
-    """What a strategy works with: passes and recorded values, memoised by parent scope, label and occurrence (DESIGN 6).
+    """What a strategy may use: passes and recorded values, memoised by parent scope, label and occurrence (DESIGN 6).
 
-    A strategy reads nothing else that may differ the next time: no clock, no random source, no environment.
+    A strategy must not read anything else that may differ next time: no clock, no random source, no environment.
     """
 
     @property
@@ -134,33 +139,33 @@ class StrategyRun(Protocol):
         ...
 
     async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = True, **options: Any) -> Any:
-        """Make one model call (`small`: the small model's, where there is one) and return its answer; raise `PassFailed`.
+        """Make one model call (`small`: to the small model, if there is one) and return its answer; raise `PassFailed`.
 
         `options` are other fields of `Branch`: `instructions`, `model`, `settings`.
         """
         ...
 
     async def ask_user(self, label: str, question: str, expected: dict[str, Any] | None = None) -> Any:
-        """Ask the user, wait for the reply in no memory and in any process, and return it; raise `PassFailed` where there will be none.
+        """Ask the user and return the reply; raise `PassFailed` if there will be none. The wait uses no memory, and any process can continue after it.
 
-        `expected` is a JSON Schema: a reply that does not fit it is refused to whoever gives it. Without one the reply is text.
+        `expected` is a JSON Schema: a reply that does not match it is refused. Without a schema the reply is text.
         """
         ...
 
     async def offered(self) -> tuple[ToolSpec, ...]:
-        """Return those of `tools` that a planner is shown, as it was when this was first asked: what a prompt may speak of."""
+        """Return the names in `tools` that a planner is shown, so that a prompt may mention them. The first answer is kept."""
         ...
 
     async def full(self, item: Item) -> Any:
-        """Return the whole value of a tool item, also where its `content` is only a preview."""
+        """Return the whole value of a tool item, even if its `content` is only a preview."""
         ...
 
     async def parallel(self, *branches: Branch) -> tuple[Passed, ...]:
-        """Run passes side by side, each with an equal share of what is left of the budget; return their results in order."""
+        """Run passes side by side, each with an equal share of the remaining budget; return their results in order."""
         ...
 
     async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the recorded JSON value, or make and record it; raise `EffectFailed`, live and in a replay, where that raised."""
+        """Return the recorded JSON value, or produce and record it. If that raises, raise `EffectFailed`, both live and in a replay."""
         ...
 
     async def now(self) -> float: ...
@@ -168,11 +173,11 @@ class StrategyRun(Protocol):
     async def random(self) -> float: ...
 
     async def sleep(self, seconds: float | str) -> None:
-        """Wait so many seconds, or as long as text such as "1h30m" says."""
+        """Wait that many seconds, or for a duration such as "1h30m"."""
         ...
 
     async def switch(self, name: str, why: str = "") -> None:
-        """Put on record that the strategy `name` takes over."""
+        """Record that the strategy `name` takes over."""
         ...
 
 
@@ -181,10 +186,10 @@ Strategy = Callable[[StrategyRun], Awaitable[Any]]
 
 
 def strategy(*, options: type[msgspec.Struct] | None = None, version: int = 1) -> Callable[[Strategy], Strategy]:
-    """Declare what options a strategy takes (none) and its version (1), which stands in the log; a decorator.
+    """Declare the options of a strategy (default: none) and its version (default: 1), which is recorded in the log; a decorator.
 
-    `options` is a struct whose fields all have defaults: agents give them as `strategy_options`, and they are checked before a run starts.
-    A method `check(agent)` of the struct is called then, too, to raise `ConfigError` for an agent that cannot be served.
+    `options` is a struct whose fields all have defaults. Agents set them as `strategy_options`, and they are checked before a run starts.
+    A method `check(agent)` of the struct is called then, too, and may raise `ConfigError` for an agent that does not fit.
     """
 
     def declared(function: Strategy) -> Strategy:

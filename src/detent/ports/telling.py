@@ -82,7 +82,7 @@ class Fan:
         count = self.failures[id(listener.who)] = self.failures.get(id(listener.who), 0) + 1
         if count == 1:
             how = "was cancelled from inside" if isinstance(error, asyncio.CancelledError) else "failed"
-            log.error("%s %s; the run goes on, and further failures of it are not reported", named(listener.who), how, exc_info=error)
+            log.error("%s %s; the run continues, and further failures of it are not reported", named(listener.who), how, exc_info=error)
 
 
 async def answer_of(call: Callable[..., Any], *args: Any) -> Any:

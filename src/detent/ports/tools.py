@@ -1,4 +1,4 @@
-"""Tools: what is declared of one, what it is given, what came of it; meta-tools, credentials and capabilities."""
+"""Tools: their declaration, their context and their outcome; also meta-tools, credentials and capabilities."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from detent.ports.options import check_fields
 
 
 class ToolSpec(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What is declared of a tool: read by planners, policies and the kernel. Times in seconds, sizes in bytes.
+    """The declaration of a tool, for planners, policies and the kernel. Times are in seconds, sizes in bytes.
 
-    `side_effect` is the level that policies use; `sensitive` names argument fields whose values stay out of the log; `volatile` marks
-    polling tools, whose successful calls are neither progress nor stagnation; `trust` says what a later policy may believe of the output;
-    `sinks` names the arguments where a wrong value would do harm (None: a policy goes by their names).
-    `sandboxed`: what the tool does is confined by a sandbox; `confinement` says to a person who approves a call where what it starts runs.
-    `credentials`: the secrets that it may ask its context for, by name.
-    `server`: the MCP server whose tool it is.
-    `writes_in`: the directory that it is confined to, from which it sees its paths; where it writes, no store of runs may lie there.
+    - `side_effect`: the level that policies use
+    - `sensitive`: argument fields whose values stay out of the log
+    - `volatile`: marks polling tools, whose successful calls are neither progress nor stagnation
+    - `trust`: how far a later policy may trust the output
+    - `sinks`: the arguments where a wrong value would do harm (None: a policy guesses them from the names)
+    - `sandboxed`: whether a sandbox confines the tool
+    - `confinement`: tells a person who approves a call where the started program runs
+    - `credentials`: the names of the secrets that it may read from its context
+    - `server`: the MCP server that offers the tool
+    - `writes_in`: the directory that the tool is confined to and that its paths are relative to; a store of runs must not be in it if the tool writes
     """
 
     name: str
@@ -63,11 +66,12 @@ class ToolSpec(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 class ToolContext:
     """What a running tool may know and do.
 
-    `idempotency_key` is the same over attempts, resume and takeover: hand it to services that accept one. `cancelled` is set when the run
-    is cancelled or the deadline has passed; a tool that looks at it can stop in good order. `deadline` is in the event loop's time, which
-    is `time.monotonic` (None: no limit); `remaining_s()` is what is left of it. `secret(name)` is the only way to a credential.
-    `models` is the run's gateway: a model that a tool asks through it is recorded, priced and bounded like those of the planner (None: there is
-    none). `attachments` are those of the run.
+    - `idempotency_key`: the same over attempts, resume and takeover; pass it to services that accept one
+    - `cancelled`: set when the run is cancelled or the deadline has passed; a tool that checks it can stop cleanly
+    - `deadline`: in the event loop's time, which is `time.monotonic` (None: no limit); `remaining_s()` returns the remaining time
+    - `secret(name)`: the only way to a credential
+    - `models`: the run's gateway; model calls through it are recorded, priced and limited like those of the planner (None: no gateway)
+    - `attachments`: the attachments of the run
     """
 
     __slots__ = (
@@ -111,7 +115,7 @@ class ToolContext:
 
     @property
     def idempotency_key(self) -> str:
-        """The key under which a service that accepts one recognises this call."""
+        """The key by which a service that accepts one recognises this call."""
         return self._key if isinstance(self._key, str) else self._key()
 
     @property
@@ -121,73 +125,73 @@ class ToolContext:
 
     @property
     def attachments(self) -> Sequence[Any]:
-        """What was attached to the run, as a copy."""
+        """A copy of the run's attachments."""
         return self._attachments()
 
     def progress(self, event: Any) -> None:
-        """Tell observers, at once and best effort, how far the call is; `event` is JSON."""
+        """Report the call's progress to observers, at once and best effort; `event` is JSON."""
         if self._progress is not None:
             self._progress(event if self._secrets is None else self._secrets.data(event))
 
     async def result(self, call_id: str) -> Any:
         """Return the whole result of an earlier successful call of this run; raise `ToolFailed` (`result_not_found`)."""
         if self._results is None:
-            raise ToolFailed(f"there are no results here to take {call_id!r} from", error_code="result_not_found")
+            raise ToolFailed(f"cannot read the result of {call_id!r}: this context has no results", error_code="result_not_found")
         return await self._results(call_id)
 
     def secret(self, name: str) -> str:
         """Return the credential `name`, which the tool declared (`credentials`) and the run's host was given (`credential_refs`).
 
-        Use it at once and keep it nowhere: what the tool returns, raises or streams has it replaced, what it writes elsewhere has not.
+        Use it at once and do not keep it: Detent replaces it in whatever the tool returns, raises or streams, but not in what the tool writes elsewhere.
         Raises `ToolFailed` (`credential_not_declared`, `credential_not_granted`, `credential_missing`, `credential_unusable`). May be
         called from any thread.
         """
         if self._secrets is None:
-            raise ToolFailed(f"there are no secrets here to take {name!r} from", error_code="credential_missing")
+            raise ToolFailed(f"cannot read the secret {name!r}: this context has no secrets", error_code="credential_missing")
         return self._secrets.get(name, self.tool)
 
     def scrubbed(self, text: str) -> str:
-        """Return `text` without the values of secrets that were given out; for what goes elsewhere than into the result."""
+        """Return `text` without the values of secrets that the tool has read; for text that does not go into the result."""
         return text if self._secrets is None else self._secrets.data(text)
 
     def remaining_s(self) -> float | None:
-        """Seconds until the deadline, never below 0; None without one. May be called from any thread."""
+        """Seconds until the deadline, never below 0; None without a deadline. May be called from any thread."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
 class Secrets(Protocol):
-    """The secrets of one run: given to its tools, kept out of all else. A context has one."""
+    """The secrets of one run. Its tools may read them; they are kept out of everything else. Each context has one."""
 
     def get(self, name: str, tool: ToolSpec) -> str:
-        """Return the secret for this tool; raise `ToolFailed` where it may not have it."""
+        """Return the secret for this tool; raise `ToolFailed` if the tool may not have it."""
         ...
 
     def data(self, value: Any) -> Any:
-        """Return JSON data with the values of secrets that were given out replaced."""
+        """Return JSON data in which the values of secrets that tools have read are replaced."""
         ...
 
 
 class SecretSource(Protocol):
-    """Where secrets are kept. Asked when a tool needs one, from any thread; must not block for long."""
+    """Where secrets are kept. Called from any thread when a tool needs a secret; must not block for long."""
 
     def names(self) -> Sequence[str]:
-        """Return the names of the secrets that it may have."""
+        """Return the names of the secrets that this source may have."""
         ...
 
     def get(self, name: str, host: Host) -> str | None:
-        """Return the value for this host, which may be another for each tenant; None when there is none."""
+        """Return the value for this host, which may differ by tenant; None if there is none."""
         ...
 
 
 class Denied(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """A capability that a host may not use; `reason` is such as `missing_required_credential:github` (row K87)."""
+    """A capability that a host may not use; `reason` is, for example, `missing_required_credential:github` (row K87)."""
 
     id: str
     reason: str
 
 
 class Resolution(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What wanted capabilities and their dependencies came to: "id@version" -> digest of the descriptor; what is missing; what is denied."""
+    """The resolved capabilities with their dependencies: "id@version" -> digest of the descriptor; the missing ones; the denied ones."""
 
     resolved: dict[str, str]
     missing: tuple[str, ...] = ()
@@ -195,15 +199,15 @@ class Resolution(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True)
 
 
 class Capabilities(Protocol):
-    """Knows what an agent may rely on."""
+    """Knows the available capabilities."""
 
     def resolve(self, wanted: Sequence[str], host: Host) -> Resolution:
-        """Return what "id" (the highest version) and "id@version" come to for a host."""
+        """Resolve "id" (the highest version) and "id@version" for a host."""
         ...
 
 
 class Cancellation:
-    """A flag that is set once and may be read from any thread; it is also set while that of its `parent` is."""
+    """A flag that is set once and may be read from any thread; it also counts as set while its `parent` is."""
 
     __slots__ = ("_parent", "_why")
 
@@ -212,7 +216,7 @@ class Cancellation:
 
     @property
     def why(self) -> str:
-        """The first reason that was given, "" while the flag is not set."""
+        """The first reason, "" while the flag is not set."""
         return self._why or (self._parent.why if self._parent is not None else "")
 
     def __bool__(self) -> bool:
@@ -238,7 +242,7 @@ class Tool(Protocol):
         ...
 
     async def settle(self, context: ToolContext) -> ToolOutcome | None:
-        """Ask the tool's `reconcile(key)` what became of an earlier attempt; None when it has none or does not know.
+        """Ask the tool's `reconcile(key)` for the outcome of an earlier attempt; None if the tool has no such function or does not know.
 
         The outcome's `kind` is then `ok`, `failed` (known failure) or `not_executed`.
         """
@@ -246,10 +250,10 @@ class Tool(Protocol):
 
 
 class Answer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What a meta-tool says to the planner.
+    """What a meta-tool answers to the planner.
 
     `notes` are kept in the pass (`state.meta["meta_tools"]`; None removes one). `action` ends the pass with an answer or an abstention, or
-    asks the user: it is held to the same as when the planner asks for it itself.
+    asks the user. It is checked like the same action of the planner.
     """
 
     content: str
@@ -264,10 +268,10 @@ def as_given(args: dict[str, Any]) -> dict[str, Any]:
 
 
 class MetaTool(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """A tool that the kernel answers from state; offered to agents that list its name (`make_kernel(meta_tools=(...,))`, or as a tool).
+    """A tool that the kernel answers from state. Agents that list its name may use it (`make_kernel(meta_tools=(...,))`, or as a tool).
 
-    `handler(args, state, context)` is a pure function of arguments and state. `validate` returns the arguments checked, or raises
-    `InvalidArguments`; without it the handler says what it cannot use.
+    `handler(args, state, context)` is a pure function of arguments and state. `validate` returns the checked arguments, or raises
+    `InvalidArguments`; without it the handler itself reports what it cannot use.
     """
 
     spec: ToolSpec
@@ -286,11 +290,11 @@ class MetaTool(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
         return self.spec.name
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments checked."""
+        """Return the checked arguments."""
         return self.validate(args)
 
     async def run(self, args: dict[str, Any], context: ToolContext) -> ToolOutcome:
-        """Refuse: a meta-tool never passes the tool seam."""
+        """Raise: the kernel answers a meta-tool itself and never calls this."""
         return ToolOutcome(kind="failed", error_code="handler_error", message=f"{self.spec.name} is a meta-tool and is not run")
 
     async def settle(self, context: ToolContext) -> ToolOutcome | None:
@@ -302,9 +306,9 @@ class ToolOutcome(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
     """How one attempt ended.
 
     `kind`: `ok` (with `result`: JSON bytes), `failed` (known failure), `not_executed` (it did not happen), `fatal` (the run must end),
-    `in_doubt` (nobody knows). `full` is the whole result where `result` is only a preview; the kernel sets `artifact`
-    when it has stored it. `final`: not to be tried again whatever its kind. `source`: nothing was executed, the outcome is one that a run
-    has on record that this one was branched from (`recorded`), or a `stub`.
+    `in_doubt` (it may or may not have happened). `full` is the whole result if `result` is only a preview; the kernel sets `artifact`
+    when it has stored it. `final`: do not try again, whatever the kind. `source`: nothing was executed; the outcome comes from the run that
+    this one was forked from (`recorded`), or is a `stub`.
     """
 
     kind: Literal["ok", "failed", "not_executed", "fatal", "in_doubt"]
@@ -330,7 +334,7 @@ class Toolbox(Protocol):
 
 
 def shown_tools(state: KernelState, specs: Sequence[ToolSpec], tools: Mapping[str, Any], agent: AgentSpec) -> tuple[ToolSpec, ...]:
-    """Return which of the offered tools the planner is shown: in the last turn those that answer; with `discover_tools`, those it has found."""
+    """Return the offered tools that the planner is shown. In the last turn: those that answer. With `discover_tools`: those that it has found."""
     if state.wrapping_up:
         return tuple(spec for spec in specs if spec.ends_turn)
     if "discover_tools" not in tools:

@@ -1,4 +1,4 @@
-"""Speech written down."""
+"""Speech to text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from detent.ports.models import Models
 
 
 class Word(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """One word of a transcript, and when it was said, in seconds from the beginning."""
+    """One word of a transcript, with its start and end in seconds from the beginning."""
 
     word: str
     start: float
@@ -20,7 +20,7 @@ class Word(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """A piece of a transcript, mostly a sentence, and when it was said, in seconds from the beginning."""
+    """A segment of a transcript, usually a sentence, with its start and end in seconds from the beginning."""
 
     id: int
     start: float
@@ -29,9 +29,9 @@ class Segment(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 
 
 class Transcript(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What was said, and what the server reports about it: "" and None stand for what it does not report.
+    """The text of a recording, and what the server reports about it. "" and None mean that it does not report a value.
 
-    `task` is "transcribe" or "translate", `duration` is that of the recording in seconds. `usage` is what it cost where no run counted it.
+    `task` is "transcribe" or "translate", `duration` is the length of the recording in seconds. `usage` is the cost if no run counted it.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Transcript(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True)
 
 
 class Transcriber(Protocol):
-    """Writes speech down. `model` names what does it."""
+    """Turns speech into text. `model` is the name of the model."""
 
     @property
     def model(self) -> str: ...
@@ -53,7 +53,7 @@ class Transcriber(Protocol):
     async def transcribe(self, audio: dict[str, Any], *, hint: str = "", language: str = "", models: Models | None = None) -> Transcript:
         """Return the transcript of an audio attachment with `data` or a `url`.
 
-        `hint` names what may be spoken of, `language` is an ISO 639-1 code. With a run's gateway in `models` the call is recorded and charged there
-        (`usage` is then NOTHING). Raises `ModelCallFailure`.
+        `hint` names words that may occur, `language` is an ISO 639-1 code. With a run's gateway in `models`, the log records the call and the run
+        is charged for it (`usage` is then NOTHING). Raises `ModelCallFailure`.
         """
         ...

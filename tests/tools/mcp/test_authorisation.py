@@ -225,7 +225,7 @@ def test_a_login_needs_a_server_that_can_be_logged_in_at(guarded: Guarded, capsy
         f'[mcp.it]\nurl = "{guarded.url}"\nheaders = {{ Authorization = "Bearer x" }}\n[mcp.here]\ncommand = "{sys.executable}"\n'
     )
     for words, says in (
-        (["login"], "name the server; there are: it, here"),
+        (["login"], "name the server; known: it, here"),
         (["login", "hare"], "unknown MCP server 'hare'; did you mean 'here'?"),
         (["login", "it"], "its headers say Authorization"),
         (["login", "here"], "is a program, which needs no login"),

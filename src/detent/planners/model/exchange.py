@@ -120,7 +120,9 @@ class Exchange:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each error has its class
-            keys = tuple(sorted({*self._keys, *keys_in_use(self.model, error=error)}, key=len, reverse=True))  # the key may have been fetched
+            keys = tuple(
+                sorted({*self._keys, *keys_in_use(self.model, error=error)}, key=len, reverse=True)
+            )  # the key may have been fetched
             raise failure_of(error, model=self.name, key=self._key, keys=keys, address=self._address) from error
         _mend(response)
         usage = usage_of(response)
@@ -198,7 +200,7 @@ def _can_stream(model: Any) -> bool:
 def _cut_off(model: Any, response: ModelResponse) -> bool:
     """Whether a provider's stream ended without a reason: every complete one has a reason.
 
-    For a chat completion without a reason pydantic-ai writes "stop". Only the provider's own word shows that there was one.
+    For a chat completion without a reason pydantic-ai writes "stop". Only the provider's own word proves a reason.
     """
     if response.provider_url is None or said_of(response) or (response.provider_details or {}).get("refusal"):
         return False

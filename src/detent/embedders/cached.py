@@ -1,7 +1,7 @@
-"""`CachedEmbedder`: vectors of documents that are kept, so that a text is embedded once.
+"""`CachedEmbedder` stores the vectors of documents, so each text is embedded once.
 
-A vector is found by the digest of its text, of what embeds it and of whose it is. The file is one of the operator's state directory, for its owner
-alone; it may be removed at any time. What cannot be read there, or is not a vector of the usual length, is embedded again.
+The key of a vector is the digest of its text, its embedder and its owner. The file is in the operator's state directory and readable only by its
+owner. You can remove it at any time. A vector that cannot be read, or does not have the usual length, is computed again.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ log = logging.getLogger("detent")
 
 FILE = "vectors.db"
 MOST = 50_000
-"""How many vectors are kept; those that were written first go first."""
+"""How many vectors are kept. The oldest are deleted first."""
 _BUSY_S = 2.0
 
 T = TypeVar("T")
 
 
 class CachedEmbedder:
-    """Embeds as `embedder` does, and keeps the vectors of documents (not those of queries) in the directory `place`; `owner` shares none with others."""
+    """Embeds like `embedder`, and stores vectors of documents (not of queries) in the directory `place`. Different `owner`s share no vectors."""
 
     def __init__(self, embedder: Embedder, place: Path, *, owner: str = "") -> None:
         self._embedder, self._place, self._owner = embedder, place, owner
 
     @property
     def model(self) -> str:
-        """The name of what makes the vectors."""
+        """The name of the model that computes the vectors."""
         return self._embedder.model
 
     async def embed(
         self, texts: Sequence[str], *, purpose: Literal["document", "query"] = "document", models: Models | None = None
     ) -> Embeddings:
-        """Return one vector a text; only those that are not kept are asked for. Raise `ModelCallFailure`."""
+        """Return one vector per text. Only texts without a stored vector are embedded. Raise `ModelCallFailure`."""
         if purpose == "query" or not texts:
             return await self._embedder.embed(texts, purpose=purpose, models=models)
         keys = [self._key(text) for text in texts]
@@ -68,11 +68,11 @@ class CachedEmbedder:
         return sha256(b"\0".join(sha256(part.encode("utf-8", "surrogatepass")).digest() for part in parts)).digest()
 
     async def _kept(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Return what `work` makes of the file; `otherwise` where it cannot be used."""
+        """Return the result of `work` on the file, or `otherwise` if the file cannot be used."""
         try:
             return await asyncio.to_thread(self._opened, work)
         except (sqlite3.Error, OSError) as error:
-            log.warning("vectors of documents are not kept in %s: %s", self._place / FILE, error)
+            log.warning("vectors of documents are not stored in %s: %s", self._place / FILE, error)
             return otherwise
 
     def _opened(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -85,7 +85,7 @@ class CachedEmbedder:
 
 
 def _read(database: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, tuple[float, ...]]:
-    """Return the vectors that are kept, without those that are damaged."""
+    """Return the stored vectors, without damaged ones."""
     found: dict[bytes, tuple[float, ...]] = {}
     for key in dict.fromkeys(keys):
         row = database.execute("SELECT vector FROM vectors WHERE key = ?", (key,)).fetchone()

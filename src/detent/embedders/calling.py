@@ -1,4 +1,4 @@
-"""One call of an embedding model, through the run's gateway where there is one."""
+"""One call of an embedding model, through the run's gateway if there is one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from detent.ports import Embeddings, ModelAnswer, Models
 async def called(
     send: Callable[[], Awaitable[ModelAnswer]], texts: Sequence[str], *, model: str, provider: str, models: Models | None
 ) -> Embeddings:
-    """Return what `send` gives, counted once: by the gateway, or in the embeddings' own usage.
+    """Return the result of `send`, counted once: by the gateway, or in the embeddings' own usage.
 
-    The value of its answer is the list of vectors. Raises `ModelCallFailure`, also where the vectors are not one a text.
+    The answer's value is the list of vectors. Raises `ModelCallFailure`, also if there is not one vector per text.
     """
 
     async def checked(_limit: int | None = None) -> ModelAnswer:
@@ -36,7 +36,7 @@ async def called(
 
 
 def _check(vectors: Any, wanted: int, model: str) -> None:
-    """Raise `ModelCallFailure` unless there is one vector of finite numbers a text, all of one length."""
+    """Raise `ModelCallFailure` unless there is one vector of finite numbers per text, all of the same length."""
     problem = ""
     if len(vectors) != wanted:
         problem = f"{len(vectors)} vectors came for {wanted} texts"
@@ -51,5 +51,5 @@ def _check(vectors: Any, wanted: int, model: str) -> None:
 def _finite(value: Any) -> bool:
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
+    except OverflowError:  # an integer too large for a float
         return False

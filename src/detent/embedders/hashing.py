@@ -1,6 +1,6 @@
-"""`HashingEmbedder`: words and their pieces, hashed into a vector. The same text gives the same vector on every machine, without a model.
+"""`HashingEmbedder` hashes words and parts of words into a vector. The same text gives the same vector on every machine, without a model.
 
-For tests and for rough search: texts that share words are close; what words mean it does not know.
+It is for tests and for rough search: texts that share words are close. It does not know what words mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WORD = re.compile(r"\w+")
 
 
 class HashingEmbedder:
-    """Vectors of `dimensions` numbers, of length 1 (all 0 for a text without words). Raises `ConfigError` for fewer than 8 dimensions."""
+    """Computes vectors of `dimensions` numbers, of length 1 (all 0 for a text without words). Raises `ConfigError` for fewer than 8 dimensions."""
 
     def __init__(self, dimensions: int = 256) -> None:
         if dimensions < 8:
@@ -27,13 +27,13 @@ class HashingEmbedder:
 
     @property
     def model(self) -> str:
-        """The name of what makes the vectors."""
+        """The name of the embedder."""
         return f"hashing-{self.dimensions}"
 
     async def embed(
         self, texts: Sequence[str], *, purpose: Literal["document", "query"] = "document", models: Models | None = None
     ) -> Embeddings:
-        """Return one vector a text; there is no model call, so nothing is charged."""
+        """Return one vector per text. There is no model call, so nothing is charged."""
         return Embeddings(vectors=tuple(self._vector(text) for text in texts), model=self.model)
 
     def _vector(self, text: str) -> tuple[float, ...]:
@@ -46,7 +46,7 @@ class HashingEmbedder:
 
 
 def _features(text: str) -> Iterator[tuple[str, float]]:
-    """Yield what a text is made of, with weights: its words, and their pieces of three characters for words that differ in their endings."""
+    """Yield the features of a text with weights: its words, and their pieces of three characters, so that other endings of a word still match."""
     for match in _WORD.finditer(text.casefold()):
         word = match[0]
         yield word, 1.0

@@ -17,14 +17,14 @@ from detent.ports import Embeddings, ModelAnswer, Models
 from detent.ports.http_failures import kind_of_status, seconds_asked
 
 MOST_BYTES = 256 * 1024 * 1024
-"""No answer with vectors is larger."""
+"""The largest answer that is read."""
 
 
 class OpenAICompatibleEmbedder:
-    """Vectors of `model` at `base_url` (which ends as the server says, mostly in `/v1`), at most `batch` texts a call.
+    """Vectors of `model` at `base_url` (as the server documents it, usually ending in `/v1`), at most `batch` texts a call.
 
-    `dimensions` asks for shorter vectors where the model has them; `query_prefix` and `document_prefix` are put before the texts, as some
-    models want it. `provider` is whom limits and prices are kept by, `name` what people call the model. Raises `ConfigError` for a URL that is none.
+    `dimensions` requests shorter vectors if the model has them. `query_prefix` and `document_prefix` are put before the texts, which some models
+    need. `provider` names the limits and prices that apply, `name` is the displayed name of the model. Raises `ConfigError` for an invalid URL.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class OpenAICompatibleEmbedder:
         self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
         self._shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/") + "/embeddings"
         values = [value.removeprefix("Bearer ") for value in self._headers.values()] + [parts.password or ""]
-        self._secrets = tuple(value for value in values if len(value) >= 8)  # shorter ones would be found in ordinary words
+        self._secrets = tuple(value for value in values if len(value) >= 8)  # shorter ones would match ordinary words
         self._prefixes = {"query": query_prefix, "document": document_prefix}
         self._timeout_s = timeout_s
         self._local, self._plain = parts.hostname in ("localhost", "127.0.0.1", "::1"), parts.scheme == "http"
@@ -69,7 +69,7 @@ class OpenAICompatibleEmbedder:
     async def embed(
         self, texts: Sequence[str], *, purpose: Literal["document", "query"] = "document", models: Models | None = None
     ) -> Embeddings:
-        """Return one vector a text; raise `ModelCallFailure`."""
+        """Return one vector per text. Raise `ModelCallFailure`."""
         whole = Embeddings(vectors=(), model=self._name)
         for start in range(0, len(texts), self._batch):
             part = [self._prefixes[purpose] + text for text in texts[start : start + self._batch]]
@@ -93,9 +93,7 @@ class OpenAICompatibleEmbedder:
                 raise KeyError("index")
             vectors = [list(entry["embedding"]) for _, entry in sorted(zip(places, entries, strict=True), key=lambda pair: pair[0])]
         except (KeyError, TypeError, AttributeError) as error:
-            raise ModelCallFailure(
-                f"embedding model {self._name!r}: the answer of {self._shown} holds no vectors", kind="server"
-            ) from error
+            raise ModelCallFailure(f"embedding model {self._name!r}: the answer of {self._shown} has no vectors", kind="server") from error
         return ModelAnswer(value=vectors, usage=usage, model=str(data.get("model") or self._model), finish="stop")
 
     async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +120,7 @@ class OpenAICompatibleEmbedder:
         try:
             return msgspec.json.decode(whole, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise self._failed(f"{self._shown} answered with what is no JSON object", "server") from error
+            raise self._failed(f"{self._shown} did not answer with a JSON object", "server") from error
 
     def _failed(self, said: str, kind: ModelFailureKind, retry_after_s: float | None = None) -> ModelCallFailure:
         said = without_keys(said, self._secrets)  # a server may repeat the key, and messages are recorded

@@ -1,4 +1,4 @@
-"""`PydanticAIEmbedder`: the embedding models that pydantic-ai knows (OpenAI, Google, Bedrock, Cohere, VoyageAI, sentence-transformers)."""
+"""`PydanticAIEmbedder`: the embedding models of pydantic-ai (OpenAI, Google, Bedrock, Cohere, VoyageAI, sentence-transformers)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PydanticAIEmbedder:
     """Vectors of `model`: a name such as "openai:text-embedding-3-small", or an `EmbeddingModel` of pydantic-ai.
 
-    `settings` are pydantic-ai's embedding settings (such as `dimensions`). Raises `ConfigError` when pydantic-ai is not installed, or
+    `settings` are pydantic-ai's embedding settings (such as `dimensions`). Raises `ConfigError` if pydantic-ai is not installed or
     does not know the model.
     """
 
@@ -30,12 +30,12 @@ class PydanticAIEmbedder:
         given: Any = settings
         try:
             self._embedder = Embedder(model, settings=given, defer_model_check=False)
-        except Exception as error:  # foreign code: unknown names, missing keys and missing packages are told apart by their words alone
+        except Exception as error:  # foreign code: only the message distinguishes unknown names, missing keys and missing packages
             raise ConfigError(f"embedding model {model!r} cannot be used: {error}") from error
         made: Any = self._embedder.model
         client: Any = getattr(made, "_client", None)
         if isinstance(model, str) and hasattr(client, "max_retries"):
-            client.max_retries = 0  # the gateway tries again, and records each attempt
+            client.max_retries = 0  # the gateway retries, and records each attempt
         self._name, self._provider = f"{made.system}:{made.model_name}", str(made.system)
 
     @property
@@ -46,7 +46,7 @@ class PydanticAIEmbedder:
     async def embed(
         self, texts: Sequence[str], *, purpose: Literal["document", "query"] = "document", models: Models | None = None
     ) -> Embeddings:
-        """Return one vector a text; raise `ModelCallFailure`."""
+        """Return one vector per text. Raise `ModelCallFailure`."""
         if not texts:
             return Embeddings(vectors=(), model=self._name)
         return await called(lambda: self._send(texts, purpose), texts, model=self._name, provider=self._provider, models=models)
@@ -54,7 +54,7 @@ class PydanticAIEmbedder:
     async def _send(self, texts: Sequence[str], purpose: Literal["document", "query"]) -> ModelAnswer:
         try:
             result = await self._embedder.embed(list(texts), input_type=purpose)
-        except Exception as error:  # foreign code: every vendor raises its own
+        except Exception as error:  # foreign code: every vendor raises its own errors
             after = getattr(error, "retry_after", None)
             seconds = float(after) if isinstance(after, int | float) else None
             said = f"embedding model {self._name!r}: {type(error).__name__}: {error}"
@@ -69,7 +69,7 @@ class PydanticAIEmbedder:
 
 
 def _kind_of(error: Exception) -> ModelFailureKind:
-    """Return the class of a failure, by its HTTP status, else by the name of what was raised."""
+    """Return the class of a failure, by its HTTP status or else by the name of the exception."""
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         return kind_of_status(status, str(getattr(error, "body", "") or ""))

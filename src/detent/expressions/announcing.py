@@ -1,4 +1,4 @@
-"""Answers that only announce: "Sure. I will now search the archive for it:". Pure, and careful: what may be an answer is none of them."""
+"""Recognises answers that only announce: "Sure. I will now search the archive for it:". Pure and careful: a possible answer is never matched."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from functools import cache
 
 LONGEST = 300
-"""A longer text says more than what comes next."""
+"""A longer text is more than an announcement."""
 
 _LEAD_WORDS = (
     "ok(?:ay)?|sure|great|alright|all right|certainly|of course|absolutely|got it|understood|thanks|hold on|one moment|first|next|then|now"
@@ -35,7 +35,7 @@ def _filler() -> re.Pattern[str]:
 
 
 def announces(text: str) -> bool:
-    """Whether a text says what its author will do next, and nothing else."""
+    """Whether a text only announces its author's next step."""
     text = text.strip().strip("*_ ")
     if len(text) > LONGEST:
         return False

@@ -1,8 +1,8 @@
-"""CEL expressions: compiled once, checked when they are loaded, evaluated over a small fixed projection of what is decided on.
+"""CEL expressions: compiled once, checked at load, evaluated over a small fixed projection of the data.
 
-What can be known without running is known at load: syntax, names that do not exist, functions that do not exist, results that no rule
-gives. What an expression reads of each name is found out here too, so that only that is handed to CEL. `cel` is imported
-when the first expression is compiled.
+Everything that can be checked without running is checked at load: syntax, unknown names, unknown functions, and results that no rule produces.
+Loading also finds which parts of each name an expression reads, and only those are passed to CEL. `cel` is imported when the first expression
+is compiled.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ NATIVE = (
     *("getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getHours", "getMinutes", "getSeconds"),
     "getMilliseconds",
 )
-"""The functions of CEL itself that expressions may call, beside its operators and macros."""
+"""The functions of CEL itself that expressions may call, besides its operators and macros."""
 MACROS = ("map", "filter", "all", "exists", "exists_one", "has")
 TYPES = ("int", "uint", "double", "string", "bool", "bytes", "list", "map", "null_type", "type")
 
 Lookup = Callable[[str, "frozenset[str] | None"], Any]
-"""Gives the value of a name; where its members are told apart, only those asked for (None: all of them)."""
+"""Returns the value of a name. If its members are known, only the requested ones (None: all of them)."""
 
 
 class ExpressionFailed(ValueError):
-    """An expression has no value; the message names its place and the expression."""
+    """An expression failed. The message names its place and the expression."""
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """What expressions may name: variables, and for those whose members are known, the members.
+    """The names that expressions may use: variables, and the members of variables whose members are known.
 
-    `open` are variables that may have any member, of which only those that are read are wanted.
+    `open` are variables that may have any member. Of those, only the members that are read are computed.
     """
 
     variables: tuple[str, ...]
@@ -66,9 +66,9 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expression(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled expression; `where` says where it stands, `reads` what it needs (for each name the members, None for all).
+    """A compiled expression. `where` is its place, `reads` what it needs (for each name the members, None for all).
 
-    `calls` are the functions beside CEL's own that it calls.
+    `calls` are the functions that it calls, besides CEL's own.
     """
 
     source: str
@@ -79,9 +79,9 @@ class Expression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compile_expression(source: str, *, where: str, names: Names) -> Expression:
-    """Compile `source`; raise `ConfigError` for wrong syntax and for names and functions that do not exist.
+    """Compile `source`. Raise `ConfigError` for wrong syntax and for unknown names and functions.
 
-    A rule file is read several times until its run begins, so what was compiled is remembered.
+    A rule file is read several times until its run begins, so compiled expressions are cached.
     """
     return _compile(source, where, names.variables, tuple(names.members.items()), names.open)
 
@@ -99,21 +99,21 @@ def _compile(
     code, literals = _without_literals(source)
     bound = {match.group(1) for match in _BOUND.finditer(code)}
     for name in sorted(bound & set(names.variables)):
-        raise ConfigError(f"{place} names the items of a list {name!r}, which hides the variable {name!r}; take another name")
+        raise ConfigError(f"{place} calls the items of a list {name!r}, which hides the variable {name!r}; use another name")
     for name in program.variables():
         if name not in bound and name not in names.variables and name not in TYPES:
-            hint = "; it is there in the action of a rule with for_each" if name in ("item", "index") else nearest(name, names.variables)
-            raise ConfigError(f"{place} names {name!r}, which is not there{hint}")
+            hint = "; it exists only in the action of a rule with for_each" if name in ("item", "index") else nearest(name, names.variables)
+            raise ConfigError(f"{place} uses {name!r}, which does not exist{hint}")
     for name in program.functions():
         if name[0].isalpha() and name not in FUNCTIONS and name not in NATIVE:
-            raise ConfigError(f"{place} calls {name}(), which is not there{nearest(name, (*FUNCTIONS, *NATIVE, *MACROS))}")
+            raise ConfigError(f"{place} calls {name}(), which does not exist{nearest(name, (*FUNCTIONS, *NATIVE, *MACROS))}")
     used = [name for name in program.variables() if name in names.variables]
     told_apart = (*names.members, *names.open)
     reads = {name: _members(name, code, literals) if name in told_apart else None for name in used}
     for name, wanted in reads.items():
         for member in sorted(wanted or ()):
             if name in names.members and member not in names.members[name]:
-                raise ConfigError(f"{place} reads {name}.{member}, which is not there{nearest(member, names.members[name])}")
+                raise ConfigError(f"{place} reads {name}.{member}, which does not exist{nearest(member, names.members[name])}")
     calls = frozenset(name for name in program.functions() if name in FUNCTIONS)
     try:
         counted = bounded(source, names.variables)
@@ -125,31 +125,31 @@ def _compile(
 
 
 def evaluate(expression: Expression, lookup: Lookup) -> Any:
-    """Return the value of the expression; raise `ExpressionFailed` naming the place and the expression when it has none."""
+    """Return the value of the expression. If it fails, raise `ExpressionFailed` with its place and source."""
     return execute(expression, make_context({name: lookup(name, members) for name, members in expression.reads.items()}, expression.calls))
 
 
 def make_context(variables: dict[str, Any], calls: Iterable[str]) -> Any:
-    """Return what expressions are executed over: making it costs more than executing, so several may share one."""
+    """Return the context in which expressions are evaluated. Building it costs more than evaluating, so several expressions may share one."""
     known = {name: FUNCTIONS.get(name, _nothing) for name in calls}
     return cel().Context(variables, Spending(variables).functions(known) if known else known)
 
 
 def _nothing() -> None:
-    """Stand for a function that counts until `Spending` is asked for it."""
+    """A placeholder for a counting function until `Spending` provides the real one."""
 
 
 def execute(expression: Expression, context: Any) -> Any:
-    """Return the value of the expression over a context that has all that it reads and calls; raise `ExpressionFailed`."""
+    """Return the value of the expression in a context that has everything it reads and calls. Raise `ExpressionFailed`."""
     try:
         return expression.program.execute(context)
-    except Exception as error:  # the library behind raises anything, from KeyError to RuntimeError
+    except Exception as error:  # the library raises anything, from KeyError to RuntimeError
         raise ExpressionFailed(f"{expression.where}: expression {_quoted(expression.source)} failed: {_plainly(error)}") from error
 
 
 @cache
 def cel() -> ModuleType:
-    """Return the library, loaded when it is first needed, without its command line: with all that this brings, it would take ten times as long."""
+    """Return the library, loaded at first use without its command line, which would make loading ten times slower."""
     mine = "cel.cli" not in sys.modules
     sys.modules.setdefault("cel.cli", ModuleType("cel.cli"))
     try:
@@ -157,12 +157,12 @@ def cel() -> ModuleType:
     finally:
         if mine:
             del sys.modules["cel.cli"]
-    logging.getLogger("cel").addHandler(logging.NullHandler())  # what fails is raised; it need not be printed beside
+    logging.getLogger("cel").addHandler(logging.NullHandler())  # a failure is raised; printing it is not needed
     return library
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the tail of a message that names the entry of `known` nearest to `name`, or all of them."""
+    """Return the end of a message that suggests the entry of `known` nearest to `name`, or lists them all."""
     listed = sorted(set(known))
     near = difflib.get_close_matches(name, listed, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(listed) or 'none'}"
@@ -174,7 +174,7 @@ _BOUND = re.compile(r"\.\s*(?:map|filter|all|exists|exists_one)\s*\(\s*([A-Za-z_
 
 
 def _without_literals(source: str) -> tuple[str, list[str]]:
-    """Return the source with each text literal replaced by `"N"`, and the literals' contents by N."""
+    """Return the source with each text literal replaced by `"N"`, and the contents of the literals by N."""
     contents: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -187,7 +187,7 @@ def _without_literals(source: str) -> tuple[str, list[str]]:
 
 
 def _members(name: str, code: str, literals: list[str]) -> frozenset[str] | None:
-    """Return the members of `name` that the code reads, or None where they cannot be told."""
+    """Return the members of `name` that the code reads, or None if that is unknown."""
     found: set[str] = set()
     for match in re.finditer(rf'(?<![\w.]){name}\b(?:\s*\.\s*([A-Za-z_]\w*)\b(?!\s*\()|\s*\[\s*"(\d+)"\s*\])?', code):
         if match.group(1):

@@ -1,10 +1,10 @@
-"""What an expression may cost: counted in steps, never in time, so that the same expression over the same values always ends alike.
+"""Limits on what an expression may cost, counted in steps and not in time. The same expression over the same values always ends the same way.
 
-Theory of operation. CEL has no loops but its macros, and the library that evaluates it counts nothing: `map` and `filter` copy what they have for
-each item, and macros inside macros multiply. So the source is changed before it is compiled: each macro's list passes through `spent_`, which
-knows how long the list is, what its body reads and how often a body's work is done, and refuses before the work begins. Detent's own functions
-are charged before they begin for what they are given (and for how long a pattern is), and for what they gave. Patterns of `matches` are
-matched by RE2 as all others are.
+Theory of operation. CEL has no loops except its macros, and the library that evaluates it counts nothing. `map` and `filter` copy the context
+for each item, and nested macros multiply. So the source is changed before it is compiled: each macro's list passes through `spent_`. It knows how
+long the list is, what the macro's body reads and how much work the body is, and refuses before the work begins. Detent's own functions are charged
+for their arguments (and the length of a pattern) before they begin, and for their result afterwards. Patterns of `matches` use RE2 like all
+others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, cast
 from detent.expressions.patterns import BadPattern, compiled
 
 LONGEST_SOURCE = 10_000
-"""Characters of one expression."""
+"""Most characters of one expression."""
 MOST_STEPS = 5_000_000
-"""Steps of all expressions that are evaluated together: rules run on the event loop. One is about a tenth of a microsecond, or 170 bytes copied."""
+"""Most steps of expressions that are evaluated together: rules run on the event loop. One is about a tenth of a microsecond, or 170 bytes copied."""
 MOST_SUMS = 100
-"""Signs of addition in one expression: each copies what is before it."""
+"""Most additions in one expression: each copies the operands before it."""
 LITERAL = re.compile(
     r"//[^\n]*"
     r'|[bB]?[rR][bB]?(?:"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'|"[^"\n]*"|\'[^\'\n]*\')'
@@ -32,31 +32,31 @@ _MATCHES = re.compile(r"(?<!\w)matches\s*\(")
 _COPIED = 170
 _READ = 1_000
 _ROUND = 20
-"""Steps of one operation of a macro's body."""
+"""Steps for one operation of a macro's body."""
 _CALL = 50
-"""Steps of one call, beside those for what it is given and gives."""
+"""Steps for one call, besides those for its arguments and result."""
 _LINE = 15
-"""Steps of one line of a text that is given to a function."""
+"""Steps for one line of a text argument."""
 _INSTRUCTIONS = 20
-"""So many instructions of a pattern take one step for each character, at worst."""
+"""Instructions of a pattern per step for each character, at worst."""
 _MATCHED = 8
-"""Steps of each byte of what a pattern found: few bytes, and much to make of each match."""
+"""Steps for each byte of a match: matches are small, and building each one is expensive."""
 _PATTERN_AT = {"grep": 1, "find": 1, "find_all": 1}
-"""Which argument of a function is a pattern."""
+"""The index of the pattern among a function's arguments."""
 _OPERATION = 40
-"""So many characters of a body are one operation."""
+"""Characters of a body that count as one operation."""
 OWN = ("spent_", "matches_")
-"""The functions that the changed source calls beside those of its author."""
+"""The functions that are added to the source."""
 
 
 class TooExpensive(ValueError):
-    """An expression would take more steps than it may."""
+    """An expression would take more steps than allowed."""
 
 
 def bounded(source: str, variables: Iterable[str]) -> str:
-    """Return the source with what it costs counted; the same where it has neither macros nor patterns. Raise `TooExpensive` for a long one."""
+    """Return the source with cost counting; unchanged if it has neither macros nor patterns. Raise `TooExpensive` for a source that is too long."""
     if len(source) > LONGEST_SOURCE:
-        raise TooExpensive(f"has {len(source):,} characters, more than {LONGEST_SOURCE:,}; divide it")
+        raise TooExpensive(f"has {len(source):,} characters, more than {LONGEST_SOURCE:,}; split it")
     kept: list[str] = []
 
     def hide(match: re.Match[str]) -> str:
@@ -67,7 +67,7 @@ def bounded(source: str, variables: Iterable[str]) -> str:
 
     code = LITERAL.sub(hide, source)
     if code.count("+") > MOST_SUMS:
-        raise TooExpensive(f"has {code.count('+')} signs of addition, more than {MOST_SUMS}; use join()")
+        raise TooExpensive(f"has {code.count('+')} additions, more than {MOST_SUMS}; use join()")
     read = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, variables)) or '$'})\b(?:\s*\.\s*[A-Za-z_]\w*\b(?!\s*\())*")
     counted, at = "", 0
     for macro in _MACRO.finditer(code):
@@ -80,7 +80,7 @@ def bounded(source: str, variables: Iterable[str]) -> str:
 
 
 def _end(code: str, at: int) -> int:
-    """Return where the parenthesis closes that was opened before `at`."""
+    """Return the place where the parenthesis that opened before `at` closes."""
     depth = 1
     while at < len(code) and depth:
         depth += (code[at] == "(") - (code[at] == ")")
@@ -89,7 +89,7 @@ def _end(code: str, at: int) -> int:
 
 
 class Spending:
-    """What the expressions that share these variables have left."""
+    """The remaining steps of the expressions that share these variables."""
 
     __slots__ = ("_left", "_sizes", "_variables", "_widest")
 
@@ -99,7 +99,7 @@ class Spending:
         self._widest = 0
 
     def functions(self, known: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-        """Return the functions, each charged for what it is given, and those that count."""
+        """Return the functions, each charged for its arguments, and the counting functions."""
         own: dict[str, Callable[..., Any]] = {"spent_": self._spent, "matches_": self._matches}
         return {name: own.get(name) or self._charged(name, function) for name, function in known.items()}
 
@@ -111,7 +111,7 @@ class Spending:
             )
 
     def _spent(self, items: Any, macro: str, reads: str, operations: int) -> Any:
-        """Charge for a macro over `items`, whose body reads these variables beside them, and return the items."""
+        """Charge for a macro over `items` whose body also reads these variables. Return the items."""
         if not isinstance(items, (list, dict)):
             return items
         listed = list(cast("Iterable[Any]", items))
@@ -161,7 +161,7 @@ class Spending:
 
 
 def _instructions(pattern: str) -> int:
-    """Return how long a pattern is as a program; 0 where it is none, which its function says."""
+    """Return the length of a compiled pattern; 0 if it is invalid, which its function reports."""
     try:
         return compiled(pattern, lines=True).instructions
     except BadPattern:
@@ -169,7 +169,7 @@ def _instructions(pattern: str) -> int:
 
 
 def _work(value: Any) -> int:
-    """Return the steps that a function takes at most for what it is given."""
+    """Return the most steps that a function takes for this argument."""
     return len(value) + _LINE * value.count("\n") if isinstance(value, str) else 2 * _size(value)
 
 

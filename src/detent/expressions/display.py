@@ -1,15 +1,15 @@
-"""How text is shown to people: whatever steers a terminal, hides, or makes what follows look like something else is written as an escape.
+"""How text is shown to people: characters that steer a terminal, are invisible, or disguise the text after them are written as escapes.
 
-Rule: there is one function for it, and everything that a person is shown passes through it, JSON too (the escapes are those of JSON). Escapes
-are written for
+Rule: there is one function for it, and everything that a person is shown passes through it, including JSON (the escapes are those of JSON).
+It escapes
 
-    controls        C0 and C1 with DEL; a line feed and a tab only where the text is not laid out in lines
+    controls        C0 and C1 with DEL; a line feed and a tab only if the text is not laid out in lines
     direction       the marks, embeddings, overrides and isolates of bidirectional text
     zero width      spaces, joiners and fillers without width, variation selectors, the byte order mark, line and paragraph separators
     tags            the whole plane of tags and what else Unicode calls default ignorable, assigned or not
     no character    halves of surrogate pairs, private use, noncharacters
 
-Letters stay, those that are written from right to left too. An emoji that is joined of several is shown as its parts, with `\\u200d` between.
+Letters stay, including those of right-to-left scripts. A composed emoji is shown as its parts, with `\\u200d` between.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def clean(text: str, *, lines: bool = False) -> str:
-    """Return `text` as it may be shown; with `lines` it keeps its line feeds and tabs. What is clean already stays as it is."""
+    """Return `text` with unsafe characters escaped; with `lines` it keeps its line feeds and tabs. Clean text is unchanged."""
     return (_IN_LINES if lines else _ON_ONE_LINE).sub(_escaped, text)
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return a character as JSON escapes it: beyond U+FFFF as a pair."""
+    """Return a character as a JSON escape; beyond U+FFFF as a pair."""
     char = match[0]
     units = char.encode("utf-16-be", "surrogatepass").hex()
     return _SHORT.get(char) or "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))

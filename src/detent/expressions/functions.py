@@ -1,9 +1,8 @@
-"""The functions that expressions have beside CEL's own: pure, without clock, random source or environment.
+"""The functions of expressions besides CEL's own: pure, without clock, random source or environment.
 
-A rule works on thousands of lines, and CEL's `map` and `filter` take time that grows with the square of a list's length; the
-functions here that take a text or a list (`grep`, `find_all`, `count_by`, `pluck`) take time that grows with its length. CEL goes
-through the keys of a map in no fixed order; `keys` gives them sorted. Regular expressions are RE2's. Every function can be called
-as a method too: `x.f(a)` is `f(x, a)`.
+A rule works on thousands of lines. CEL's `map` and `filter` take time that grows with the square of a list's length. The
+functions here that take a text or a list (`grep`, `find_all`, `count_by`, `pluck`) take linear time. CEL has no fixed order for the
+keys of a map; `keys` sorts them. Regular expressions are RE2's. You can also call every function as a method: `x.f(a)` is `f(x, a)`.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import Any, cast
 from detent.expressions.patterns import BadPattern, Pattern, compiled
 
 LONGEST_TEXT = 10_000_000
-"""Characters that a function gives at most."""
+"""Most characters of a function's result."""
 MOST_MATCHES = 50_000
-"""Matches that `find_all` gives at most."""
+"""Most matches that `find_all` returns."""
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -30,25 +29,25 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 
 
 def lines(text: str) -> list[str]:
-    """Return the lines of `text`, without their ends."""
+    """Return the lines of `text`, without line ends."""
     return _text("lines", text).splitlines()
 
 
 def grep(text: Any, pattern: str) -> list[str]:
-    """Return the lines of a text (or the texts of a list) in which `pattern` is found."""
+    """Return the lines of a text (or the texts of a list) that match `pattern`."""
     found = _regex("grep", pattern).search
     return [line for line in _lines("grep", text) if found(line)]
 
 
 def find(text: str, pattern: str) -> Any:
-    """Return the first match of `pattern`: a map of its named groups, else its one group, else all of it; null where there is none."""
+    """Return the first match of `pattern`: a map of its named groups, else its one group, else the whole match; null without a match."""
     regex = _regex("find", pattern)
     match = regex.search(_text("find", text))
     return None if match is None else _match_value(match, regex)
 
 
 def find_all(text: Any, pattern: str) -> list[Any]:
-    """Return every match of `pattern` in a text (or in the texts of a list, one after the other), each as `find` gives it."""
+    """Return every match of `pattern` in a text (or in the texts of a list, one after the other), each in the form that `find` returns."""
     regex = _regex("find_all", pattern)
     parts = [text] if isinstance(text, str) else _texts("find_all", text)
     found = [_match_value(match, regex) for match in islice((m for part in parts for m in regex.finditer(part)), MOST_MATCHES + 1)]
@@ -65,7 +64,7 @@ def split(text: str, separator: str) -> list[str]:
 
 
 def join(items: list[Any], separator: str = "") -> str:
-    """Return the items as one text; what is not text is written as a placeholder writes it."""
+    """Return the items as one text. An item that is not text is written as a placeholder would write it."""
     texts = [text(item) for item in _list("join", items)]
     _fits("join", sum(map(len, texts)) + len(separator) * len(texts))
     return separator.join(texts)
@@ -93,7 +92,7 @@ def upper(value: str) -> str:
 
 
 def text(value: Any) -> str:
-    """Return any value as text, as a placeholder inside a text writes it: maps and lists as JSON, times as ISO 8601."""
+    """Return any value as text, as a placeholder in a text writes it: maps and lists as JSON, times as ISO 8601."""
     plainly = plain(value)
     return plainly if isinstance(plainly, str) else to_json(plainly)
 
@@ -136,7 +135,7 @@ def reverse(items: list[Any]) -> list[Any]:
 
 
 def distinct(items: list[Any]) -> list[Any]:
-    """Return the list without repetitions; the first of equal items stays."""
+    """Return the list without repetitions; the first of equal items is kept."""
     seen: set[str] = set()
     kept: list[Any] = []
     for item in _list("distinct", items):
@@ -148,7 +147,7 @@ def distinct(items: list[Any]) -> list[Any]:
 
 
 def take(items: list[Any], count: int) -> list[Any]:
-    """Return the first `count` items, or all where there are fewer; the last `-count` where it is negative."""
+    """Return the first `count` items, or all if there are fewer. If `count` is negative, return the last `-count`."""
     listed = _list("take", items)
     return listed[:count] if count >= 0 else listed[count:]
 
@@ -206,7 +205,7 @@ def greatest(items: list[Any]) -> Any:
 
 
 def percentile(items: list[Any], percent: float) -> Any:
-    """Return the number below or at which `percent` of the list lies (nearest rank; 50 is the median); null for an empty list."""
+    """Return the number at or below which `percent` of the list lies (nearest rank; 50 is the median); null for an empty list."""
     if not 0 < percent <= 100:
         raise ValueError(f"percentile: {percent} is not above 0 and at most 100")
     ordered = sorted(_numbers("percentile", items))
@@ -214,7 +213,7 @@ def percentile(items: list[Any], percent: float) -> Any:
 
 
 def rounded(value: float, digits: int = 0) -> Any:
-    """Return the number rounded to `digits` decimals, halves to even; an integer where there are none."""
+    """Return the number rounded to `digits` decimals, halves to even; an integer if `digits` is 0."""
     number = _numbers("round", [value])[0]
     if not isfinite(number):
         raise ValueError("round: the number is not finite; was something divided by 0.0?")
@@ -225,7 +224,7 @@ def rounded(value: float, digits: int = 0) -> Any:
 
 
 def parse_time(value: str, layout: str) -> datetime:
-    """Return the time that `value` says, read by a `strptime` layout (`%d/%b/%Y:%H:%M:%S %z`); UTC where it names no zone.
+    """Return the time in `value`, parsed by a `strptime` layout (`%d/%b/%Y:%H:%M:%S %z`); UTC if it names no zone.
 
     Month names are the English ones of log files, whatever the locale.
     """
@@ -243,7 +242,7 @@ def parse_time(value: str, layout: str) -> datetime:
 def format_time(moment: datetime, layout: str) -> str:
     """Return a time as text by a `strftime` layout; month names are the English ones."""
     if not isinstance(moment, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"format_time: expected a time, not {kind(moment)}; parse_time and timestamp() make one")
+        raise TypeError(f"format_time: expected a time, not {kind(moment)}; parse_time() and timestamp() return one")
     return moment.strftime(layout.replace("%b", MONTHS[moment.month - 1]))
 
 
@@ -256,7 +255,7 @@ def to_json(value: Any) -> str:
 
 
 def parse_json(value: str) -> Any:
-    """Return the value that a JSON text says."""
+    """Return the value of a JSON text."""
     try:
         return json.loads(_text("parse_json", value))
     except json.JSONDecodeError as error:
@@ -264,13 +263,13 @@ def parse_json(value: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return what an expression gave as plain JSON data with sorted keys; raise `ValueError` for what JSON does not have."""
+    """Return the result of an expression as plain JSON data with sorted keys. Raise `ValueError` for a value that JSON does not have."""
     match value:
         case None | bool() | str() | int():
             return value
         case float():
             if not isfinite(value):
-                raise ValueError(f"{value} is no JSON number; was something divided by 0.0?")
+                raise ValueError(f"{value} is not a JSON number; was something divided by 0.0?")
             return value
         case datetime():
             return value.isoformat().replace("+00:00", "Z")
@@ -282,11 +281,11 @@ def plain(value: Any) -> Any:
             pairs = cast("dict[Any, Any]", value)
             return {str(key): plain(pairs[key]) for key in sorted(pairs, key=str)}
         case _:
-            raise ValueError(f"{kind(value)} is no JSON value; string() or text() may help")
+            raise ValueError(f"{kind(value)} is not a JSON value; string() or text() may help")
 
 
 def kind(value: Any) -> str:
-    """Return what a value is, in the words of the rule language."""
+    """Return the kind of a value, in the words of the rule language."""
     names = {bool: "a truth value", str: "a text", int: "an integer", float: "a number", list: "a list", dict: "a map"}
     names |= {type(None): "null", datetime: "a time", timedelta: "a duration", bytes: "bytes"}
     return names.get(cast("type[Any]", type(value)), f"a {type(value).__name__}")
@@ -337,7 +336,7 @@ def _lines(name: str, value: Any) -> list[str]:
 def _numbers(name: str, value: Any) -> list[Any]:
     for item in _list(name, value):
         if not isinstance(item, int | float) or isinstance(item, bool):
-            raise TypeError(f"{name}: expected numbers, not {kind(item)}; int() and double() make them of texts")
+            raise TypeError(f"{name}: expected numbers, not {kind(item)}; int() and double() convert texts")
     return value
 
 
@@ -391,4 +390,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "json": to_json,
     "parse_json": parse_json,
 }
-"""What expressions can call beside CEL's own functions, by the name that they use."""
+"""The functions that expressions can call besides CEL's own, by name."""

@@ -1,4 +1,4 @@
-"""Grants: a user says that an argument of one tool may take its value from the output of another.
+"""Grants: a user allows an argument of one tool to take its value from the output of another.
 
 In the operator's file, for every agent (`Agent(grants=[...])`, as the same tables, for one):
 
@@ -8,9 +8,9 @@ In the operator's file, for every agent (`Agent(grants=[...])`, as the same tabl
     where = {email_id = "24"}     # only from calls with these arguments
     named = true                  # only from calls whose own arguments the user named
 
-or as a line of the goal: `grant: send_email.recipients from get_email.sender where email_id=24`, with `named` at the end for the same.
-The source's field is found at any depth of the result; without a field, or `*`, any leaf, and any value that stands in a text, will do.
-A grant is exact: it takes only the value of that field, as short as it may be.
+or as a line of the goal: `grant: send_email.recipients from get_email.sender where email_id=24`, with `named` at the end if wanted.
+The source's field is found at any depth of the result. Without a field, or with `*`, any leaf is allowed, and any value within a text.
+A grant is exact: the argument must be the whole value of that field, however short it is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEYS = ("sink", "source", "where", "named")
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """`sink` is "tool.argument", `source` "tool" or "tool.field"; `where` are arguments that the source's call must have had."""
+    """`sink` is "tool.argument", `source` "tool" or "tool.field". `where` are arguments that the source's call must have had."""
 
     sink: str
     source: str
@@ -51,7 +51,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_grant(said: Mapping[str, Any]) -> Grant:
-    """Return the grant that a table of an agent file describes; raise `ConfigError` saying what is wrong with it."""
+    """Return the grant that a table of an agent file describes. Raise `ConfigError` with the problem."""
     unknown = [key for key in said if key not in _KEYS]
     if unknown:
         raise ConfigError(f"{unknown[0]}: unknown key; a grant has {', '.join(_KEYS)}")
@@ -68,7 +68,7 @@ def read_grant(said: Mapping[str, Any]) -> Grant:
 
 
 def check_grants(grants: Iterable[dict[str, Any]], where: str) -> None:
-    """Raise `ConfigError` naming the place for tables that are no grants."""
+    """Raise `ConfigError`, with the place, for tables that are not grants."""
     for index, said in enumerate(grants):
         if problem := json_problem(said):
             raise ConfigError(f"{where}[{index}]: not JSON data: {problem}")
@@ -79,7 +79,7 @@ def check_grants(grants: Iterable[dict[str, Any]], where: str) -> None:
 
 
 def grants_in(goal: str) -> tuple[tuple[Grant, ...], tuple[str, ...]]:
-    """Return the grants that lines of a goal give, and the lines that begin like one and cannot be read."""
+    """Return the grants in the lines of a goal, and the lines that begin like a grant but cannot be read."""
     if "grant:" not in goal.lower():
         return (), ()
     grants: list[Grant] = []

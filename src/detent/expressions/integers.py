@@ -1,6 +1,6 @@
-"""Numbers where a JSON Schema says which: 5.0 is 5 where an integer is wanted, and a large integer may be none that a float can hold.
+"""Numbers and the integers of a JSON Schema: 5.0 becomes 5 if the schema wants an integer, and large integers may not fit a float.
 
-A number with a fraction, or too large to be exact, stays as it is.
+A number with a fraction, or one too large to be exact, is unchanged.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _ALSO = ("allOf", "anyOf", "oneOf")
 
 
 def with_integers(value: Any, schema: dict[str, Any], changed: list[str] | None = None) -> Any:
-    """Return JSON data in which each whole number that `schema` wants as an integer is one; the places of others are added to `changed`."""
+    """Return JSON data in which whole numbers become integers if `schema` wants integers. Add the places of the changed ones to `changed`."""
     return _Reader(schema, [] if changed is None else changed, []).read(value, [schema], "")
 
 
 def inexact(value: Any, schema: dict[str, Any]) -> list[str]:
-    """Return the places of integers in JSON data that would become others as a float, where `schema` takes numbers and no integers."""
+    """Return the places of integers in JSON data that would change as a float, if `schema` takes numbers but no integers there."""
     found: list[str] = []
     _Reader(schema, [], found).read(value, [schema], "")
     return found
@@ -51,7 +51,7 @@ class _Reader:
         return int(value)
 
     def _parts(self, schemas: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the schemas with all that they combine or refer to in the schema itself, each once."""
+        """Return the schemas and every schema that they combine or refer to, each once."""
         found: dict[int, dict[str, Any]] = {}
         todo = list(schemas)
         while todo:
@@ -65,7 +65,7 @@ class _Reader:
         return list(found.values())
 
     def _referred(self, reference: Any) -> Any:
-        """Return what a reference leads to, None where that is not in the schema."""
+        """Return the target of a reference, None if it is not in the schema."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         found: Any = self._root
@@ -80,7 +80,7 @@ class _Reader:
 
 
 def _is_float(value: int) -> bool:
-    """Whether a float can be this integer."""
+    """Whether a float can represent this integer exactly."""
     try:
         return int(float(value)) == value
     except OverflowError:
@@ -88,7 +88,7 @@ def _is_float(value: int) -> bool:
 
 
 def _of_name(parts: Sequence[dict[str, Any]], name: str) -> list[Any]:
-    """Return what the schemas say of a field: what they declare, else what they say of all others; and of names like it, whatever they match."""
+    """Return the schemas for a field: the declared ones, else those for additional fields; plus all schemas whose pattern matches the name."""
     found: list[Any] = []
     for part in parts:
         declared, named = _fields(part.get("properties")), _fields(part.get("patternProperties"))

@@ -1,7 +1,7 @@
-"""JSON Schemas and the values that are to fit them: the one place that knows the library which checks them, and loads it at first use.
+"""JSON Schemas and validation: the only module that knows the validation library. It loads the library at first use.
 
-Nothing is fetched: a reference leads into the schema itself or to a published meta-schema. So many references are followed in a check and no
-more, for a few lines of a schema can ask for more than anyone has time for. Draft 2020-12, unless the schema itself names another.
+Nothing is fetched: a reference leads into the schema itself or to a published meta-schema. The number of references followed in a check is limited,
+because a few lines of a schema can otherwise take unlimited time. The draft is 2020-12 unless the schema names another.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import msgspec
 from detent.expressions.patterns import BadPattern, check_patterns, compiled, drop_foreign_patterns
 
 MOST_REFERENCES = 10_000
-"""So many references are followed in a check, and one more for each byte of the value."""
+"""Most references followed in a check, plus one for each byte of the value."""
 MOST_STEPS = 200_000
-"""So many parts of a foreign schema and a value are looked at in a check, and four more for each byte of the value."""
+"""Most steps in a check with a foreign schema (a part of the schema against a part of the value), plus four for each byte of the value."""
 LONGEST = 400
-"""How many characters of the library's words are shown."""
+"""Most characters shown of the library's message."""
 _FOLLOWED = ("$ref", "$dynamicRef", "$recursiveRef")
 _NO_SCHEMAS = ("const", "enum", "default", "examples")
 
 
 class UnusableSchema(ValueError):
-    """A schema that no value can be checked with. Its text begins with a verb ("is no JSON Schema: ..."); `where` is the place in it, if any."""
+    """The schema cannot be used for a check. The text starts with a verb ("is not a JSON Schema: ..."); `where` is the place in it, if any."""
 
     def __init__(self, text: str, *, where: str = "", said: str = "") -> None:
         super().__init__(text)
@@ -37,14 +37,14 @@ class UnusableSchema(ValueError):
 
 
 def check_schema(schema: dict[str, Any], *, foreign: bool = False) -> None:
-    """Raise `UnusableSchema` where a schema breaks the rules of its draft, or has a pattern that cannot be matched and is not `foreign`."""
+    """Raise `UnusableSchema` if a schema breaks the rules of its draft, or has an unusable pattern and is not `foreign`."""
     from jsonschema.exceptions import SchemaError
 
     try:
         _kind(schema).check_schema(schema)
     except SchemaError as error:
         where = ".".join(str(part) for part in error.absolute_path)
-        raise UnusableSchema(f"is no JSON Schema: {error.message}", where=where, said=error.message) from error
+        raise UnusableSchema(f"is not a JSON Schema: {error.message}", where=where, said=error.message) from error
     except RecursionError as error:
         raise UnusableSchema("is nested too deeply; flatten it") from error
     if not foreign:
@@ -54,14 +54,14 @@ def check_schema(schema: dict[str, Any], *, foreign: bool = False) -> None:
 def errors_of(
     schema: dict[str, Any], *, foreign: bool = False, formats: bool = False, integers: bool = False
 ) -> Callable[[Any], Iterator[Any]]:
-    """Return a function that gives the errors of a value, as the library has them, and raises `UnusableSchema` where they cannot be told.
+    """Return a function that yields the library's errors for a value. It raises `UnusableSchema` if the check is not possible.
 
-    `foreign`: the schema is somebody's whose patterns must not keep this process busy; those that could are left out. `formats` are checked, too.
-    With `integers`, a number that is written with a fraction is no integer, also one of zero.
+    `foreign`: patterns of an untrusted schema must not block this process; slow patterns were already left out. `formats`: check formats, too.
+    With `integers`, a number that is written with a fraction is not an integer, even if the fraction is zero.
     """
     kind, own = _kind(schema), {name: part for name, part in schema.items() if name != "$schema"}
     raw = msgspec.json.encode(own)
-    if foreign and b'"$schema"' in raw:  # the library would go on as that draft has it, and count nothing
+    if foreign and b'"$schema"' in raw:  # otherwise the library would continue with that draft, and count nothing
         raise UnusableSchema("names a draft of its own in a part")
     own = msgspec.json.decode(raw)
     if foreign:
@@ -74,7 +74,7 @@ def errors_of(
         kind = _counting(kind)
     if foreign:
         kind = _weighing(kind)
-    nothing: Any = importlib.import_module("referencing").Registry()  # an empty one: nothing is fetched
+    nothing: Any = importlib.import_module("referencing").Registry()  # an empty registry: nothing is fetched
     unresolvable: Any = importlib.import_module("referencing.exceptions").Unresolvable
     validator = kind(own, registry=nothing, format_checker=kind.FORMAT_CHECKER if formats else None)
 
@@ -91,7 +91,7 @@ def errors_of(
 
 
 def misfit(value: Any, schema: dict[str, Any]) -> str:
-    """Return the most telling thing that is wrong with an answer, in words for a model; "" when it fits. Raise `UnusableSchema`."""
+    """Return the most relevant error of an answer, in words for a model; "" if it is valid. Raise `UnusableSchema`."""
     best_match: Any = importlib.import_module("jsonschema.exceptions").best_match
     found: Any = best_match(_kept(msgspec.json.encode(schema))(value))
     if found is None:
@@ -101,9 +101,9 @@ def misfit(value: Any, schema: dict[str, Any]) -> str:
 
 
 def whole_numbers(value: Any, schema: dict[str, Any]) -> Any:
-    """Return a value with the numbers that its schema says are integers as `int`: in JSON Schema 5.0 is one, and programs want 5.
+    """Return a value in which the numbers that its schema calls integers are `int`: in JSON Schema 5.0 is an integer, and programs want 5.
 
-    Nothing else is changed, and no number that a float cannot hold exactly.
+    Nothing else is changed, and no number that a float cannot represent exactly.
     """
     return _whole(value, [schema], schema)
 
@@ -126,7 +126,7 @@ def _whole(value: Any, parts: list[Any], root: dict[str, Any]) -> Any:
 
 
 def _applying(parts: list[Any], root: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the schemas that may say something about a value: these, and those that they refer to or combine."""
+    """Yield the schemas that may apply to a value: these, and those that they refer to or combine."""
     todo, seen = list(parts), set[int]()
     while todo:
         part = todo.pop()
@@ -143,7 +143,7 @@ def _applying(parts: list[Any], root: dict[str, Any]) -> Iterator[dict[str, Any]
 
 
 def _at(root: Any, reference: str) -> Any:
-    """Return what a reference into the schema itself leads to, None where that cannot be told."""
+    """Return the target of a reference into the schema itself, None if that is unknown."""
     found = root
     for step in reference[1:].split("/")[1:]:
         name = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -157,7 +157,7 @@ def _at(root: Any, reference: str) -> Any:
 
 
 def _of_field(part: dict[str, Any], name: str) -> list[Any]:
-    """Return what a schema says about a field of this name."""
+    """Return the schema of a field of this name."""
     patterns: dict[str, Any] = part.get("patternProperties") or {}
     found = [inner for said, inner in patterns.items() if compiled(said).search(name)]
     own: dict[str, Any] = part.get("properties") or {}
@@ -166,18 +166,18 @@ def _of_field(part: dict[str, Any], name: str) -> list[Any]:
 
 
 def _of_item(part: dict[str, Any], place: int) -> list[Any]:
-    """Return what a schema says about the item in this place of a list."""
+    """Return the schema of the item at this index of a list."""
     rest = part.get("items")
     first = (
         cast("list[Any]", rest) if isinstance(rest, list) else cast("list[Any]", part.get("prefixItems") or [])
-    )  # the former is how drafts before 2020 say it
+    )  # drafts before 2020 use the former
     if place < len(first):
         return [first[place]]
     return [part.get("additionalItems") if isinstance(rest, list) else rest]
 
 
 def dangling(schema: dict[str, Any]) -> str | None:
-    """Return the first reference that leads nowhere, None where all are found."""
+    """Return the first reference without a target, None if all have one."""
     specifications: Any = importlib.import_module("referencing.jsonschema")
     published: Any = importlib.import_module("jsonschema_specifications").REGISTRY
     unresolvable: Any = importlib.import_module("referencing.exceptions").Unresolvable
@@ -193,7 +193,7 @@ def dangling(schema: dict[str, Any]) -> str | None:
 
 
 def _references(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield every `$ref` that stands where a schema stands (not in `const`, `enum`, `default` or `examples`)."""
+    """Yield every `$ref` in a place for schemas (not in `const`, `enum`, `default` or `examples`)."""
     open_parts: list[Any] = [schema]
     while open_parts:
         part = open_parts.pop()
@@ -202,7 +202,7 @@ def _references(schema: dict[str, Any]) -> Iterator[str]:
         elif isinstance(part, dict):
             fields = cast("dict[str, Any]", part)
             if fields is not schema and "$id" in fields:
-                continue  # a schema of its own base: its references are relative to that, and are met when it is used
+                continue  # a schema with its own base: its references are relative to that, and are resolved when it is used
             if isinstance(fields.get("$ref"), str):
                 yield fields["$ref"]
             open_parts.extend(value for key, value in fields.items() if key not in ("$ref", *_NO_SCHEMAS))
@@ -216,7 +216,9 @@ def _kind(schema: dict[str, Any]) -> Any:
 
 def _check_patterns(schema: dict[str, Any]) -> None:
     raw = msgspec.json.encode(schema)
-    if b'"patternProperties"' in raw and b'"unevaluatedProperties"' in raw:  # the library would match the ones for the others itself
+    if (
+        b'"patternProperties"' in raw and b'"unevaluatedProperties"' in raw
+    ):  # the library would match the patterns for the other properties itself
         raise UnusableSchema("has unevaluatedProperties and patternProperties; use additionalProperties")
     try:
         check_patterns(schema)
@@ -271,7 +273,7 @@ def _of_integers(kind: Any) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    """Return what is equal for values that are one in JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return a value that is equal for two values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, dict):
         return frozenset((name, _hashable(part)) for name, part in cast("dict[str, Any]", value).items())
     if isinstance(value, list):
@@ -287,7 +289,7 @@ def _kept(raw: bytes) -> Callable[[Any], Iterator[Any]]:
 
 
 def _size(value: Any) -> int:
-    """Return how many bytes a value has as JSON; half a surrogate pair, which UTF-8 does not hold, counts as its escape."""
+    """Return how many bytes a value has as JSON. Half a surrogate pair, which UTF-8 cannot encode, counts as its escape."""
     try:
         return len(msgspec.json.encode(value))
     except UnicodeEncodeError:
@@ -295,7 +297,7 @@ def _size(value: Any) -> int:
 
 
 class _Followed(threading.local):
-    """How many references may still be followed, and steps made, in the check that this thread is in."""
+    """How many references and steps are left in this thread's current check."""
 
     left = steps = 0
     value: Any = None
@@ -310,7 +312,7 @@ class _Followed(threading.local):
 
     def follow(self) -> None:
         self.left -= 1
-        if self.left < 0 and self.value is not None:  # a large value asks for more of them
+        if self.left < 0 and self.value is not None:  # a large value needs more of them
             self.left, self.value = _size(self.value), None
         if self.left < 0:
             raise UnusableSchema(f"follows more than {MOST_REFERENCES} references")
@@ -321,7 +323,7 @@ _followed = _Followed()
 
 @cache
 def _counting(kind: Any) -> Any:
-    """Return the validator class with its references counted."""
+    """Return the validator class that counts its references."""
     extend: Any = importlib.import_module("jsonschema.validators").extend
 
     def counted(keyword: Callable[..., Any]) -> Callable[..., Any]:
@@ -336,7 +338,7 @@ def _counting(kind: Any) -> Any:
 
 @cache
 def _weighing(kind: Any) -> Any:
-    """Return the validator class with its steps counted."""
+    """Return the validator class that counts its steps."""
     extend: Any = importlib.import_module("jsonschema.validators").extend
 
     def weighed(keyword: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,7 +352,7 @@ def _weighing(kind: Any) -> Any:
 
 
 def _put_unevaluated_last(schema: Any) -> None:
-    """Let `unevaluated...` stand behind all else: the library follows references for it uncounted, and those were followed before, counted."""
+    """Move `unevaluated...` behind all other keywords. The library follows its references uncounted, but by then they were followed and counted."""
     todo: list[Any] = [schema]
     while todo:
         part = todo.pop()

@@ -1,4 +1,4 @@
-"""Internal markup: what only models and harnesses say to each other, and that is no part of an answer. Pure."""
+"""Internal markup: texts that only models and harnesses exchange, and that are not part of an answer. Pure."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _SCAFFOLD = (
 
 
 _compiled = cache(re.compile)
-"""Patterns are compiled when the first answer that may hold markup is looked at, not while Detent is loaded."""
+"""Patterns are compiled for the first answer that may contain markup, not while Detent is loaded."""
 
 
 def clean(value: Any) -> Any:
-    """Return an answer without what only models and harnesses say to each other; what stands in code stays. The same object where clean."""
+    """Return an answer without internal markup; code is unchanged. Return the same object if the answer is clean."""
     if isinstance(value, str):
         return _cleaned(value) if "<" in value or "[" in value else value
     if isinstance(value, dict):
@@ -50,7 +50,7 @@ def clean(value: Any) -> Any:
 
 
 def _cleaned(text: str) -> str:
-    for _ in range(_PASSES):  # what is taken out may bring together what it stood between
+    for _ in range(_PASSES):  # removing a block may join the text around it into new markup
         bare = _once(text)
         if bare == text:
             break
@@ -77,12 +77,12 @@ _TAGS = (r"<!--.*?-->|</?[A-Za-z][\w:.-]*(?:\s[^<>]*)?/?>|^[ \t]*(?:```|~~~)[\w+
 
 
 def without_tags(text: str) -> str:
-    """Return a text without tags, comments and the lines of code fences: nothing to be seen is left of what is markup alone."""
+    """Return a text without tags, comments and lines of code fences: nothing remains of pure markup."""
     return _compiled(*_TAGS).sub("", text) if "<" in text or "```" in text or "~~~" in text else text
 
 
 def _without_blocks(text: str) -> str:
-    """Take out blocks from tag to tag. One that is never closed ends with the text, where it is thinking, or a call that begins with data."""
+    """Remove blocks from tag to tag. An unclosed block reaches to the end of the text if it is thinking, or a call that begins with data."""
     if (opened := _compiled(*_OPEN).search(text)) is None:
         return text
     closing: dict[str, list[tuple[int, int]]] = {}

@@ -1,8 +1,8 @@
 """Paths instead of maps: `args.amount > 5 && host.tenant == "a"` over two plain values, not over two maps.
 
-Handing a map to CEL costs several times what its one field costs that is read, and far more than evaluating the condition. So a condition
-is compiled a second time with each path (`args.amount`) as a variable of its own. It gives what the first gives wherever every path has a
-value; where one has none, and for conditions that ask whether something is there (`has`), the first is used.
+Passing a map to CEL costs several times as much as passing only the field that is read, and far more than evaluating the condition. So a condition
+is compiled a second time with each path (`args.amount`) as its own variable. The result is the same if every path has a value. If a path has
+no value, or the condition asks whether something exists (`has`), the first version is used.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Path = tuple[str, ...]
 
 
 def over_paths(expression: Expression, names: Iterable[str]) -> tuple[Expression, dict[str, Path]] | None:
-    """Return the expression over paths, and which path each of its variables stands for; None where it would not mean the same.
+    """Return the expression over paths, and the path that each of its variables replaces. None if it would not mean the same.
 
-    Messages still show the expression as it was written.
+    Messages still show the original expression.
     """
     source, paths = _rewritten(expression.source, names)
     if not paths:
@@ -30,7 +30,7 @@ def over_paths(expression: Expression, names: Iterable[str]) -> tuple[Expression
 
 
 def _rewritten(source: str, names: Iterable[str]) -> tuple[str, dict[str, Path]]:
-    """Return the source with a variable for each path; no paths where `has` asks for one."""
+    """Return the source with a variable for each path; no paths if it uses `has`."""
     roots = "|".join(map(re.escape, sorted(names)))
     read = re.compile(rf"(?<![\w.])(?P<root>{roots})\b(?!\s*\()(?P<rest>(?:\s*\.\s*[A-Za-z_]\w*\b(?!\s*\())*)")
     paths: dict[str, Path] = {}
@@ -50,7 +50,7 @@ def _rewritten(source: str, names: Iterable[str]) -> tuple[str, dict[str, Path]]
 
 
 def _variable(path: Path, paths: dict[str, Path]) -> str:
-    """Return the variable that stands for a path: another one for each."""
+    """Return the variable that replaces a path: a different one for each."""
     name = "_d".join(part.replace("_", "_u") for part in path)
     paths[name] = path
     return name

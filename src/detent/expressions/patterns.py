@@ -1,8 +1,8 @@
-"""Regular expressions of others: each is matched by RE2, in time that grows with the text and not with what stands in it.
+"""Regular expressions from users and servers: RE2 matches each in time linear in the text, whatever the text contains.
 
-A backtracking match may take longer than the universe will last, and nothing can interrupt it. So no pattern that is given to Detent is
-matched by Python's `re` in this process. RE2 has neither look-around nor references to groups; a pattern with one is refused where it is
-given. `\\d`, `\\w`, `\\s` and `\\b` mean ASCII. RE2 is loaded with the first pattern (4 ms).
+A backtracking match can run practically forever, and nothing can interrupt it. So Python's `re` never matches a foreign pattern in this process.
+RE2 has neither look-around nor references to groups; a pattern with one is refused where it is declared. `\\d`, `\\w`, `\\s` and `\\b` mean
+ASCII. RE2 is loaded with the first pattern (4 ms).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import cache, lru_cache
 from typing import Any, cast
 
 LARGEST_PROGRAM = 10_000
-"""How many instructions a pattern may come to: matching takes at most so many steps for each character."""
+"""Most instructions of a compiled pattern: matching takes at most that many steps for each character."""
 LARGEST_FOREIGN = 1_000
-"""The same for patterns in schemas of servers and others who are not trusted."""
+"""The same for patterns in schemas of servers and other untrusted sources."""
 _TRANSLATED = re.compile(r"\\(?:Z|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _HALF = re.compile("[\ud800-\udfff]")
 _CONSTRUCTS = {
@@ -26,11 +26,11 @@ _CONSTRUCTS = {
 
 
 class BadPattern(ValueError):
-    """A text is no regular expression that can be matched in linear time; the message names it and what is wrong with it."""
+    """A text is not a regular expression that can be matched in linear time. The message has the pattern and the problem."""
 
 
 class Pattern:
-    """A compiled pattern. Its matches are as those of `re`: `group`, `groups`, `groupdict`, `start`, `end`, `span`."""
+    """A compiled pattern. Its matches have the methods of `re`: `group`, `groups`, `groupdict`, `start`, `end`, `span`."""
 
     __slots__ = ("_regex", "groups", "instructions", "source")
 
@@ -38,11 +38,11 @@ class Pattern:
         self.source, self._regex, self.groups, self.instructions = source, regex, int(regex.groups), int(regex.programsize)
 
     def search(self, text: str) -> Any:
-        """Return the first match, None where there is none."""
+        """Return the first match, or None."""
         return self._regex.search(_whole_characters(text))
 
     def fullmatch(self, text: str) -> Any:
-        """Return the match of all of the text, None where there is none."""
+        """Return the match of the whole text, or None."""
         return self._regex.fullmatch(_whole_characters(text))
 
     def finditer(self, text: str, start: int = 0) -> Iterator[Any]:
@@ -50,7 +50,7 @@ class Pattern:
         return self._regex.finditer(_whole_characters(text), start)
 
     def sub(self, change: Callable[[str], str], text: str) -> str:
-        """Return the text with each match that is not empty changed."""
+        """Return the text with each non-empty match changed."""
         done: list[str] = []
         at = 0
         for match in self.finditer(text):
@@ -63,7 +63,7 @@ class Pattern:
 
 @lru_cache(maxsize=1_024)
 def compiled(source: str, *, ignore_case: bool = False, lines: bool = False, most: int = LARGEST_PROGRAM) -> Pattern:
-    """Return the pattern that can be matched; `lines`: `^` and `$` stand for ends of lines, too. Raise `BadPattern`."""
+    """Return the compiled pattern. `lines`: `^` and `$` also match at ends of lines. Raise `BadPattern`."""
     re2, options = _re2()
     flags = ("i" if ignore_case else "") + ("m" if lines else "")
     try:
@@ -71,7 +71,7 @@ def compiled(source: str, *, ignore_case: bool = False, lines: bool = False, mos
     except (re2.error, UnicodeEncodeError) as error:
         raise BadPattern(f"{source!r} is not a regular expression that can be matched in linear time: {_reason(error, source)}") from None
     if regex.programsize > most:
-        raise BadPattern(f"{source!r} comes to {regex.programsize} instructions, more than {most}; repeat less in it")
+        raise BadPattern(f"{source!r} compiles to {regex.programsize} instructions, more than {most}; use fewer repetitions")
     return Pattern(source, regex)
 
 
@@ -84,7 +84,7 @@ def _re2() -> tuple[Any, Any]:
 
 
 def _translated(match: re.Match[str]) -> str:
-    """Return an escape of Python's as RE2 has it."""
+    """Return a Python escape in RE2's syntax."""
     code = match[1] or match[2]
     return rf"\x{{{code}}}" if code else r"\z" if match[0] == r"\Z" else match[0]
 
@@ -100,12 +100,12 @@ def _reason(error: Exception, source: str) -> str:
 
 
 def _whole_characters(text: str) -> str:
-    """Return the text with half surrogate pairs, which no encoding has, replaced one by one."""
+    """Return the text with each half surrogate pair, which cannot be encoded, replaced."""
     return text if text.isascii() or not _HALF.search(text) else _HALF.sub("\ufffd", text)
 
 
 def names(patterns: Sequence[str]) -> Pattern:
-    """Return what matches the whole of a name that fits one of the patterns: `*` and `?` as in file names, and sets in brackets."""
+    """Return a pattern that matches a whole name by any of these globs: `*` and `?` as in file names, and sets in brackets."""
     return compiled("(?s)" + "|".join(f"(?:{_glob(pattern)})" for pattern in patterns))
 
 
@@ -132,7 +132,7 @@ def _glob(pattern: str) -> str:
 
 
 def drop_foreign_patterns(schema: Any) -> None:
-    """Take the patterns that cannot be matched quickly out of a JSON Schema, in place, wherever they stand: a `$ref` may lead anywhere."""
+    """Remove slow patterns from a JSON Schema, in place and anywhere in it, because a `$ref` may lead anywhere."""
     for fields in _tables(schema):
         if isinstance(fields.get("pattern"), str) and not is_quick(fields["pattern"]):
             del fields["pattern"]
@@ -143,7 +143,7 @@ def drop_foreign_patterns(schema: Any) -> None:
 
 
 def check_patterns(schema: Any) -> None:
-    """Raise `BadPattern` for a pattern of a JSON Schema that cannot be matched."""
+    """Raise `BadPattern` for a pattern of a JSON Schema that cannot be used."""
     for fields in _tables(schema):
         named: Any = fields.get("patternProperties")
         for pattern in (fields.get("pattern"), *(cast("dict[str, Any]", named) if isinstance(named, dict) else ())):
@@ -164,7 +164,7 @@ def _tables(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def is_quick(pattern: str) -> bool:
-    """Whether a pattern of somebody who is not trusted may be matched."""
+    """Whether a pattern from an untrusted source may be matched."""
     try:
         compiled(pattern, most=LARGEST_FOREIGN)
     except BadPattern:
@@ -173,7 +173,7 @@ def is_quick(pattern: str) -> bool:
 
 
 def widest(pattern: str) -> int:
-    """Return how many characters a match can have, very many where nothing bounds it or that cannot be told."""
+    """Return the most characters that a match can have; a very large number if that is unlimited or unknown."""
     try:
         parsed: Any = importlib.import_module("re._parser").parse(pattern)
     except (re.error, RecursionError, OverflowError):

@@ -1,4 +1,4 @@
-"""A part of what is too long to be shown, with how much is missing. Pure."""
+"""Previews: a part of a result that is too long to show, with a note on how much is missing. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from detent.ports import ResultCompression
 
 
 def shown_result(raw: str, compression: ResultCompression) -> str:
-    """Return a result (text, or JSON text) as the model sees it: whole within the limit, else a preview that says what is missing."""
+    """Return a result (text, or JSON text) as the model sees it: whole within the limit, else a preview that states what is missing."""
     limit = compression.budget_chars
     if len(raw) <= limit:
         return raw
@@ -24,7 +24,7 @@ def shown_result(raw: str, compression: ResultCompression) -> str:
 
 
 def _first_items(items: list[Any], limit: int, count: int) -> str:
-    """Return the first items of a list, at most `count` and as many as fit, and how many there are."""
+    """Return the first items of a list, at most `count` and as many as fit, and their number."""
     shown: list[str] = []
     used = 2
     for item in items[:count]:

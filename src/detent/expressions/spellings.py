@@ -1,4 +1,4 @@
-"""How a secret shows up in the words of others: as it is, escaped, encoded or broken over lines. Pure."""
+"""The forms in which a secret appears in other texts: plain, escaped, encoded or broken over lines. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from urllib.parse import quote, quote_plus
 import msgspec
 
 SHORTEST = 8
-"""Characters that a secret must have at least: shorter ones could not be told from ordinary text."""
+"""Fewest characters of a secret: a shorter one would match ordinary text."""
 _LONG_LINE = 16
 _SKIPPED = re.compile(r"\\[nrt]|[\s\\]")
-"""What may stand in a spelling or not: white space, its escapes, and backslashes, of which JSON in JSON has more."""
+"""What may be inserted in a spelling: white space, its escapes, and backslashes (JSON in JSON has more of them)."""
 
 
 def forms_of(secret: str) -> list[str]:
-    """Return the ways in which a secret usually shows up: itself, its lines, and as JSON, HTML, URL, hexadecimal, Base64 (also inside a longer text)."""
+    """Return the usual forms of a secret: itself, its lines, and as JSON, HTML, URL, hexadecimal, Base64 (also inside a longer text)."""
     parts = [secret, secret.strip(), *(line for line in secret.splitlines() if len(line) >= _LONG_LINE)]
     found: dict[str, None] = {}
     for part in parts:
@@ -49,7 +49,7 @@ def forms_of(secret: str) -> list[str]:
 
 
 def without_keys(text: str, keys: Iterable[str], shown: str = "[key]") -> str:
-    """Return `text` without `keys` in any of their forms, in whatever case and with whatever white space and backslashes in them."""
+    """Return `text` without `keys` in any of their forms, ignoring case and white space and backslashes inside them."""
     forms = [form for key in keys for spelling in forms_of(key) if (form := _squeezed(spelling))]
     said = _squeezed(text)
     if not any(form in said for form in forms):
@@ -81,7 +81,7 @@ def _squeezed(text: str) -> str:
 
 
 def _base64_inside(raw: bytes, offset: int) -> list[str]:
-    """Return the Base64 text that `raw` always gives when `offset` bytes (modulo 3) stand before it: what is around it decides the rest."""
+    """Return the part of the Base64 text that `raw` always gives after `offset` bytes (modulo 3); its neighbours decide the rest."""
     whole = base64.b64encode(b"\0" * offset + raw).decode()
     first = (0, 2, 3)[offset]
     last = (len(raw) + offset) * 8 // 6

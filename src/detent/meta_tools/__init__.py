@@ -1,7 +1,7 @@
-"""Meta-tools: calls that the kernel answers from the run's own state, off unless an agent lists them (`ports.MetaTool`).
+"""Meta-tools: calls that the kernel answers from the run's own state; off unless an agent lists them (`ports.MetaTool`).
 
 Rule: an answer is a pure function of arguments and state, because a resumed or replayed turn answers again.
-Start with `declaring`, which makes one. `recalling` and `keeping` are notes and results, `looking` finds in the run, `ending` ends it.
+Start with `declaring`, which makes a meta-tool. `recalling` and `keeping` are notes and results, `looking` reports on the run, `ending` ends it.
 """
 
 from __future__ import annotations
@@ -17,4 +17,4 @@ from detent.ports import MetaTool
 BUILT_IN: Mapping[str, MetaTool] = {
     tool.name: tool for tool in (brief, pulse, recall, find, todo, discover_tools, final_answer, abstain, ask_user)
 }
-"""The meta-tools by name. They hold no state: what they keep stands in the log of the run."""
+"""The meta-tools by name. They hold no state: the log of the run has everything they keep."""

@@ -1,4 +1,4 @@
-"""Declaring a meta-tool by the struct of its arguments, and what meta-tools read and keep of a run."""
+"""Declaring a meta-tool by the struct of its arguments, and reading what meta-tools keep in a run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from detent.ports import Answer, MetaTool, ToolSpec
 ArgsT = TypeVar("ArgsT", bound=msgspec.Struct)
 
 KEPT = "meta_tools"
-"""Where in a pass's `meta` the notes of meta-tools are."""
+"""The key in a pass's `meta` for the notes of meta-tools."""
 DISCOVERED = "discovered"
-"""Under which of them the tools are that `discover_tools` found."""
+"""The key of those notes for the tools that `discover_tools` found."""
 NOTE = "note:"
-"""What stands before the key of a note that `recall` keeps."""
+"""The prefix of the key of a note that `recall` keeps."""
 
 
 def declared(
     name: str, description: str, kind: type[ArgsT], handler: Callable[[ArgsT, KernelState, Any], Awaitable[Answer]], **options: Any
 ) -> MetaTool:
-    """Return the meta-tool `name`; `kind` is the struct of its arguments, from which its schema is made."""
+    """Return the meta-tool `name`. `kind` is the struct of its arguments, and gives its schema."""
 
     def validate(args: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -43,7 +43,7 @@ def declared(
 
 
 def notes_of(run: RunState) -> dict[str, Any]:
-    """Return what meta-tools have kept in this run, in whatever pass; the later pass wins."""
+    """Return everything that meta-tools kept in this run, in any pass; a later pass overrides an earlier one."""
     kept: dict[str, Any] = {}
     for state in run.passes.values():
         kept.update(cast("dict[str, Any]", state.meta.get(KEPT, {})))
@@ -51,27 +51,27 @@ def notes_of(run: RunState) -> dict[str, Any]:
 
 
 def noted(run: RunState) -> dict[str, Any]:
-    """Return by key what was written down in this run: notes, the list; of one key, the note. Which tools were found is neither."""
+    """Return the notes of this run by key: those of `recall` and the list. Found tools are not included."""
     kept = notes_of(run)
     notes = {key.removeprefix(NOTE): value for key, value in kept.items() if key.startswith(NOTE)}
     return {key: value for key, value in kept.items() if not key.startswith(NOTE) and key != DISCOVERED} | notes
 
 
 def results_of(run: RunState) -> list[Item]:
-    """Return the successful results of the run's tools, oldest first; answers of meta-tools are none."""
+    """Return the successful results of the run's tools, oldest first, without answers of meta-tools."""
     return [item for state in run.passes.values() for item in state.results if item.ok and not item.meta]
 
 
 def size_of(item: Item) -> int:
-    """Return the size of a result in bytes, whole."""
+    """Return the size of a whole result in bytes."""
     return item.artifact.size_bytes if item.artifact is not None else len(bytes(item.result))
 
 
 def as_text(value: Any) -> str:
-    """Return a value as text: itself, or JSON."""
+    """Return a value as text: a text itself, anything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def refused(content: str) -> Answer:
-    """Return an answer that says what cannot be done, and what to do."""
+    """Return an answer that states what is not possible, and what to do."""
     return Answer(content=content, success=False)

@@ -15,7 +15,7 @@ from detent.ports import UNREADABLE, Answer, read_json
 
 
 class FinalAnswerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `final_answer` takes."""
+    """The arguments of `final_answer`."""
 
     answer: Annotated[Any, Meta(description="The whole answer for the user.")]
     format: Annotated[Literal["text", "markdown", "json", "csv", "html"], Meta(description="What the answer is written in.")] = "text"
@@ -50,7 +50,7 @@ final_answer = declared(
 
 
 class AbstainArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `abstain` takes."""
+    """The arguments of `abstain`."""
 
     reason: Annotated[str, Meta(min_length=1, description="Why an honest answer is not possible.")]
     missing: Annotated[tuple[str, ...], Meta(description="What would be needed.")] = ()
@@ -64,7 +64,7 @@ abstain = declared("abstain", "End the work because an honest answer is not poss
 
 
 class AskUserArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `ask_user` takes."""
+    """The arguments of `ask_user`."""
 
     question: Annotated[str, Meta(min_length=1, description="One clear question.")]
     choices: Annotated[tuple[str, ...], Meta(description="The possible answers, if there are only these.")] = ()

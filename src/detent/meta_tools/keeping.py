@@ -1,4 +1,4 @@
-"""`todo`: the checklist of a planner, in the log of its run. It survives compaction, crashes and other passes."""
+"""`todo`: a planner's checklist, kept in the log of its run. It survives compaction, crashes and other passes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from detent.ports import Answer
 
 LIST = "todo"
 MOST = 200
-"""How many entries a list may have."""
+"""Most entries of a list."""
 LONGEST = 400
-"""How many characters an entry of a list may have."""
+"""Most characters of an entry."""
 
 
 class TodoArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `todo` takes."""
+    """The arguments of `todo`."""
 
     action: Annotated[Literal["add", "start", "done", "list"], Meta(description="What to do.")]
     items: Annotated[tuple[str, ...], Meta(description="With add: the entries, in order.")] = ()

@@ -1,4 +1,4 @@
-"""`brief`, `pulse`, `discover_tools`: where the run stands, whether it is getting anywhere, which tools there are."""
+"""`brief`, `pulse`, `discover_tools`: the status of the run, whether it makes progress, and which tools exist."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from detent.ports import Answer, ToolSpec
 
 SECTIONS = ("tools", "results", "notes", "goals", "budget")
 FOUND = 8
-"""How many tools one look for tools finds."""
+"""Most tools that one search finds."""
 SHOWN = 20
 
 
 class BriefArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `brief` takes."""
+    """The arguments of `brief`."""
 
     section: Annotated[Literal["all", "tools", "results", "notes", "goals", "budget"], Meta(description="Only this part of the page.")] = (
         "all"
@@ -76,7 +76,7 @@ brief = declared(
 
 
 class PulseArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `pulse` takes."""
+    """The arguments of `pulse`."""
 
     question: Annotated[str, Meta(description="What you are unsure of; it is not answered, it stands in the log.")] = ""
 
@@ -118,7 +118,7 @@ pulse = declared("pulse", "Whether this work is getting anywhere: success rate, 
 
 
 class DiscoverArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `discover_tools` takes."""
+    """The arguments of `discover_tools`."""
 
     query: Annotated[str, Meta(description="What you want to do, in a few words; empty lists all.")] = ""
 

@@ -1,6 +1,6 @@
 """Search by meaning: texts are cut into pieces, the pieces and the query are embedded, and the closest pieces come first.
 
-Which pieces were found is recorded with the run, and no vector: a resumed or replayed turn reads them there and calls no model.
+The run records which pieces were found, but no vectors. A resumed or replayed turn reads that record and calls no model.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from detent.ports.outside import made
 LONGEST = 1_000
 """Characters of one piece."""
 OVERLAP = 100
-"""So much of a piece is in the next one, too: what is looked for may stand between two."""
+"""Characters that two neighbouring pieces share, so that a match is not cut in two."""
 MOST_PIECES = 2_000
-"""More are not compared: one call of `find` costs no more than this."""
+"""Most pieces that are compared: the limit on the cost of one `find` call."""
 
 Hit = tuple[str, str]
-"""What was found: the key of its place, and the piece."""
+"""The found pieces, each with the key of its place."""
 
 
 async def closest(places: Sequence[tuple[str, str]], query: str, embedder: Embedder, context: Any, *, most: int) -> tuple[list[Hit], str]:
-    """Return the pieces of `places` (key, text) that are closest to `query`, at most one a place, and what to say of the search ("": nothing).
+    """Return the pieces of `places` (key, text) closest to `query`, at most one per place, and a note on the search ("": none).
 
     Raises what the run's gateway raises at a bound.
     """
@@ -54,7 +54,7 @@ async def closest(places: Sequence[tuple[str, str]], query: str, embedder: Embed
             )
         scores = await asyncio.to_thread(_scores, vectors, wanted)
         ranked = sorted((number for number, score in enumerate(scores) if score > 0), key=lambda number: -scores[number])
-        best = {pieces[number][0]: number for number in reversed(ranked)}  # of each place, the closest
+        best = {pieces[number][0]: number for number in reversed(ranked)}  # the closest of each place
         return sorted(best.values(), key=lambda number: -scores[number])[:most]
 
     label = f"find {digest_of([query, embedder.model, texts])[:16]}"
@@ -66,12 +66,12 @@ async def closest(places: Sequence[tuple[str, str]], query: str, embedder: Embed
 
 
 def _starts(text: str) -> range:
-    """Return where the pieces of a text begin, none for a blank one."""
+    """Return where the pieces of a text begin; none for a blank one."""
     return range(0, max(1, len(text) - OVERLAP), LONGEST - OVERLAP) if text.strip() else range(0)
 
 
 def _scores(vectors: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """Return how close each vector is to `wanted`, by the angle between them; 0 where one of them points nowhere."""
+    """Return how close each vector is to `wanted`, by the angle between them; 0 if one of them is all zeros."""
     length = math.sqrt(sum(map(mul, wanted, wanted)))
     lengths = (math.sqrt(sum(map(mul, vector, vector))) * length for vector in vectors)
     return [sum(map(mul, vector, wanted)) / both if 0 < both < math.inf else 0.0 for vector, both in zip(vectors, lengths, strict=True)]

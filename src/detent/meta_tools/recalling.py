@@ -1,7 +1,7 @@
-"""`recall` and `find`: whole results and notes of the run, its documents and memory, by key or by what is in them.
+"""`recall` and `find`: whole results and notes of the run, its documents and memory, by key or by content.
 
-A result that was shown as a preview is whole in the log or beside it; its key is the id of its call. The documents are the attachments that hold
-text: a model may have been shown the beginning of one.
+A result that was shown as a preview is kept whole, in the log or beside it. Its key is the id of its call. The documents are the attachments with
+text: a model may have seen only the beginning of one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from detent.meta_tools.meaning import Hit, closest
 from detent.ports import Answer, Embedder, MetaTool, ToolSpec
 
 PIECE = 4000
-"""How many characters one reading gives where no range is asked for."""
+"""Characters returned if no range is requested."""
 ROWS = 50
-"""How many lines or items it gives."""
+"""Lines or items returned if no range is requested."""
 PREVIEW = 200
 HITS = 8
 _WEB = re.compile(r"\b(?:web|internet|online)\b", re.IGNORECASE)
@@ -33,7 +33,7 @@ _READABLE = re.compile(r"text/|application/(?:[a-z.+-]*\+)?(?:json|xml|yaml|toml
 
 
 class RecallArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `recall` takes."""
+    """The arguments of `recall`."""
 
     key: Annotated[str, Meta(description="Of a result (the id of its call), a note, a document or memory; empty lists what there is.")] = ""
     content: Annotated[str, Meta(description="Keep this text as a note under the key.")] = ""
@@ -68,7 +68,7 @@ async def _recall(args: RecallArgs, state: KernelState, context: Any) -> Answer:
 
 
 def _given(state: KernelState, run: RunState, *kinds: str) -> dict[str, Any]:
-    """Return by key what the run was given (`kinds`, all without any): the texts of its documents, what it remembers."""
+    """Return the run's given texts by key (`kinds`, or all): its documents and its memory."""
     texts = [_text_of(document) for document in run.attachments]
     documents = {f"document {n}": text for n, text in enumerate(texts, 1) if text}
     memory = {f"memory {n}": item for n, item in enumerate(state.memory, 1)}
@@ -76,7 +76,7 @@ def _given(state: KernelState, run: RunState, *kinds: str) -> dict[str, Any]:
 
 
 def _text_of(document: Any) -> str:
-    """Return the text of an attachment under its name, "" of one that holds none."""
+    """Return the text of an attachment under its name, "" if it has none."""
     if not isinstance(document, dict):
         return document if isinstance(document, str) else ""
     fields = cast("dict[str, Any]", document)
@@ -89,7 +89,7 @@ def _text_of(document: Any) -> str:
 
 
 def _part(args: RecallArgs, value: Any) -> Answer:
-    """Return what is asked for of a value: lines that contain a text, all of it, or a piece that says what it is a piece of."""
+    """Return the requested part of a value: lines that contain a text, the whole value, or a range with a note on its place."""
     if args.query:
         found = [line for line in _lines(value) if args.query.lower() in line.lower()]
         return Answer(content="\n".join(found)) if found else refused(f"recall: nothing in {args.key} contains {args.query!r}")
@@ -127,7 +127,7 @@ recall = declared(
 
 
 class FindArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `find` takes."""
+    """The arguments of `find`."""
 
     query: Annotated[str, Meta(min_length=1, description="Words to look for.")]
     scope: Annotated[
@@ -166,7 +166,7 @@ async def _find(args: FindArgs, state: KernelState, context: Any, embedder: Call
 
 
 def _together(by_words: list[Hit], by_meaning: list[Hit]) -> list[Hit]:
-    """Return both rankings as one: what both have comes first. Of one place there is one excerpt, that of its meaning."""
+    """Return both rankings as one: what both contain comes first. Each place has one excerpt, preferably that of the search by meaning."""
     ranks: dict[str, float] = {}
     for ranking in (by_words, by_meaning):
         for rank, (key, _) in enumerate(ranking):
@@ -176,7 +176,7 @@ def _together(by_words: list[Hit], by_meaning: list[Hit]) -> list[Hit]:
 
 
 def _ranked(places: list[tuple[str, str]], words: set[str]) -> list[Hit]:
-    """Return what holds any of the words, as key and excerpt: more words first, then as they stand."""
+    """Return the texts that contain any of the words, as key and excerpt: more words first, then in their order."""
     lowered = (text.lower() for _, text in places)  # once for all words: a document may be long
     scored = [(sum(word in low for word in words), -n, key, text) for n, ((key, text), low) in enumerate(zip(places, lowered, strict=True))]
     hits = sorted((hit for hit in scored if hit[0]), reverse=True)[:HITS]
@@ -184,7 +184,7 @@ def _ranked(places: list[tuple[str, str]], words: set[str]) -> list[Hit]:
 
 
 def _instead(specs: Sequence[ToolSpec]) -> str:
-    """Return which tools read the web: those that read, and take a URL or say that they look there."""
+    """Return the tools that read the web: tools that read, and take a URL or have a description that mentions the web."""
     reading = [
         spec.name
         for spec in specs
@@ -202,7 +202,7 @@ async def _whole(item: Item, context: Any) -> Any:
 
 
 def _around(text: str, words: set[str]) -> str:
-    """Return the piece of a text in which the first of the words stands."""
+    """Return the piece of a text around the first of the words."""
     low = text.lower()
     place = min((p for word in words if (p := low.find(word)) >= 0), default=0)
     first = max(0, place - PREVIEW // 4)
@@ -216,7 +216,7 @@ find = declared(
 
 
 def find_by_meaning(embedder: Callable[[str], Embedder]) -> MetaTool:
-    """Return `find` for an engine with an embedder, which `embedder` gives for a tenant: it also finds what means the same in other words."""
+    """Return `find` for an engine with an embedder, which `embedder` returns for a tenant. It also finds the same meaning in other words."""
     return declared(
         "find",
         "Look in what this work has seen, by meaning and by words: results, notes, documents, memory. Says under which key.",

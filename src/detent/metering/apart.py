@@ -1,7 +1,7 @@
-"""Model calls that belong to no run: the same gateway, with a log that is kept only as long as the calls take.
+"""Model calls outside of a run: the same gateway, with a log that is discarded after the calls.
 
-So prices, limits, retries and bounds hold outside of a run as they do inside. Nothing is written to a store, and no tenant is charged: what counts for
-a tenant belongs in a run.
+Prices, limits, retries and bounds apply as they do inside a run. Nothing is written to a store, and no tenant is charged: calls that count for
+a tenant belong in a run.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ T = TypeVar("T")
 
 
 class Apart:
-    """The gateway of one piece of work without a run (`ports.Models`), bounded by `budget`; `usage` is what all its calls used."""
+    """The gateway of a piece of work without a run (`ports.Models`), bounded by `budget`. `usage` is the sum of all its calls."""
 
     def __init__(self, what: str, traffic: Traffic, budget: Budget, *, clock: Clock, ids: Ids) -> None:
         self.what, self.run = what, _Run(what, budget, clock, ids)
         self.scope, self.known = "", dict[str, ToolSpec]()
-        context: Any = self  # what the gateway reads of a context is here
+        context: Any = self  # the parts of a context that the gateway reads are here
         self._gateway = Gateway(context, traffic, Room())
         self.call, self.emit = self._gateway.call, self._gateway.emit
 
     @property
     def usage(self) -> Usage:
-        """What the calls used, those that failed too."""
+        """The usage of the calls, including failed ones."""
         return self.run.state.usage
 
     def time_left(self) -> float | None:
-        """Return the seconds that the budget leaves, None without such a bound."""
+        """Return the seconds left in the budget, or None without such a bound."""
         return time_left(self.run.state, self.run.world.running_ms)
 
     async def commit(self, **_: bool) -> None:
-        """Nothing is kept."""
+        """Do nothing: this log keeps nothing."""
 
     async def bounded(self, work: Awaitable[T]) -> T:
-        """Return what `work` gives; raise `BudgetRefused` where a bound ends it, and what it raises."""
+        """Return the result of `work`. Raise `BudgetRefused` if a bound ends it, and whatever it raises."""
         left = self.time_left()
         try:
             async with asyncio.timeout(left):
@@ -68,10 +68,10 @@ class Apart:
 
 
 class _Run:
-    """What the gateway asks of a run."""
+    """The parts of a run that the gateway reads."""
 
     def __init__(self, what: str, budget: Budget, clock: Clock, ids: Ids) -> None:
-        store: Any = None  # nothing is ever committed
+        store: Any = None  # never committed
         self.journal = Journal(store, RunState(run_id="apart"), clock=clock, ids=ids)
         self.record("", RunStarted(goal=what, agent=AgentSpec(name="apart"), budget=budget))
         self.world = _World()
@@ -85,7 +85,7 @@ class _Run:
 
 
 class _World:
-    """What the gateway asks of the world."""
+    """The parts of a world that the gateway reads."""
 
     def __init__(self) -> None:
         self.cancelled, self._since = Cancellation(), time.monotonic()
@@ -94,10 +94,10 @@ class _World:
         return (time.monotonic() - self._since) * 1000
 
     def proceed(self) -> None:
-        """Nothing suspends it."""
+        """Do nothing: this work is never suspended."""
 
     async def weigh(self, context: Any, calls: Any = ()) -> AbstractAsyncContextManager[None] | None:
-        """There is no tenant."""
+        """Do nothing: there is no tenant."""
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -1,16 +1,15 @@
-"""The gateway: every model call of a run passes through here and stands on the log (DESIGN 7).
+"""The gateway: every model call of a run passes through here and is recorded (DESIGN 7).
 
-Theory of operation. A call waits for its turn at the provider, then reserves what it may use at most: the estimate of its prompt, and the
-output that it may ask for, which is clamped to what the bounds of run and pass leave beside all open reservations. `ModelCallStarted` holds
-the reservation; what was used replaces it with `ModelCallFinished` or `ModelCallFailed`, and so the sum of all calls is the run's usage. Where
-a reservation does not fit only because other calls are open, the call waits for them; where it cannot fit, `BoundReached` is raised and
-nothing is sent. Where its tenant is bounded it is reserved in its account, too (`detent.metering.tenants`). Retryable failures are tried
-again after a random, growing pause; each attempt is a model call of its own and on record. What is charged where nobody knows what was
-used (a call that was cancelled or ended in an error of its adapter) is the reservation, marked as estimated. Nothing here runs in a
-re-execution: it takes the records as they are.
+Theory of operation. A call waits for its turn at the provider, then reserves what it may use at most: the estimate of its prompt plus the requested
+output. The output is clamped to what the bounds of run and pass leave after all open reservations. `ModelCallStarted` has the reservation.
+`ModelCallFinished` or `ModelCallFailed` replaces it with the actual usage, so the sum of all calls is the run's usage. If a reservation does not
+fit only because other calls are open, the call waits for them. If it cannot fit at all, `BoundReached` is raised and nothing is sent. If the
+tenant has a budget, the call is also reserved in the tenant's account (`detent.metering.tenants`). Retryable failures are tried again after a
+random, growing pause; each attempt is recorded as its own model call. If the usage of a call is unknown (it was cancelled, or its adapter raised an
+error), its reservation is charged, marked as estimated. Nothing here runs in a re-execution, which takes the records as they are.
 
-No library does the retries: tenacity (13 ms to import, 272 kB) and stamina (24 ms, 440 kB with tenacity) repeat a function, and here each attempt is a
-reservation and a record of its own, and a pause ends with the run's time, its cancellation or a longer Retry-After. What they would replace is
+No library does the retries. tenacity (13 ms to import, 272 kB) and stamina (24 ms, 440 kB with tenacity) repeat a function. Here each attempt is its
+own reservation and record, and a pause ends with the run's time, its cancellation or a longer Retry-After. A library would replace only
 the formula in `ModelRetries.pause`.
 """
 
@@ -41,14 +40,14 @@ Send = Callable[[int | None], Awaitable[ModelAnswer]]
 
 
 MOST_TOKENS = 10**12
-"""More tokens than any one call uses: what a provider tells beyond it is an error of its own."""
+"""No single call uses more tokens. A larger count from a provider is an error of the provider."""
 LOOKS_S = (0.05, 1.0)
-"""Where other runs of the tenant have reserved what is left, their reservations are looked at again after so long: at first, at most."""
+"""Seconds until the account is read again if other runs of the tenant have reserved what is left: the first pause and the longest."""
 _COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
 
 class Traffic:
-    """What the model calls of all runs of an engine share: prices, limits by provider, how failures are tried again."""
+    """What the model calls of all runs of an engine share: prices, provider limits, and the retry rule."""
 
     __slots__ = ("limits", "prices", "retries")
 
@@ -63,7 +62,7 @@ class Traffic:
 
 
 class Room:
-    """Wakes the calls of one run that wait for the reservations of others."""
+    """Wakes the calls of one run that wait for reservations of other calls."""
 
     __slots__ = ("_waiting",)
 
@@ -71,13 +70,13 @@ class Room:
         self._waiting: list[asyncio.Future[None]] = []
 
     async def changed(self) -> None:
-        """Wait until a reservation was given back."""
+        """Wait until a reservation is released."""
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
         await place
 
     def free(self) -> None:
-        """A reservation was given back."""
+        """Wake all waiting calls: a reservation was released."""
         for place in self._waiting:
             if not place.done():
                 place.set_result(None)
@@ -85,7 +84,7 @@ class Room:
 
 
 class Gateway:
-    """The way to models for one pass of a run (`ports.Models`); its planner gets it as `view.models`, once a plan."""
+    """Model access for one pass of a run (`ports.Models`). Its planner gets it as `view.models`, a new one for each plan."""
 
     __slots__ = ("_chunk", "_closed", "_context", "_held", "_kind", "_open", "_room", "_run", "_scope", "_streamed", "_tenants", "_traffic")
 
@@ -149,7 +148,7 @@ class Gateway:
             await self._rested(pause)
 
     def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
-        """See `ports.Models.emit`; what patterns match and what stands in sensitive fields is hidden, also where it comes in pieces."""
+        """See `ports.Models.emit`. Pattern matches and sensitive fields are hidden, even if they are split over several chunks."""
         if self._streamed and kind != self._kind:
             self._emitted()
         self._kind = kind
@@ -159,7 +158,7 @@ class Gateway:
             self._tell(kind, content)
 
     def _emitted(self) -> None:
-        """Tell what was held back: the text has ended."""
+        """Emit the text that was held back: the stream has ended."""
         rest = ""
         for streamed in self._streamed:
             rest = streamed.add(rest) + streamed.rest()
@@ -167,7 +166,7 @@ class Gateway:
             self._tell(self._kind, rest)
 
     def _tell(self, kind: Literal["text", "thinking", "model", "retry"], content: Any) -> None:
-        """Hand a chunk to whoever watches."""
+        """Send a chunk to the listeners."""
         if self._chunk is None:
             return
         state = self._run.state
@@ -185,20 +184,20 @@ class Gateway:
         )
 
     def close(self) -> None:
-        """Take no further calls; those that their caller did not wait for are given up and charged at their reservations."""
+        """Accept no further calls. Calls that their caller did not wait for are cancelled and charged at their reservations."""
         self._closed = True
         self._emitted()
         for call in list(self._open):
             self._failed(call, "nobody waited for its answer", "abandoned", self._unknown(call))
 
     async def flush(self) -> None:
-        """Commit what was recorded: who suspends the run wants its model calls to be known."""
+        """Commit the records: whoever suspends the run needs its model calls to be recorded."""
         await self._context.commit()
 
     # One attempt ----------------------------------------------------------------------------------------------------------------
 
     async def _admitted(self, asked: Asked) -> tuple[Entry, Allowed]:
-        """Wait for room in the bounds, at the provider and in the tenant's account; return the place there and what the call may use."""
+        """Wait for room in the bounds, at the provider and in the tenant's account. Return the place there and what the call may use."""
         look, tenants, waiting = LOOKS_S[0], self._tenants, None
         if tenants and not tenants.reserves(self._run.state.host.tenant):
             tenants = None
@@ -228,7 +227,7 @@ class Gateway:
                 look = min(look * 2, LOOKS_S[1])
 
     async def _reserved(self, asked: Asked, fits: Allowed | None, tenants: Tenants) -> Allowed | None:
-        """Reserve in the tenant's account what the call may use beside other runs; None where theirs are in the way."""
+        """Reserve the call's use in the tenant's account. Return None if reservations of other runs are in the way."""
         while fits is not None:
             names, others = await tenants.reserve(self._context, fits.reserved)
             try:
@@ -238,7 +237,7 @@ class Gateway:
                 raise
             if names and now is not None and (now.limit or math.inf) >= (fits.limit or math.inf):
                 return replace(fits, held=others, names=names)
-            if names:  # calls of this run have begun meanwhile
+            if names:  # calls of this run began meanwhile
                 self._run.journal.release(names)
                 await self._context.commit()
             elif now == fits:
@@ -247,7 +246,7 @@ class Gateway:
         return None
 
     async def _rested(self, seconds: float) -> None:
-        """Wait; raise `CancelledError` where the run was cancelled meanwhile."""
+        """Wait. Raise `CancelledError` if the run is cancelled meanwhile."""
         await self._run.world.pause(seconds)
         if self._run.world.cancelled:
             raise asyncio.CancelledError
@@ -259,7 +258,7 @@ class Gateway:
         return allowed(asked, self._run.state, self._scope, self._traffic.prices, others)
 
     async def _attempt(self, started: ModelCallStarted, asked: Asked, send: Send, entry: Entry, fits: Allowed) -> ModelAnswer:
-        """Make one request and put it on record; raise what it raised."""
+        """Make one request and record it. Raise whatever the request raises."""
         call, began, sent = started.call, self._run.world.running_ms(), False
         self._run.record(self._scope, started)
         self._tell("model", {"model": started.model, "attempt": started.attempt, "purpose": started.purpose})
@@ -269,7 +268,7 @@ class Gateway:
             self._run.journal.release((begun,))
         try:
             if fits.names or self._bounded():
-                await self._context.commit()  # where a crash finds it
+                await self._context.commit()  # found here after a crash
             sent = True
             answer = await send(fits.limit)
             usage = self._used(answer.usage, asked, answer.model, started.reserved, audio_s=answer.audio_s)
@@ -287,7 +286,7 @@ class Gateway:
             raise
         entry.leave(usage.total_tokens)
         if self._open.pop(call, None) is None:
-            raise asyncio.CancelledError  # it was given up in the meantime
+            raise asyncio.CancelledError  # it was cancelled in the meantime
         self._finished(call, asked, answer, usage, began)
         if usage != NOTHING or fits.names:
             await self._context.commit()
@@ -306,7 +305,7 @@ class Gateway:
         self._freed(call)
 
     async def _told_failure(self, call: str, error: Exception, kind: str, usage: Usage, began: float) -> None:
-        """Put a failed attempt on record for good: what follows may be a long pause, or the end of the pass."""
+        """Commit the record of a failed attempt: a long pause or the end of the pass may follow."""
         said = str(error) if isinstance(error, ModelCallFailure) else f"{type(error).__name__}: {error}"
         safe = await self._run.world.scrub(said, known=self._context.known)
         self._failed(
@@ -323,13 +322,15 @@ class Gateway:
         self._freed(call)
 
     def _freed(self, call: str) -> None:
-        """Let others have what the call had reserved: those of this run at once, those of its tenant with the next commit."""
+        """Release the reservation of the call: for other calls of this run at once, for the tenant with the next commit."""
         if (name := self._held.pop(call, None)) is not None:
             self._run.journal.release((name,))
         self._room.free()
 
     def _pause(self, failure: ModelCallFailure, attempt: int, waited: float) -> float | None:
-        """Return how long to wait before the next attempt; None where there is none, also because the run's or the request's time would be over."""
+        """Return the pause before the next attempt. None if there is no next attempt, for example because the run's or the request's time would be
+        over.
+        """
         pause = self._traffic.retries.pause(failure, attempt, waited, random.random)
         bounds = [left for left in (self._context.time_left(), failure.left_s) if left is not None]
         return None if pause is None or any(pause >= left for left in bounds) else pause
@@ -337,7 +338,7 @@ class Gateway:
     # What it used --------------------------------------------------------------------------------------------------------------
 
     def _used(self, usage: Usage, asked: Asked, model: str, reserved: Usage | None, *, audio_s: float = 0.0) -> Usage:
-        """Return what a call used, with its cost; the reservation where a provider tells nothing and a bound is to be kept."""
+        """Return the usage of a call with its cost. If the provider reports none and there is a bound, return the reservation."""
         used = replace(_plausible(usage).charged(), model_calls=0)
         if not (used.total_tokens or audio_s) and reserved is not None and self._bounded():
             used = replace(reserved, estimated=True)
@@ -348,7 +349,7 @@ class Gateway:
         return used
 
     def _unknown(self, call: str) -> Usage:
-        """Return what is charged where nobody knows what a call used."""
+        """Return the charge for a call whose usage is unknown."""
         reserved = self._open.get(call, NOTHING)
         return replace(reserved, estimated=True) if reserved != NOTHING else NOTHING
 
@@ -356,7 +357,7 @@ class Gateway:
         return bounded(self._run.state, self._scope)
 
     def _name(self) -> str:
-        """Return a call id that the run has not had: pass, turn, and the number of the model call."""
+        """Return a new call id for this run: pass, turn, and the number of the model call."""
         return f"{self._scope}.{self._iteration()}.m{self._run.state.usage.model_calls + 1}"
 
     def _iteration(self) -> int:
@@ -365,7 +366,7 @@ class Gateway:
 
 
 def _plausible(usage: Usage) -> Usage:
-    """Return usage that can be added up and stored: whole counts from 0 to `MOST_TOKENS`, no cost that is no amount of money."""
+    """Return usage that can be added up and stored: whole counts from 0 to `MOST_TOKENS`, and no cost that is not an amount of money."""
     told: dict[str, Any] = {field: getattr(usage, field) for field in _COUNTS}
     wrong = {field: _whole(said) for field, said in told.items() if type(said) is not int or not 0 <= said <= MOST_TOKENS}
     cost: Any = usage.cost_usd
@@ -375,7 +376,7 @@ def _plausible(usage: Usage) -> Usage:
 
 
 def _whole(said: Any) -> int:
-    """Return the count that a provider may have meant: a part of a token is one, and what is no number is none."""
+    """Return the count that a provider probably meant: a fraction of a token counts as one, anything that is not a number as none."""
     return math.ceil(min(MOST_TOKENS, max(0, said))) if isinstance(said, (int, float)) else 0
 
 

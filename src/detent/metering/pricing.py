@@ -1,6 +1,6 @@
-"""What model calls cost: prices from genai-prices (extra `models`), and those that a program gives for models of its own.
+"""What model calls cost: prices from genai-prices (extra `models`), and a program's prices for its own models.
 
-Without a price a cost is unknown (None), never zero, and that is said once a model and process. Prices are those of the day of the call.
+Without a price the cost is unknown (None), never zero. This is logged once per model and process. Prices are those of the day of the call.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _PROVIDERS = {
     "xai": "x-ai",
     "grok": "x-ai",
 }
-"""How providers are called here that the price list knows by another name."""
+"""Provider names that the price list spells differently."""
 
 _REGION = ("us.", "eu.", "apac.", "global.")
-"""What stands before the name of a model that Bedrock serves from several regions."""
+"""The prefix of a model name that Bedrock serves from several regions."""
 
 
 WARNED: set[str] = set()
-"""The models of which this process was told that they have no price: one warning a model, however many engines there are."""
+"""Models whose missing price this process has already logged: one warning per model, however many engines there are."""
 
 
 class ModelPrice(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model costs, in USD for a million tokens; `cached_usd` is that of cached input, as `input_usd` unless given.
+    """The price of a model, in USD per million tokens. `cached_usd` is for cached input, and defaults to `input_usd`.
 
-    `minute_usd`: for a minute of audio that is transcribed.
+    `minute_usd`: per minute of transcribed audio.
     """
 
     input_usd: float
@@ -59,7 +59,7 @@ class ModelPrice(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True,
                 raise ConfigError(f"{name} is {value}; a price is 0 or more, in USD for {of}")
 
     def of(self, usage: Usage, audio_s: float = 0.0) -> float:
-        """Return what `usage` and so many seconds of audio cost."""
+        """Return the cost of `usage` and of this many seconds of audio."""
         cached = min(usage.cached_tokens, usage.input_tokens)
         cheap = self.input_usd if self.cached_usd is None else self.cached_usd
         tokens = (usage.input_tokens - cached) * self.input_usd + cached * cheap + usage.output_tokens * self.output_usd
@@ -67,7 +67,7 @@ class ModelPrice(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True,
 
 
 class Prices:
-    """Knows what model calls cost. `own` prices, by "provider:model" or by the model's name alone, go before those of the price list."""
+    """Computes what model calls cost. `own` prices, by "provider:model" or by the model's name alone, override the price list."""
 
     def __init__(self, own: Mapping[str, ModelPrice] | None = None) -> None:
         self._own = dict(own or {})
@@ -83,9 +83,9 @@ class Prices:
         return self.cost(model, provider, Usage(input_tokens=1, output_tokens=1), quiet=True) is not None
 
     def cost(self, model: str, provider: str, usage: Usage, *, audio_s: float = 0.0, quiet: bool = False) -> float | None:
-        """Return what `usage` of the model costs in USD, None where no price is known (which is logged once a process unless `quiet`).
+        """Return the cost of `usage` of the model in USD, or None without a price (logged once per process unless `quiet`).
 
-        `audio_s` are seconds of audio that it has written down.
+        `audio_s` are the seconds of audio that the model transcribed.
         """
         key = (model, provider)
         if key not in self._found:
@@ -96,18 +96,18 @@ class Prices:
         cost = None if price is None else _listed(price, usage)
         if cost is None and not quiet and model not in WARNED:
             WARNED.add(model)
-            log.warning("no price is known for model %r: its calls are counted in tokens, and cost nothing that is known", model)
+            log.warning("no price for model %r: counting its tokens, not its cost", model)
         return cost
 
     def _find(self, model: str, provider: str) -> Any:
-        """Return a price of our own, or provider and model as the price list has them; None where neither knows the model."""
+        """Return one of our own prices, or provider and model as the price list spells them. None if neither knows the model."""
         prefixed = ":" in model and (not provider or model.startswith(f"{provider}:"))
         named, _, bare = model.partition(":") if prefixed else (provider, "", model)
         for name in (model, f"{named}:{bare}", bare):
             if name in self._own:
                 return self._own[name]
         if not named:
-            return None  # who bills it is not known
+            return None  # who bills it is unknown
         try:
             from genai_prices.data_snapshot import get_snapshot
         except ImportError:
@@ -122,9 +122,9 @@ class Prices:
 
 
 def _listed(price: tuple[Any, Any], usage: Usage) -> float | None:
-    """Return what `usage` costs by the price list; None where the list has no price that fits.
+    """Return the cost of `usage` by the price list. None if the list has no price that fits.
 
-    Most prices are rates by token, which this computes itself; the rest (by request, by second) is the library's.
+    Most prices are rates by token, which this computes itself. The library computes the rest (by request, by second).
     """
     model, provider = price
     now = datetime.now(UTC)
@@ -138,7 +138,7 @@ def _listed(price: tuple[Any, Any], usage: Usage) -> float | None:
 
 
 def _rate(price: Any, input_tokens: int) -> float:
-    """Return a price for a million tokens; that of a long prompt holds for all tokens of the call."""
+    """Return a price for a million tokens. The price of a long prompt applies to all tokens of the call."""
     tiers: list[Any] = getattr(price, "tiers", [])
     base = getattr(price, "base", price)
     return float(next((tier.price for tier in reversed(tiers) if input_tokens > tier.start), base))

@@ -1,9 +1,8 @@
-"""How many model calls a provider gets at once and a minute, from all runs of an engine together, and how failed ones are tried again.
+"""Limits per provider: concurrent calls, calls and tokens a minute, shared by all runs of an engine; and the retry rule.
 
-Theory of operation. Who wants to call takes its place in the line of its provider. The first in line waits until fewer than `concurrent`
-calls are open and until the calls and tokens that began within the last minute leave room for one more; then it goes, and the next is
-first. Tokens count with what was reserved, and with what was used as soon as that is known. Nothing here is on any log: waiting is time
-in which the run runs, and a cancellation ends it.
+Theory of operation. A call joins the queue of its provider. The first in the queue waits until fewer than `concurrent` calls are open, and until the
+calls and tokens that began within the last minute leave room for one more. Then it starts, and the next one is first. Tokens first count as
+reserved, then as used when the usage is known. Nothing here is recorded: waiting counts as running time of the run, and a cancellation ends it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ WINDOW_S = 60.0
 
 
 class ModelLimits(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a provider allows: calls at once, calls a minute, tokens (input and output) a minute. None: no limit."""
+    """What a provider allows: concurrent calls, calls a minute, tokens (input and output) a minute. None: no limit."""
 
     concurrent: int | None = None
     requests_per_minute: int | None = None
@@ -38,10 +37,10 @@ class ModelLimits(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
 
 
 class ModelRetries(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a retryable failure is tried again: at most `retries` times, and while the pauses stay below `total_wait_s` together.
+    """How a retryable failure is retried: at most `retries` times, and while the pauses stay below `total_wait_s` together.
 
-    The pause before retry n is drawn from 0 to `base_s`·2ⁿ⁻¹, at most `max_s`. Where the provider says how long to wait, it is at least
-    that long; one that asks for more than `retry_after_s` is not waited for.
+    The pause before retry n is drawn from 0 to `base_s`·2ⁿ⁻¹, at most `max_s`. If the provider asks for a pause, it is at least that long. A provider
+    that asks for more than `retry_after_s` gets no retry.
     """
 
     retries: int = 4
@@ -58,7 +57,7 @@ class ModelRetries(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
                 raise ConfigError(f"{name} is {value}; give 0 or more")
 
     def pause(self, failure: ModelCallFailure, attempt: int, waited_s: float, chance: Callable[[], float]) -> float | None:
-        """Return the seconds to wait after failed attempt number `attempt`, None where it is not tried again; `chance` gives 0 to 1."""
+        """Return the seconds to wait after failed attempt number `attempt`, None if there is no retry. `chance` returns 0 to 1."""
         asked = failure.retry_after_s or 0.0
         if not failure.retryable or attempt > self.retries or asked > self.retry_after_s:
             return None
@@ -67,7 +66,7 @@ class ModelRetries(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
 
 
 class Entry:
-    """One call that was let in; `tokens` is what it counts for."""
+    """A call that has started. `tokens` is what it counts for."""
 
     __slots__ = ("at", "line", "open", "tokens")
 
@@ -75,7 +74,7 @@ class Entry:
         self.line, self.at, self.tokens, self.open = line, at, tokens, True
 
     def leave(self, tokens: int | None = None) -> None:
-        """The call is over, having used `tokens` (None: as many as were reserved). Once is enough."""
+        """Mark the call as over, with `tokens` used (None: as many as reserved). Only the first call of this method counts."""
         if tokens is not None:
             self.tokens = tokens
         if self.open and self.line is not None:
@@ -84,7 +83,7 @@ class Entry:
 
 
 class Line:
-    """The line in front of one provider."""
+    """The queue of one provider."""
 
     def __init__(self, limits: ModelLimits, now: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
         self._limits, self._now, self._sleep = limits, now, sleep
@@ -110,7 +109,7 @@ class Line:
             self._next()
 
     def left(self) -> None:
-        """One call less is open."""
+        """Count one open call less."""
         self._open -= 1
         if self._freed is not None and not self._freed.done():
             self._freed.set_result(None)
@@ -131,7 +130,7 @@ class Line:
                 return
 
     def _delay(self, tokens: int) -> float:
-        """Return for how many seconds there is no room yet; a call of more tokens than a minute allows goes when the minute is empty."""
+        """Return for how many seconds there is no room yet. A call of more tokens than a minute allows starts when the minute is empty."""
         now, until = self._now(), 0.0
         while self._begun and self._begun[0].at <= now - WINDOW_S:
             self._begun.popleft()
@@ -145,14 +144,14 @@ class Line:
 
 
 def limits_of(said: Mapping[str, ModelLimits] | ProviderLimits | None) -> ProviderLimits:
-    """Return the limits as one object; that of several engines stays the same one."""
+    """Return the limits as one object; an object shared by several engines stays the same."""
     return said if isinstance(said, ProviderLimits) else ProviderLimits(said)
 
 
 class ProviderLimits:
-    """The limits of all providers. Give one object to several engines of a process and they share it.
+    """The limits of all providers. Engines of a process that get the same object share it.
 
-    An engine belongs to one event loop at a time; with another loop the lines begin anew.
+    An engine belongs to one event loop at a time. In another loop the queues start empty.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class ProviderLimits:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def enter(self, provider: str, tokens: int) -> Entry:
-        """Wait until the provider may get one more call, which may use `tokens`; `leave` the entry when the call is over."""
+        """Wait until the provider has room for a call of `tokens`. Call `leave` on the entry when the call is over."""
         limits = self.limits.get(provider)
         if limits is None:
             return Entry(None, 0.0, tokens)

@@ -1,7 +1,7 @@
-"""What a model call may use: its reservation against the bounds of run and pass, beside what other calls have reserved.
+"""What a model call may use: its reservation against the bounds of run and pass, next to the reservations of other calls.
 
-Pure: the same call, state and prices give the same answer. The reservation is the estimate of the prompt and the output that may be asked
-for, so that a hard limit is passed by no more than the error of the last call's own estimate.
+Pure: the same call, state and prices give the same answer. The reservation is the estimate of the prompt plus the requested output, so a hard
+limit is exceeded by no more than the estimation error of the last call.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from detent.ports.outside import BoundReached
 
 BOUNDS = ("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
 USUAL_OUTPUT = 8_192
-"""The output that a call asks for under a bound on tokens or cost when it names no limit of its own: what current models accept.
+"""The output that a call requests under a bound on tokens or cost if it has no limit of its own: what current models accept.
 
-All that the bounds leave would be more than most models can give, which providers refuse, would keep other calls waiting for it, and would
-be what a call that dies with its process is charged at.
+Requesting everything that the bounds leave would be worse: it is more than most models can give, so providers refuse it; other calls would wait
+for it; and a call that dies with its process would be charged for all of it.
 """
 Account = tuple[str | TenantBalance, Budget, Usage]
-"""Bounds and what is used of them; first whose they are: of the "run", of the "pass", or of a tenant."""
+"""Bounds and their usage. The first item is their owner: the "run", the "pass", or a tenant."""
 TOKENS_AND_COST = ("max_input_tokens", "max_output_tokens", "max_total_tokens", "max_cost_usd")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One call as it was asked for."""
+    """One requested call."""
 
     model: str
     provider: str
@@ -42,9 +42,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """One call as it may be made: the most output tokens that it may ask for (None: no limit), and what is reserved for it.
+    """One call as permitted: the most output tokens that it may request (None: no limit), and its reservation.
 
-    `held` is what other runs of the tenant had reserved, `names` what stands for this call in its account.
+    `held` is what other runs of the tenant had reserved, `names` are the call's reservations in the tenant's account.
     """
 
     limit: int | None
@@ -54,10 +54,10 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def allowed(asked: Asked, state: RunState, scope: str, prices: Prices, others: Usage = NOTHING) -> Allowed | None:
-    """Return what the call may use; None where only the reservations of open calls are in the way.
+    """Return what the call may use. None if only the reservations of open calls are in the way.
 
-    `others` is what other runs of the tenant have reserved. Raise `BoundReached` where it cannot fit,
-    `PlannerFailed` where a bound on cost meets a model without a price.
+    `others` is what other runs of the tenant have reserved. Raise `BoundReached` if the call cannot fit, and
+    `PlannerFailed` if there is a bound on cost and the model has no price.
     """
     use = _priced(asked, prices)
     limit = _clamped(asked, _accounts(state, scope, ()), use)
@@ -80,7 +80,7 @@ def scope_of(call: str) -> str:
 
 
 def _accounts(state: RunState, scope: str, taken: Iterable[tuple[str, Usage]], others: Usage = NOTHING) -> list[Account]:
-    """Return the bounds of the run, of the pass and of the tenant, each with what is used of it and `taken` by open calls, also of `others`."""
+    """Return the bounds of run, pass and tenant, each with its usage and `taken` by open calls, including those of `others`."""
     own = state.passes.get(scope)
     run, mine = state.usage, own.usage if own is not None else NOTHING
     for call, reserved in taken:
@@ -95,12 +95,12 @@ def _accounts(state: RunState, scope: str, taken: Iterable[tuple[str, Usage]], o
 
 
 def _owned(bound: Exhausted, of: str | TenantBalance) -> Exhausted:
-    """Return the bound as one of the run, of the pass or of the tenant."""
+    """Return the bound with its owner: the run, the pass or the tenant."""
     return msgspec.structs.replace(bound, of=of) if isinstance(of, str) else tenants(bound, of) or bound
 
 
 def _clamped(asked: Asked, accounts: list[Account], use: Callable[[int], Usage]) -> int | None:
-    """Return how much output the call may ask for; raise `BoundReached` where there is no room for a token of it."""
+    """Return how much output the call may request. Raise `BoundReached` if there is no room for a single token."""
     limit = asked.max_output_tokens
     for of, budget, used in accounts:
         bound = exhausted(budget, used, only=BOUNDS)
@@ -116,7 +116,7 @@ def _clamped(asked: Asked, accounts: list[Account], use: Callable[[int], Usage])
 
 
 def _rooms(asked: Asked, budget: Budget, used: Usage, use: Callable[[int], Usage]) -> Iterable[tuple[str, int]]:
-    """Yield each dimension that is bounded, with the tokens of output that it leaves; 0 where the prompt alone is too much."""
+    """Yield each bounded dimension with the output tokens that it leaves; 0 if the prompt alone is too much."""
     wanted = asked.input_tokens
     if budget.max_input_tokens is not None and used.input_tokens + wanted > budget.max_input_tokens:
         yield "input_tokens", 0
@@ -131,12 +131,12 @@ def _rooms(asked: Asked, budget: Budget, used: Usage, use: Callable[[int], Usage
 
 
 def _affordable(asked: Asked, left_usd: float, use: Callable[[int], Usage]) -> int | None:
-    """Return how many tokens of output `left_usd` pays for beside the prompt; None where output costs nothing."""
+    """Return how many output tokens `left_usd` pays for after the prompt. None if output costs nothing."""
     many = asked.max_output_tokens or 1_000_000
     prompt, whole = use(0).cost_usd, use(many).cost_usd
     if prompt is None or whole is None:
         raise PlannerFailed(
-            f"no price is known for model {asked.model!r}, and the run has max_cost_usd: nothing was sent. Give its price with "
+            f"no price for model {asked.model!r}, and the run has max_cost_usd: nothing was sent. Give its price with "
             "Engine(model_prices=...) or [models.prices], or bound the run by tokens instead"
         )
     if prompt > left_usd:
@@ -146,7 +146,7 @@ def _affordable(asked: Asked, left_usd: float, use: Callable[[int], Usage]) -> i
 
 
 def _priced(asked: Asked, prices: Prices) -> Callable[[int], Usage]:
-    """Return what gives the use of a call with the estimated prompt and so many tokens of output; each price is looked up once."""
+    """Return a function from output tokens to the use of a call with this estimated prompt. Each price is looked up once."""
 
     @cache
     def use(output: int) -> Usage:

@@ -1,13 +1,15 @@
 """Budgets of tenants over a window of time, across runs and processes.
 
-Theory of operation. Every append carries what its run has used since the one before (`spent_between`), and the store adds that to the sum of
-the tenant's day in the same transaction. Where a tenant is bounded, its sums are read before each turn, each group of tool calls and each
-model call, after everything that the run itself has used is committed, and a reading that says something new is put on record
-(`TenantBalance`): decisions go by the record, never by the store, so that a re-execution makes the same ones. Whatever is about to count is
-reserved first (`EventStore.reserve`): the start of a run, calls of tools before they begin, a model call and what it may use at most. The
-store refuses what does not fit beside the account and all reservations; then the account is read again, and who is in the way is waited for.
-The append that records what was reserved for charges it and gives the reservation back, so that it may count twice for a moment and never
-not at all. What a process that died had reserved lapses, or is given back as its run is resumed, by the record that charges it.
+Theory of operation. Every append carries the usage of its run since the append before (`spent_between`). The store adds that to the sum of the
+tenant's day in the same transaction. If a tenant has a budget, its sums are read before each turn, each group of tool calls and each model call,
+after all usage of the run itself is committed. A reading with something new is recorded (`TenantBalance`). Decisions use the record, never
+the store, so a re-execution makes the same ones.
+
+Everything that is about to count is reserved first (`EventStore.reserve`): the start of a run, tool calls before they begin, a model call and its
+maximum use. The store refuses a reservation that does not fit next to the account and all other reservations. Then the account is read again, and
+the run waits for the reservations in the way. The append that records the reserved use also charges it and releases the reservation: it may count
+twice for a moment, but never not at all. The reservations of a process that died lapse. When its run is resumed earlier, the record that charges
+them releases them.
 """
 
 from __future__ import annotations
@@ -35,22 +37,22 @@ from detent.ports.outside import Interrupted
 log = logging.getLogger("detent")
 
 OTHERS = "*"
-"""Stands for every tenant that is not named; each has an account of its own."""
+"""The key for every tenant that is not named; each of them has its own account."""
 LAPSES_S = 900.0
-"""So long holds what a model call has reserved and nobody gives back; longer than models answer."""
+"""Seconds until a model call's reservation lapses if nothing releases it; longer than models take to answer."""
 BEGINS_S = 30.0
-"""So long holds what calls of tools and starts have reserved: their records follow at once."""
+"""Seconds until the reservations of tool calls and starts lapse: their records follow at once."""
 BUSY_S = 30.0
-"""So long a start waits for starts elsewhere that are about to be recorded."""
+"""Seconds that a start waits for other starts that are about to be recorded."""
 PAUSES_S = (0.002, 0.25)
-"""Where what other runs have reserved is in the way, the account is read again after so long: at first, at most."""
+"""Seconds until the account is read again if reservations of other runs are in the way: the first pause and the longest."""
 SAID_S = 2.0
-"""A wait for what other runs have reserved is told in the log after so long."""
+"""Seconds after which a wait for reservations of other runs is logged."""
 _START = "start"
 
 
 class Waiting:
-    """A wait for what other runs of a tenant have reserved, which holds for `lasts_s` at most; told once, where it is long."""
+    """A wait for reservations of other runs of a tenant, which lapse after `lasts_s` at most. A long wait is logged once."""
 
     __slots__ = ("_began", "_tenant", "_until")
 
@@ -59,11 +61,11 @@ class Waiting:
         self._began: float | None = asyncio.get_running_loop().time()
 
     def goes_on(self) -> None:
-        """Tell of the wait, where that is due."""
+        """Log the wait if it is time to."""
         if self._began is not None and asyncio.get_running_loop().time() - self._began >= SAID_S:
             self._began = None
             log.warning(
-                "a run waits for what other runs of tenant %r have reserved: until they go on, or, where their process died, until %s at the latest",
+                "a run waits for reservations of other runs of tenant %r; if their process died, the reservations lapse at %s at the latest",
                 self._tenant,
                 self._until.isoformat(timespec="seconds"),
             )
@@ -72,7 +74,7 @@ class Waiting:
 class TenantBudget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """What all runs of a tenant together may use in a day or a month (of the calendar, UTC).
 
-    `max_runs` counts runs that are started, without those that other runs start.
+    `max_runs` counts started runs, without those that other runs start.
     """
 
     window: Literal["day", "month"] = "day"
@@ -86,7 +88,7 @@ class TenantBudget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
 
     @property
     def limits(self) -> Budget:
-        """The bounds that hold while a run is advanced."""
+        """The bounds that apply while a run advances."""
         return Budget(
             max_model_calls=self.max_model_calls,
             max_tool_calls=self.max_tool_calls,
@@ -96,7 +98,7 @@ class TenantBudget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
 
     @property
     def bounds(self) -> dict[str, float]:
-        """All bounds, by what they bound of `Spent`."""
+        """All bounds, by the field of `Spent` that they limit."""
         named = (
             ("runs", self.max_runs),
             ("model_calls", self.max_model_calls),
@@ -107,20 +109,20 @@ class TenantBudget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
         return {of: bound for of, bound in named if bound is not None}
 
     def since(self, now: datetime) -> str:
-        """Return the first day of the window that `now` is in."""
+        """Return the first day of the window that contains `now`."""
         today = day_of(now)
         return today if self.window == "day" else f"{today[:8]}01"
 
 
 def checked_tenants(budgets: Mapping[str, TenantBudget]) -> dict[str, TenantBudget]:
-    """Return the budgets by tenant; raise `ConfigError` for a bound that is not above 0, an unknown window, or a budget without a bound."""
+    """Return the budgets by tenant. Raise `ConfigError` for a bound that is not above 0, an unknown window, or a budget without a bound."""
     for tenant, budget in budgets.items():
         if budget.window not in ("day", "month"):
-            raise ConfigError(f"tenants.{tenant}.window is {budget.window!r}; it is day or month")
+            raise ConfigError(f"tenants.{tenant}.window is {budget.window!r}; write day or month")
         bounds = {f: value for f in TenantBudget.__struct_fields__ if f != "window" and (value := getattr(budget, f)) is not None}
         if not bounds:
             raise ConfigError(
-                f"tenants.{tenant} bounds nothing; give max_runs, max_model_calls, max_tool_calls, max_total_tokens or max_cost_usd"
+                f"tenants.{tenant} has no bound; give max_runs, max_model_calls, max_tool_calls, max_total_tokens or max_cost_usd"
             )
         for field, value in bounds.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
@@ -129,7 +131,7 @@ def checked_tenants(budgets: Mapping[str, TenantBudget]) -> dict[str, TenantBudg
 
 
 class Tenants:
-    """The accounts of tenants in one store, and the bounds that an engine puts on them."""
+    """The accounts of tenants in one store, and an engine's bounds on them."""
 
     __slots__ = ("_budgets", "_clock", "_names", "_store")
 
@@ -141,7 +143,7 @@ class Tenants:
         return bool(self._budgets)
 
     def budget_of(self, tenant: str) -> TenantBudget | None:
-        """Return what bounds the tenant ("": runs without one); None where nothing does."""
+        """Return the budget of the tenant ("": runs without one), or None without a budget."""
         return self._budgets.get(tenant, self._budgets.get(OTHERS))
 
     async def spent(self, tenant: str, window: Literal["day", "month"] = "day") -> Spent:
@@ -149,7 +151,7 @@ class Tenants:
         return await self._store.spent(tenant, TenantBudget(window=window).since(self._clock.now()))
 
     async def refuse_start(self, tenant: str) -> None:
-        """Raise `BudgetRefused` where the tenant has started as many runs as it may."""
+        """Raise `BudgetRefused` if the tenant has started as many runs as it may."""
         budget = self.budget_of(tenant)
         if budget is None or budget.max_runs is None:
             return
@@ -163,9 +165,9 @@ class Tenants:
 
     @asynccontextmanager
     async def starting(self, run_id: str, tenant: str) -> AsyncGenerator[Sequence[str]]:
-        """Reserve the start of a run; raise `BudgetRefused` where its tenant may start no more.
+        """Reserve the start of a run. Raise `BudgetRefused` if its tenant may start no more.
 
-        Gives the names that the append of its beginning gives back, which is to be committed inside; none where nothing bounds its runs.
+        Yield the names that the append of the first record releases; commit it inside. There are no names if the tenant's runs are not limited.
         """
         budget = self.budget_of(tenant)
         if budget is None or budget.max_runs is None:
@@ -181,7 +183,7 @@ class Tenants:
             raise
 
     async def give_back(self, run_id: str, tenant: str, names: Sequence[str]) -> None:
-        """Give back what the run has reserved under these names where no append does, by reserving nothing; at worst it lapses."""
+        """Release the run's reservations of these names when no append does, by reserving nothing. If this fails, they lapse."""
         if not names:
             return
         day = day_of(self._clock.now())
@@ -190,10 +192,10 @@ class Tenants:
         try:
             await self._reserve(asked)
         except Exception as error:  # noqa: BLE001 - why it is given back is what counts
-            log.warning("what run %r has reserved for tenant %r is not given back, and lapses: %s", run_id, tenant, error)
+            log.warning("the reservations of run %r for tenant %r could not be released, and will lapse: %s", run_id, tenant, error)
 
     async def _start(self, asked: Reservation, tenant: str) -> None:
-        """Wait while starts of other runs, which are about to be recorded, are in the way."""
+        """Wait while starts of other runs that are about to be recorded are in the way."""
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + BUSY_S, PAUSES_S[0]
         waiting = self.waiting(tenant, asked.lasts_s)
@@ -201,26 +203,26 @@ class Tenants:
             await self.refuse_start(tenant)
             if loop.time() >= deadline:
                 raise BudgetRefused(
-                    f"other runs of tenant {tenant!r} have reserved the last starts that max_runs leaves, and are not on record after {BUSY_S:g} s;"
-                    f" nothing was recorded of this one. Start it again: what a process that died had reserved lapses after {asked.lasts_s:g} s"
+                    f"other runs of tenant {tenant!r} have reserved the last starts of max_runs, and have not recorded them after {BUSY_S:g} s;"
+                    f" this run was not started. Start it again: reservations of a dead process lapse after {asked.lasts_s:g} s"
                 )
             waiting.goes_on()
-            await asyncio.sleep(pause)  # polls what starts elsewhere have reserved
+            await asyncio.sleep(pause)  # polls the reservations of starts elsewhere
             pause = min(pause * 2, PAUSES_S[1])
 
     def waiting(self, tenant: str, lasts_s: float = LAPSES_S) -> Waiting:
-        """Return a wait that begins now, for what others have reserved for so long."""
+        """Return a wait that begins now, for reservations that lapse after this long."""
         return Waiting(tenant, self._clock.now(), lasts_s)
 
     def reserves(self, tenant: str) -> bool:
-        """Whether model calls of the tenant's runs reserve in its account."""
+        """Whether model calls of the tenant's runs need a reservation in its account."""
         budget = self.budget_of(tenant)
         return budget is not None and (budget.max_model_calls, budget.max_total_tokens, budget.max_cost_usd) != (None, None, None)
 
     async def reserve(self, context: Any, most: Usage) -> tuple[Sequence[str], Usage]:
-        """Reserve one model call and what it may use at most; put on record what the account says.
+        """Reserve one model call and its maximum use. Record the reading of the account.
 
-        Return the names (of the call itself, of its use), none where it does not fit, and what other runs have reserved.
+        Return the names (of the call itself, of its use), none if it does not fit, and what other runs have reserved.
         """
         run: RunState = context.run.state
         budget = self._budgets.get(run.host.tenant) or self._budgets[OTHERS]
@@ -237,10 +239,10 @@ class Tenants:
         return tuple(amounts) if balance.granted else (), held
 
     async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
-        """Put on record what the tenant of a pass's run has used, where it is bounded and the records do not say so already.
+        """Record what the tenant of a pass's run has used, if the tenant has a budget and the records do not show it already.
 
-        Where `calls`, which are about to begin, count in a bound, reserve as many as it leaves, and return what they are to begin in: they
-        are committed there. Wait while only what other runs have reserved is in the way.
+        If `calls`, which are about to begin, count towards a bound, reserve as many as it leaves. Return the context in which they begin and are
+        committed. Wait while only reservations of other runs are in the way.
         """
         run: RunState = context.run.state
         budget = self.budget_of(run.host.tenant)
@@ -271,7 +273,7 @@ class Tenants:
             pause = min(pause * 2, PAUSES_S[1])
 
     async def _kept(self, context: Any, budget: TenantBudget, amounts: dict[str, Spent], lasts_s: float) -> Balance:
-        """Reserve, once everything that the run has used is committed; put on record what the account says."""
+        """Reserve, after all usage of the run is committed. Record the reading of the account."""
         await context.commit()
         run: RunState = context.run.state
         try:
@@ -283,7 +285,7 @@ class Tenants:
         return balance
 
     async def _reserve(self, asked: Reservation) -> Balance:
-        """Reserve; where the caller is cancelled, first find out what became of it: whatever is given back then is there."""
+        """Reserve. If the caller is cancelled, first wait for the result, so that the reservation can be released."""
         task = asyncio.ensure_future(self._store.reserve(asked))
         try:
             return await asyncio.shield(task)
@@ -296,7 +298,7 @@ class Tenants:
         return Reservation(run_id=run_id, tenant=one.tenant, since=one.day, amounts=amounts, limits=budget.bounds, lasts_s=lasts_s)
 
     def _note(self, context: Any, budget: TenantBudget, spent: Spent) -> None:
-        """Put on record what the store says, where it says something new."""
+        """Record the store's reading if it has something new."""
         used = Usage(
             model_calls=spent.model_calls,
             tool_calls=spent.tool_calls,
@@ -309,7 +311,7 @@ class Tenants:
 
 
 def _beginnings(specs: Sequence[ToolSpec], budget: TenantBudget, spent: Spent) -> Spent:
-    """Return what of these calls the bounds leave: the kernel begins no more; nothing where a bound is reached."""
+    """Return the use of those calls that the bounds allow: the kernel begins no more. Nothing if a bound is reached."""
     count, cost = len(specs), sum(spec.cost_usd or 0.0 for spec in specs)
     if budget.max_tool_calls is not None:
         count = min(count, max(0, budget.max_tool_calls - spent.tool_calls))
@@ -320,7 +322,7 @@ def _beginnings(specs: Sequence[ToolSpec], budget: TenantBudget, spent: Spent) -
 
 @asynccontextmanager
 async def _beginning(context: Any, name: str, *, durable: bool) -> AsyncGenerator[None]:
-    """Commit what has begun inside, and give back what was reserved for it; `durable` where there are effects, which follow their intents."""
+    """Commit what began inside and release its reservation. `durable` if there are effects, which follow their intents."""
     try:
         yield
     finally:
@@ -329,7 +331,7 @@ async def _beginning(context: Any, name: str, *, durable: bool) -> AsyncGenerato
 
 
 def _known(run: RunState, state: KernelState, balance: TenantBalance) -> bool:
-    """Whether the records say as much: the account is that of the last reading, and nobody but this run has used anything since."""
+    """Whether the records are up to date: the account is as in the last reading, and only this run has used anything since."""
     last = state.balance
     if last is None or msgspec.structs.replace(last, used=balance.used) != balance:
         return False
@@ -345,7 +347,7 @@ def _known(run: RunState, state: KernelState, balance: TenantBalance) -> bool:
 def spent_between(before: Usage, state: RunState, lines: Sequence[bytes], *, first: bool) -> Spent | None:
     """Return what `lines`, which lead to `state`, add to the account of the run's tenant; None for nothing.
 
-    `first`: they begin the run. What children used is charged in their own runs.
+    `first`: they begin the run. The usage of children is charged in their own runs.
     """
     used = state.usage.since(before)
     if state.children:

@@ -1,7 +1,7 @@
 """One deadline for a whole request: all its attempts and the pauses between them, and every piece of a stream.
 
-Clients bound the silence between two pieces, or one attempt, or nothing (boto3 waits in a thread that nobody can stop). So the request runs in a
-task of its own: when the time is up the task is cancelled, and where it does not end then it is left behind, and the message says so.
+Clients limit the silence between two pieces, or one attempt, or nothing (boto3 waits in a thread that nobody can stop). So the request runs in
+its own task. When the time is up, the task is cancelled. If it does not end then, it is abandoned, and the message says so.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from detent.core.errors import ModelCallFailure
 T = TypeVar("T")
 
 GRACE_S = 1.0
-"""How long a request that was cancelled may take to close its connection."""
+"""Seconds for a cancelled request to close its connection."""
 
 
 class Deadline:
-    """The time that one request may take (None: no limit). It begins with the first attempt."""
+    """The time limit of one request (None: no limit). It begins with the first attempt."""
 
     __slots__ = ("_ends", "seconds")
 
@@ -28,7 +28,7 @@ class Deadline:
 
     @property
     def left(self) -> float | None:
-        """The seconds that are left, None without a limit."""
+        """The seconds left, None without a limit."""
         if self.seconds is None:
             return None
         now = asyncio.get_running_loop().time()
@@ -36,7 +36,7 @@ class Deadline:
         return max(0.0, self._ends - now)
 
     async def bound(self, attempt: Coroutine[Any, Any, T], *, model: str) -> T:
-        """Return what an attempt gives; raise `ModelCallFailure` when the time is up, and with what is left of it on any other such failure."""
+        """Return the result of an attempt. Raise `ModelCallFailure` when the time is up; any other such failure gets the time left."""
         left = self.left
         if left is None:
             return await attempt
@@ -52,13 +52,13 @@ class Deadline:
             except ModelCallFailure as failure:
                 failure.left_s = self.left
                 raise
-        still = "" if await _stopped(task) else "; its client did not stop when it was told to, and may wait on in the background"
+        still = "" if await _stopped(task) else "; its client did not stop when cancelled, and may still be waiting in the background"
         told = f"model {model!r}: no whole answer within {self.seconds:g} s (timeout_s){still}"
         raise ModelCallFailure(told, kind="timeout", left_s=0.0)
 
 
 async def _stopped(task: asyncio.Future[Any]) -> bool:
-    """Cancel a task; return whether it ended soon. What it still raises is of no interest."""
+    """Cancel a task. Return whether it ended soon. Errors that it still raises are ignored."""
     task.cancel()
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     await asyncio.wait({task}, timeout=GRACE_S)

@@ -1,6 +1,6 @@
-"""`FallbackPlanner`: several planners in order of preference; the next one plans where one fails in a way that another may not.
+"""`FallbackPlanner`: several planners in order of preference. The next one plans if one fails in a way that another may not.
 
-A candidate may also be kept for runs that have budget to spare: the dear model first, the cheap one when little is left.
+You can also reserve a candidate for runs with budget to spare: the expensive model first, the cheap one when little is left.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from detent.ports.options import check_fields, checked_options
 FALLS_BACK: tuple[ModelFailureKind, ...] = (
     "rate_limited", "timeout", "connection", "server", "auth", "unknown_model", "quota", "context_overflow", "empty", "queued",
 )  # fmt: skip
-"""The classes of failure after which the next planner is asked; a refusal is an answer, and so is not among them."""
+"""The classes of failure after which the next planner is called. A refusal is an answer, so it is not among them."""
 
 
 class Candidate(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """A planner and when it is used: `while_left` are the least amounts that must be left of bounds (unset: whatever is left).
+    """A planner and when it is used. `while_left` is the least that must be left of each bound (unset: any amount).
 
-    `on` are the classes of its failures after which the next candidate is asked (None: `FALLS_BACK`).
+    `on` are the classes of its failures after which the next candidate is called (None: `FALLS_BACK`).
     """
 
     planner: Any
@@ -35,7 +35,7 @@ class Candidate(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     __post_init__ = check_fields
 
     def affordable(self, left: Budget) -> bool:
-        """Whether enough is left of every bound that this candidate asks for; a bound that the run does not have is no obstacle."""
+        """Whether enough is left of every bound that this candidate names. A bound that the run does not have always passes."""
         for field in Budget.__struct_fields__:
             needed, there = getattr(self.while_left, field), getattr(left, field)
             if needed is not None and there is not None and there < needed:
@@ -44,9 +44,9 @@ class Candidate(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 
 
 class FallbackPlanner:
-    """Asks its candidates in order and returns the first plan. The last candidate is asked whatever is left of the budget.
+    """Calls its candidates in order and returns the first plan. The last candidate is called whatever is left of the budget.
 
-    `candidates`: planners, or `Candidate`s. A candidate that was passed over in one turn is asked again in the next.
+    `candidates`: planners, or `Candidate`s. A candidate that was skipped in one turn is tried again in the next.
     """
 
     @checked_options
@@ -56,10 +56,10 @@ class FallbackPlanner:
             raise ConfigError("FallbackPlanner needs at least one planner; give them in order of preference")
         for candidate in self.candidates:
             if not hasattr(candidate.planner, "plan"):
-                raise ConfigError(f"FallbackPlanner: {candidate.planner!r} is no planner; it has no method plan(view)")
+                raise ConfigError(f"FallbackPlanner: {candidate.planner!r} is not a planner: it has no method plan(view)")
 
     def begin_run(self, run_id: str) -> None:
-        """Tell the candidates that a run begins or is taken up again."""
+        """Tell the candidates that a run begins or resumes."""
         for candidate in self.candidates:
             begin = getattr(candidate.planner, "begin_run", None)
             if begin is not None:
@@ -71,7 +71,7 @@ class FallbackPlanner:
         return any(asks_only_its_own(candidate.planner) for candidate in self.candidates)
 
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
-        """Return the models that any candidate may ask; see `ports.models_asked`."""
+        """Return the models that any candidate may call; see `ports.models_asked`."""
         return [model for candidate in self.candidates for model in models_asked(candidate.planner, agent)]
 
     async def close(self) -> None:
@@ -82,7 +82,7 @@ class FallbackPlanner:
                 await close()
 
     async def plan(self, view: View) -> Plan:
-        """Return the first plan that a candidate gives; raise the last candidate's failure, and at once one that no other would mend."""
+        """Return the first plan of a candidate. Raise the last candidate's failure, or at once a failure that no other candidate would avoid."""
         usable = [c for c in self.candidates[:-1] if c.affordable(view.budget_remaining)]
         for candidate in usable:
             planner: Planner = candidate.planner

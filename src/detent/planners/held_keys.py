@@ -1,6 +1,6 @@
-"""The keys that a model object holds, wherever its client keeps them: what a provider may repeat in an error is to be known before that.
+"""The keys that a model object holds, wherever its client keeps them. They must be known before a provider repeats one in an error.
 
-Nothing is called and no property is read: only what stands in the attributes of the objects that can be reached, by names that say "key".
+Nothing is called and no property is read: this looks only at attributes of the reachable objects, for names that contain "key".
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, cast
 _NAMES = re.compile(r"key|token|secret|passw|auth|credential|bearer|cookie", re.IGNORECASE)
 _SCHEME = re.compile(r"(?:bearer|basic|token|key)\s+(\S+)", re.IGNORECASE)
 _MOST = 5_000
-"""How many objects are looked at; those that are near come first."""
+"""Most objects that are read; near ones come first."""
 
 
 def keys_held(model: Any) -> set[str]:
-    """Return the texts that objects reached from a model hold under a name of a key, and what follows `Bearer` in them."""
+    """Return the texts under a key-like name in objects reachable from a model, and what follows `Bearer` in them."""
     found: set[str] = set()
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("", model)]
-    for name, value in todo:  # grows while it is gone through
+    for name, value in todo:  # grows while it is iterated
         if isinstance(value, bytes) and _NAMES.search(name):
             value = value.decode("utf-8", "replace")  # noqa: PLW2901
         if isinstance(value, str):
@@ -35,7 +35,7 @@ def keys_held(model: Any) -> set[str]:
 
 
 def keys_sent(error: BaseException) -> set[str]:
-    """Return the keys in the headers of the requests that an exception, its causes and its group hold: one that was fetched is nowhere else."""
+    """Return the keys in the request headers of an exception, its causes and its group. A key that was fetched is found nowhere else."""
     found: set[str] = set()
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -53,7 +53,7 @@ def keys_sent(error: BaseException) -> set[str]:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds; what stands in a list, a closure or a secret of pydantic's has the name of that."""
+    """Yield the objects inside an object. The contents of a list, a closure or a pydantic secret get its name."""
     if isinstance(value, dict) or type(value).__name__ == "Headers":
         for key, part in list(cast("dict[Any, Any]", value).items()):
             yield (key if isinstance(key, str) else name), part

@@ -1,7 +1,7 @@
 """Which model a name means: "openai:gpt-5", "anthropic:claude-sonnet-4-6", or any name at an OpenAI-compatible base URL.
 
-The provider layer is pydantic-ai. Here its errors become ones that say which variable is missing, which extra to install, and which
-name was probably meant. Retries of vendor SDKs are switched off, so that nothing is sent that is not on record.
+The provider layer is pydantic-ai. Here its errors become messages that name the missing variable, the extra to install, and the
+probable name. Retries of vendor SDKs are switched off, so every request is recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXTRAS = {
     "lmstudio": "openai",
     "vllm": "openai",
 }
-"""Provider -> the extra of Detent that brings its client; other providers of pydantic-ai speak OpenAI's protocol or need their own."""
+"""Provider -> the extra of Detent with its client. Other providers of pydantic-ai use OpenAI's protocol or need their own client."""
 
 VARIABLES = {
     "openai": ("OPENAI_API_KEY",),
@@ -53,7 +53,7 @@ VARIABLES = {
     "cerebras": ("CEREBRAS_API_KEY",),
     "azure": ("AZURE_OPENAI_API_KEY",),
 }
-"""Provider -> the environment variables of which one holds its key."""
+"""Provider -> the environment variables, one of which has its key."""
 
 SUGGESTED = {
     "openai": "openai:gpt-5",
@@ -64,7 +64,7 @@ SUGGESTED = {
     "openrouter": "openrouter:anthropic/claude-sonnet-4.6",
     "bedrock": "bedrock:us.amazon.nova-pro-v1:0",
 }
-"""Provider -> a model to begin with, for messages; none is ever chosen by itself."""
+"""Provider -> an example model for messages; none is ever chosen automatically."""
 
 LOCAL = {
     "ollama": "http://127.0.0.1:11434",
@@ -72,23 +72,23 @@ LOCAL = {
     "lmstudio": "http://127.0.0.1:1234",
     "vllm": "http://127.0.0.1:8000",
 }
-"""Servers of one's own -> where they listen unless told otherwise; all of them speak OpenAI's chat completions below /v1."""
+"""Local servers -> their default address; all of them offer OpenAI's chat completions below /v1."""
 APIS = {
     "openai": "https://api.openai.com/v1",
     "groq": "https://api.groq.com/openai/v1",
     "mistral": "https://api.mistral.ai/v1",
 }
-"""Providers -> where their API begins, in which `/embeddings` and `/audio/transcriptions` are OpenAI's."""
+"""Providers -> the base URL of their API, with OpenAI's `/embeddings` and `/audio/transcriptions`."""
 _SHORTEST_KEY = 8
-"""What is shorter is no key, and would be found in ordinary words."""
+"""Fewest characters of a key: a shorter text would match ordinary words."""
 _WITHOUT_RETRY_SETTING = ("bedrock", "test", "function")
 
 
 class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Which model, and where: `name` as people write it, `base_url` of an OpenAI-compatible API, `api_key_env` the variable of its key.
+    """Which model, and where: `name` as the user writes it, `base_url` of an OpenAI-compatible API, `api_key_env` the variable of its key.
 
-    A key stands in no agent, file or log; with a base URL only the variable that `api_key_env` names is sent there. `timeout_s` is for clients
-    that take it only when they are made.
+    No agent, file or log contains a key. With a base URL only the variable that `api_key_env` names is sent there. `timeout_s` is for clients
+    that take it only when they are created.
     """
 
     name: str
@@ -98,28 +98,28 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def provider(self) -> str:
-        """What stands before the colon, "" without one."""
+        """The part before the colon, "" without one."""
         return self.name.partition(":")[0] if ":" in self.name else ""
 
     @property
     def billed_by(self) -> str:
-        """Whom limits and prices are kept by: the host of a base URL, else the provider."""
+        """The owner of limits and prices: the host of a base URL, else the provider."""
         return _host(self.base_url) if self.base_url else self.provider
 
     @property
     def model(self) -> str:
-        """The name that the provider knows."""
+        """The provider's name of the model."""
         return self.name.partition(":")[2] if ":" in self.name else self.name
 
 
 def make_model(ref: ModelRef) -> Any:
-    """Return the pydantic-ai model that `ref` names; raise `ConfigError` naming the variable, the extra or the name that is wrong."""
+    """Return the pydantic-ai model of `ref`. Raise `ConfigError` that names the wrong variable, extra or name."""
     if not ref.name.strip():
-        raise ConfigError('no model was named; write one as "provider:name", such as model = "openai:gpt-5"')
+        raise ConfigError('no model is given; write one as "provider:name", such as model = "openai:gpt-5"')
     _needs_library()
     if not ref.base_url:
         if not ref.provider:
-            raise UnknownModel(_unknown(ref.name, "it names no provider; write it as 'provider:name', or give a base_url"))
+            raise UnknownModel(_unknown(ref.name, "it has no provider; write it as 'provider:name', or give a base_url"))
         _needs_key(ref)
     for variable in (ref.api_key_env,) if ref.base_url else VARIABLES.get(ref.provider, ()):
         if not variable.endswith("PROFILE"):
@@ -144,26 +144,26 @@ def make_model(ref: ModelRef) -> Any:
         raise ConfigError(f"model {ref.name!r} cannot be used: {first}") from error
     except ConfigError:
         raise
-    except Exception as error:  # foreign code: a vendor's client is made, and refuses what it was given in words of its own
+    except Exception as error:  # foreign code: a vendor's client refuses its arguments with its own errors
         raise ConfigError(f"model {ref.name!r} cannot be used: {str(error) or type(error).__name__}") from error
 
 
 def refuse_unsendable(variable: str) -> None:
-    """Raise `ConfigError` where a variable holds a key that no request can carry, such as one with the line end of the file that it is from."""
+    """Raise `ConfigError` if a variable has an unusable key, for example one with the line end of the file it came from."""
     key = os.environ.get(variable, "")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise ConfigError(f"{variable} holds spaces, line ends or other characters that no key has; set it again without them")
+        raise ConfigError(f"{variable} holds spaces, line ends or other characters that a key cannot have; set it again without them")
 
 
 def no_sdk_retries(provider: str) -> dict[str, Any]:
-    """Return the setting that keeps a vendor's client from retrying by itself."""
+    """Return the setting that turns off the retries of a vendor's client."""
     return {} if provider in _WITHOUT_RETRY_SETTING else {"max_retries": 0}
 
 
 def api_of(ref: ModelRef) -> tuple[str, str] | None:
-    """Return where a model's OpenAI-like API begins, and the key that is sent there ("": none); None for a provider whose API is another.
+    """Return the base URL of a model's OpenAI-like API and the key to send ("": none). None for a provider with another API.
 
-    Raise `ConfigError` for a model without a provider or URL, and where its key is missing.
+    Raise `ConfigError` for a model without a provider or URL, and if its key is missing.
     """
     if ref.base_url:
         if ref.api_key_env and not os.environ.get(ref.api_key_env, "").strip():
@@ -172,12 +172,12 @@ def api_of(ref: ModelRef) -> tuple[str, str] | None:
             refuse_unsendable(ref.api_key_env)
         return ref.base_url, os.environ.get(ref.api_key_env, "").strip() if ref.api_key_env else ""
     if not ref.provider:
-        raise UnknownModel(f"unknown model {ref.name!r}: it names no provider; write it as 'provider:name', or give a base_url")
+        raise UnknownModel(f"unknown model {ref.name!r}: it has no provider; write it as 'provider:name', or give a base_url")
     if ref.provider in LOCAL:
         return f"{LOCAL[ref.provider]}/v1", ""
     if ref.provider not in APIS:
         return None
-    _needs_key(ref, "name a server of your own, such as one of Ollama, with base_url")
+    _needs_key(ref, "give your own server, such as Ollama, with base_url")
     variable = VARIABLES[ref.provider][0]
     if os.environ.get(variable):
         refuse_unsendable(variable)
@@ -186,7 +186,7 @@ def api_of(ref: ModelRef) -> tuple[str, str] | None:
 
 
 def near_misses(name: str) -> list[str]:
-    """Return the known model names that are nearest to `name`, at most three, the nearest first."""
+    """Return the known model names nearest to `name`, at most three, the nearest first."""
     known = _known_names()
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
     if not near:
@@ -205,7 +205,7 @@ def key_hint(name: str) -> str:
 
 
 def key_hint_at(ref: ModelRef) -> str:
-    """Return what to do about a key that an OpenAI-compatible URL refused, "" where `ref` has none: the provider's own is never sent there."""
+    """Return what to do about a key that an OpenAI-compatible URL refused, "" if `ref` has no URL: the provider's own key is never sent there."""
     if not ref.base_url:
         return ""
     host = ref.billed_by
@@ -215,12 +215,12 @@ def key_hint_at(ref: ModelRef) -> str:
 
 
 def address_hint(ref: ModelRef) -> str:
-    """Return what an answer that is none of an API says to look at, "" where no URL was given and none is usual; user names and passwords are left out."""
+    """Return what to check if an answer does not come from an API, "" without a given or usual URL; user names and passwords are removed."""
     base_url = ref.base_url or LOCAL.get(ref.provider, "")
     if not base_url or (not ref.base_url and os.environ.get("OLLAMA_BASE_URL")):
         return ""
     if not ref.base_url:
-        return f"that its server runs at {base_url} (or say with base_url where it does)"
+        return f"that its server runs at {base_url} (or give its address with base_url)"
     parts = urlsplit(base_url)
     url = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
     return f"base_url: {url} must be where an API like OpenAI's begins (mostly it ends in /v1)"
@@ -229,7 +229,7 @@ def address_hint(ref: ModelRef) -> str:
 def keys_in_use(model: Any, api_key_env: str = "", error: BaseException | None = None) -> tuple[str, ...]:
     """Return the keys that requests of a model may carry, the longest first, to keep them out of messages.
 
-    They are those of what it holds, of its variables, and of the requests that ended with `error`.
+    They come from the model object, its variables, and the requests that ended with `error`.
     """
     variables = (*VARIABLES.get(model.system, ()), *((api_key_env,) if api_key_env else ()))
     found = {os.environ.get(variable, "").strip() for variable in variables if not variable.endswith("PROFILE")}
@@ -238,13 +238,13 @@ def keys_in_use(model: Any, api_key_env: str = "", error: BaseException | None =
 
 
 def missing_variables(provider: str) -> tuple[str, ...]:
-    """Return the variables of which one must be set for a provider, none when one is or when none is known to be needed."""
+    """Return the variables of a provider, one of which must be set; empty if one is set or none is known to be needed."""
     variables = VARIABLES.get(provider, ())
     return () if any(os.environ.get(variable, "").strip() for variable in variables) else variables
 
 
 def providers_with_key() -> list[str]:
-    """Return the providers of `SUGGESTED` of whose key variables one is set."""
+    """Return the providers of `SUGGESTED` with a key variable that is set."""
     return [provider for provider in SUGGESTED if not missing_variables(provider)]
 
 
@@ -271,7 +271,7 @@ def _needs_key(ref: ModelRef, instead: str = "give the agent rules instead of a 
     unused = f" ({ref.api_key_env} is not read: api_key_env is for a base_url)" if ref.api_key_env else ""
     raise ConfigError(
         f"model {ref.name!r} needs a key: set {' or '.join(missing)}{unused}\n"
-        f"without a key: {instead} (`detent doctor` shows what is at hand)"
+        f"without a key: {instead} (`detent doctor` shows what is available)"
     )
 
 
@@ -300,7 +300,7 @@ def _unknown(name: str, why: str) -> str:
 
 
 def _host(url: str) -> str:
-    """Return host and port of a web address, "" for what is none."""
+    """Return host and port of a web address, "" if it is not one."""
     try:
         parts = urlsplit(url)
         found = url.isprintable() and " " not in url and parts.hostname is not None and (parts.port is None or parts.port > 0)
@@ -312,7 +312,7 @@ def _host(url: str) -> str:
 def _compatible(ref: ModelRef) -> Any:
     """Return a model at an OpenAI-compatible URL; `OPENAI_API_KEY` is never sent there."""
     if not ref.billed_by:
-        raise ConfigError(f"base_url {ref.base_url!r} is no URL; write it as http://localhost:8080/v1")
+        raise ConfigError(f"base_url {ref.base_url!r} is not a URL; write it as http://localhost:8080/v1")
     key = os.environ.get(ref.api_key_env, "").strip() if ref.api_key_env else ""
     if ref.api_key_env and not key:
         raise ConfigError(f"model {ref.name!r}: api_key_env names {ref.api_key_env!r}, which is not set")
@@ -334,7 +334,7 @@ def _bedrock(ref: ModelRef) -> Any:
         raise ConfigError(f"model {ref.name!r} needs a region: set AWS_REGION, such as AWS_REGION=us-east-1")
     boto3: Any = importlib.import_module("boto3")
     botocore: Any = importlib.import_module("botocore.config")
-    wait = 300 if ref.timeout_s is None else ref.timeout_s  # a thread that waits for an answer cannot be stopped: it must end by itself
+    wait = 300 if ref.timeout_s is None else ref.timeout_s  # a waiting thread cannot be stopped: it must end by itself
     config = botocore.Config(retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=wait, connect_timeout=min(60, wait))
     client = boto3.client("bedrock-runtime", region_name=region, config=config)
     return BedrockConverseModel(ref.model, provider=BedrockProvider(bedrock_client=client))

@@ -1,4 +1,4 @@
-"""How a model is asked: the `model_settings` of an agent, and what they become for the provider."""
+"""How a model is called: the `model_settings` of an agent, and their form for the provider."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from detent.ports.options import check_fields
 
 
 class OnDeviceSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What `model_settings.on_device` may say for models that write text; each is the option of `OnDevicePlanner` of that name."""
+    """The settings of `model_settings.on_device` for models that write text; each is the option of `OnDevicePlanner` with that name."""
 
     max_prompt_tokens: int = 3500
     max_repairs: int = 2
@@ -26,18 +26,18 @@ class OnDeviceSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Settings of an agent's model; None means "the provider's default". No key stands here, only the name of its variable.
+    """Settings of an agent's model; None means "the provider's default". They contain no key, only the name of its variable.
 
     base_url      an OpenAI-compatible API to use instead of the provider's own
     api_key_env   the environment variable whose value is sent there as the key
     max_tokens    the most output tokens of one answer
     thinking      true, false, or an effort: "minimal" to "max"
-    timeout_s     how long one request may take, all its attempts together
-    cache         false turns off what marks the prompt's stable part as cacheable, where a provider has such marks
-    stream        false asks for whole answers; observers then see the text at once
-    extra         any other setting of pydantic-ai, as it is (such as "openai_reasoning_summary"); with planner "on-device" of the server
-    tool_calls    "text" shows the model its tools in words and reads its calls from what it writes, "native" never does; where nothing is said,
-                  that is done for models that are known to call no tools
+    timeout_s     the time limit of one request, with all its attempts
+    cache         false turns off the marks for the cacheable, stable part of the prompt, at providers that have such marks
+    stream        false requests whole answers; observers then see the text at once
+    extra         any other setting of pydantic-ai, unchanged (such as "openai_reasoning_summary"); with planner "on-device" of the server
+    tool_calls    "text" shows the model its tools in words and reads its calls from its text, "native" never does; if unset, models that
+                  are known to call no tools get "text"
     on_device     settings for models that write text (`OnDeviceSettings`): planner "on-device", or tool_calls "text"
     """
 
@@ -61,7 +61,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def read_settings(said: dict[str, Any], where: str = "model_settings") -> ModelSettings:
-    """Return settings as a struct; raise `ConfigError` for an unknown name (with the nearest) and for a value that is wrong."""
+    """Return settings as a struct. Raise `ConfigError` for an unknown name (with the nearest) and for a wrong value."""
     for name in said:
         if name not in ModelSettings.__struct_fields__:
             near = difflib.get_close_matches(name, ModelSettings.__struct_fields__, n=1)
@@ -80,7 +80,7 @@ def read_settings(said: dict[str, Any], where: str = "model_settings") -> ModelS
 
 
 def for_provider(settings: ModelSettings, *, temperature: float | None) -> dict[str, Any]:
-    """Return the settings in pydantic-ai's words; `temperature` is what a context profile asks for, where the settings say nothing."""
+    """Return the settings in pydantic-ai's format. `temperature` is the context profile's, used if the settings have none."""
     said: dict[str, Any] = {"framing_announcement": "never"}
     if settings.cache:
         said["cache"] = True

@@ -1,7 +1,7 @@
-"""How much of a result, a schema or a text a model is shown: the context profile of the agent and the compression that goes with it.
+"""How much of a result, a schema or a text a model sees: the context profile of the agent and its compression.
 
-An agent without a profile is shown what its tools give, up to their own caps. With one (`tier`, or single fields of it) results over
-`tool_result_max_chars` are cut to a preview that says what was left out; the whole value stays in the log and with every other reader.
+An agent without a profile sees its tools' results up to their own caps. With one (`tier`, or single fields of it) results over
+`tool_result_max_chars` are cut to a preview that states what was left out. The whole value stays in the log and for every other reader.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from detent.ports import ResultCompression, View
 CountTokens = Callable[[str], int]
 
 WHOLE = ResultCompression(budget_chars=10_000_000)
-"""Results are not cut here: what a tool gives over its own cap is a preview already."""
+"""Results are not cut here: a result over its tool's own cap is a preview already."""
 
 
 def compression_of(view: View) -> ResultCompression:
-    """Return how results are shown: as the agent's profile says, whole where it has none."""
+    """Return how results are shown: as in the agent's profile, whole without one."""
     return view.compression if view.agent.profile else WHOLE
 
 
@@ -32,26 +32,26 @@ def schema_detail_of(view: View) -> Literal["names", "names-and-types", "full"]:
 
 
 def temperature_of(view: View) -> float | None:
-    """Return the temperature that a profile asks for, None where the agent has none: many models take no temperature."""
+    """Return the temperature of the agent's profile, None without one: many models do not support temperature."""
     return view.profile.temperature if view.agent.profile else None
 
 
 def result_text(item: Item) -> str:
-    """Return the result of a call as text: a text as it is, anything else as JSON."""
+    """Return the result of a call as text: text unchanged, anything else as JSON."""
     raw = bytes(item.result)
     return str(msgspec.json.decode(raw)) if raw[:1] == b'"' else raw.decode("utf-8", "replace")
 
 
 def observed(item: Item, compression: ResultCompression, *, recalls: bool) -> str:
-    """Return what a model is told of the outcome of a call: what failed and why, or the result; what a meta-tool says is shown whole.
+    """Return the text of a call's outcome for a model: the error and its reason, or the result. A meta-tool's answer is shown whole.
 
-    Where the model `recalls`, a result that is not shown whole is named by its key.
+    If the model `recalls`, a result that is not shown whole is named by its key.
     """
     if item.error is not None:
         details = f" {msgspec.json.encode(item.error.details).decode()}" if item.error.details else ""
         return f"{item.error.code}: {item.error.message}{details}"
     text = result_text(item)
-    if item.meta:  # what was asked for is shown
+    if item.meta:  # the requested part is shown
         return text
     shown = shown_result(text, compression)
     more = recalls and (shown is not text or item.artifact is not None)
@@ -72,7 +72,7 @@ _PROSE = ("description", "title", "examples", "$comment", "default")
 
 
 def _without_prose(schema: Any) -> Any:
-    """Return a JSON Schema without what is said in it for readers; names of properties are no prose."""
+    """Return a JSON Schema without its texts for readers; names of properties are not prose."""
     if isinstance(schema, list):
         return [_without_prose(part) for part in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
@@ -89,7 +89,7 @@ def _without_prose(schema: Any) -> Any:
 
 
 def clipped(text: str, longest: int) -> str:
-    """Return `text`, or its beginning and how much is missing."""
+    """Return `text`, or its beginning and the number of missing characters."""
     return text if len(text) <= longest else f"{text[: max(0, longest)]}… ({len(text) - max(0, longest)} more characters)"
 
 

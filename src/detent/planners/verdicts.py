@@ -1,7 +1,7 @@
-"""A model's verdict on an answer, by a rubric: a verifier (`ports.verifying`) that asks through a planner, and so through the run's gateway.
+"""A model's verdict on an answer, by a rubric: a verifier (`ports.verifying`) that calls a planner, and so uses the run's gateway.
 
-What is judged is data: it is quoted as JSON, and the model is told to take no instruction from it. That makes it harder to steer the judge
-from inside of an answer, and not impossible: what must not pass belongs in a check that runs no model.
+The judged answer is data: it is quoted as JSON, and the model is told to follow no instruction in it. That makes it harder to manipulate the judge
+from inside an answer, but not impossible. Put checks that must not fail into code that uses no model.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ FORM: dict[str, Any] = {
 PURPOSE = "verify"
 ATTEMPTS = 3
 SHOWN_RESULTS, SHOWN_CHARACTERS = 20, 500
-"""So many observations are shown, the last ones, and so much of each."""
+"""The number of last observations that are shown, and the characters of each."""
 
 
 def rubric(wanted: str, planner: Planner, agent: AgentSpec, *, model: str = "") -> Verifier:
     """Ask `planner` (with the agent's small model, or `model`) whether the answer meets the rubric `wanted`.
 
-    Raises `PlannerFailed` where no verdict can be had.
+    Raises `PlannerFailed` if there is no verdict.
     """
     asked = AgentSpec(
         name=agent.name,
@@ -117,16 +117,16 @@ def _json(value: Any) -> str:
 
 
 def _objection(actions: tuple[Any, ...]) -> str:
-    """Return the objection of a verdict, "" where the answer is accepted; raise `PlannerFailed` for what is no verdict."""
+    """Return the objection of a verdict, "" if the answer is accepted. Raise `PlannerFailed` if it is not a verdict."""
     content = actions[0].content if isinstance(actions[0], FinalAnswer) else None
     said: dict[str, Any] = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
     if not isinstance(said.get("accepted"), bool):
-        raise PlannerFailed("the model that was to judge the answer gave no verdict")
+        raise PlannerFailed("the model that judges the answer gave no verdict")
     return "" if said["accepted"] else str(said.get("objection") or "").strip() or "it does not meet the rubric"
 
 
 class _ForVerdicts:
-    """The run's gateway, for verdicts: its calls say what they are for, and nothing of them is streamed as the agent's own words."""
+    """The run's gateway, for verdicts: its calls state their purpose, and nothing is streamed as the agent's own words."""
 
     def __init__(self, models: Models) -> None:
         self._models, self._called = models, False
@@ -136,7 +136,7 @@ class _ForVerdicts:
         return await self._models.call(model, send, **options)
 
     async def charge(self, plan: Plan) -> None:
-        """Record the call of a planner that asks its model by itself, and only says what that used."""
+        """Record the call of a planner that calls its model directly, and only reports its usage."""
 
         async def used(_limit: int | None) -> ModelAnswer:
             return ModelAnswer(value=None, usage=plan.usage, model=plan.model)

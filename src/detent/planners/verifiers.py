@@ -1,6 +1,6 @@
-"""Checks of an answer that need no model (rows K126): what a model most often gets wrong, and what an agent's author demands.
+"""Checks of an answer that need no model (rows K126): common mistakes of models, and requirements of an agent's author.
 
-Each is a verifier (`ports.verifying`) that can be written down: `Agent(verify=[grounded()])` and `verify = [{grounded = true}]` are the same.
+Each is a verifier (`ports.verifying`) that can be written as data: `Agent(verify=[grounded()])` and `verify = [{grounded = true}]` are the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 USAGE = (*(field for field in Usage.__struct_fields__ if field != "estimated"), "total_tokens", "running_s")
 NAMES = Names(variables=("answer", "results", "usage", "goal", "variables"), members={"usage": USAGE}, open=("variables",))
-"""What an expression may name. `results`: of each call its `tool`, `args`, `ok`, `result` and `error`."""
+"""The names that an expression may use. `results` has for each call its `tool`, `args`, `ok`, `result` and `error`."""
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[,_'\u202f\u00a0 ]\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _SEPARATOR = r"[,_'\u202f\u00a0 ]"
@@ -77,7 +77,7 @@ def require_tool_used(*tools: str) -> Verifier:
 
 
 def answer_equals_tool_result(tool: str) -> Verifier:
-    """The answer must be the latest result of this tool: the same value, or the same text apart from space around it."""
+    """The answer must be the latest result of this tool: the same value, or the same text apart from surrounding space."""
 
     async def check(answer: Any, view: View) -> str:
         results = [item for item in view.results if item.tool == tool and item.ok]
@@ -105,7 +105,7 @@ def answer_is_integer() -> Verifier:
 
 
 def answer_matches(pattern: str) -> Verifier:
-    """The whole answer, without space around it, must match this regular expression. Raises `ConfigError` for one that is none."""
+    """The whole answer, without surrounding space, must match this regular expression. Raises `ConfigError` for an invalid one."""
     try:
         matching = compiled(pattern)
     except BadPattern as error:
@@ -118,7 +118,7 @@ def answer_matches(pattern: str) -> Verifier:
 
 
 def all_verifiers(*verifiers: Verifier) -> Verifier:
-    """Every one of `verifiers` must be content; all that is wrong is said at once."""
+    """Every one of `verifiers` must accept; all objections are reported together."""
 
     async def check(answer: Any, view: View) -> str:
         said = [await verify(verifier, answer, view) for verifier in verifiers]
@@ -128,7 +128,7 @@ def all_verifiers(*verifiers: Verifier) -> Verifier:
 
 
 def calls_required(calls: Mapping[str, int]) -> Verifier:
-    """Each of these tools must have succeeded so often in the run, in whichever pass. Raises `ConfigError` for a number below 1."""
+    """Each of these tools must have succeeded this often in the run, in any pass. Raises `ConfigError` for a number below 1."""
     for tool, count in calls.items():
         if type(count) is not int or count < 1:
             raise ConfigError(f"calls_required: {tool} = {count!r}; give a whole number, at least 1")
@@ -142,7 +142,7 @@ def calls_required(calls: Mapping[str, int]) -> Verifier:
 
 
 def schema(wanted: dict[str, Any]) -> Verifier:
-    """The answer, or the JSON that its text is, must satisfy this JSON Schema. Raises `ConfigError` for one that is none."""
+    """The answer, or the JSON in its text, must satisfy this JSON Schema. Raises `ConfigError` for an invalid one."""
     try:
         check_schema(wanted)
     except UnusableSchema as error:
@@ -161,9 +161,9 @@ def schema(wanted: dict[str, Any]) -> Verifier:
 
 
 def expression(source: str, *, says: str = "") -> Verifier:
-    """This CEL expression over `answer`, `results`, `usage`, `goal` and `variables` must be true; `says` is what the planner is told if not.
+    """This CEL expression over `answer`, `results`, `usage`, `goal` and `variables` must be true. `says` is the objection if not.
 
-    Raises `ConfigError` for one that is none, or names what is not there.
+    Raises `ConfigError` for an invalid expression, or one with unknown names.
     """
     compiled_source = compile_expression(source, where="verify", names=NAMES)
 
@@ -190,7 +190,7 @@ async def _shown(item: Item, view: View) -> dict[str, Any]:
 
 
 async def _whole(item: Item, view: View) -> Any:
-    """Return the whole result, also where the transcript shows a preview."""
+    """Return the whole result, even if the transcript has only a preview."""
     return await view.full(item) if item.artifact is not None and view.full is not None else item.content
 
 
@@ -208,11 +208,11 @@ def _text(value: Any) -> str:
 
 
 def _numbers(text: str) -> set[float]:
-    """Return the numbers of a text, in every way in which they can be read."""
+    """Return the numbers of a text, in every possible reading."""
     return {number for match in _NUMBER.finditer(text) for reading in _readings(match[0]) for number in reading}
 
 
 def _readings(said: str) -> list[set[float]]:
-    """Return how a number can be read: `12,345` is one number, or two."""
+    """Return the readings of a number: `12,345` is one number, or two."""
     whole = re.sub(_SEPARATOR, "", said)
     return [{float(whole)}, {float(part) for part in re.split(_SEPARATOR, said)}]

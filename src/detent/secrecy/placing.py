@@ -1,9 +1,9 @@
-"""Where a hidden value may go: a placeholder is no ticket that whoever holds it may exchange.
+"""Where a hidden value may go: holding a placeholder does not entitle a call to its value.
 
-Rule: a value is given to the tool that is called only in an argument which that tool declares sensitive, and only if it came from that tool, the
-operator or the user (or was the planner's own to begin with). Anything else needs a grant of the operator's (`expressions.grants`).
+Rule: the called tool gets a value only in an argument that it declares sensitive, and only if the value came from that tool, the operator or the
+user (or was the planner's own to begin with). Anything else needs a grant from the operator (`expressions.grants`).
 
-What gave a value is kept with it, beside the log. That a call was refused stands in the log; a replay takes it from there.
+The origin of a value is kept with it, outside the log. The log records that a call was refused; a replay takes it from there.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from detent.ports import ToolSpec
 from detent.secrecy.redact import Redactor, placeholders
 
 REFUSED = "placeholder_not_allowed"
-"""The error code of a call that was refused."""
+"""The error code of a refused call."""
 USER, OPERATOR, PLANNER = "user", "operator", "planner"
 MEMORY, CHILD, PARENT, OTHER, UNKNOWN = "memory", "child", "parent", "other", "unknown"
-"""What may have given a value beside tools; a grant can name each of them as its source."""
+"""The possible origins of a value besides tools. A grant can name each of them as its source."""
 _TRUSTED = (USER, OPERATOR, PLANNER)
 MOST_GIVEN = 64
-"""How many of those who gave a value are kept; the first count."""
+"""How many origins of a value are kept: the first ones."""
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True):
-    """Who gave a value: a tool, by a call and in fields of its result, or one of the words above."""
+    """The origin of a value: a tool with its call and result fields, or one of the words above."""
 
     by: str
     call: str = ""
@@ -38,24 +38,24 @@ class Given(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Kept(msgspec.Struct, frozen=True, rename={"given": "from"}):
-    """A hidden value and who gave it."""
+    """A hidden value and its origins."""
 
     value: Any
     given: tuple[Given, ...] = ()
 
     def also(self, given: Iterable[Given]) -> Kept:
-        """Return it as given by these, too."""
+        """Return the value with these origins added."""
         return Kept(self.value, tuple(dict.fromkeys((*self.given, *given)))[:MOST_GIVEN])
 
 
 def kept_in(data: bytes) -> Kept:
-    """Return what a blob holds; one that was written before it was noted who gave a value holds the value alone, and that is never an object."""
+    """Return the content of a blob. An old one, from before origins were kept, has only the value, and that is never an object."""
     said = msgspec.json.decode(data)
     return msgspec.convert(said, Kept) if isinstance(said, dict) else Kept(said, (Given(UNKNOWN),))
 
 
 def is_kept(data: bytes, name: str, redactor: Redactor) -> bool:
-    """Whether a blob holds what this placeholder stands for; one that was written before it was noted who gave a value cannot tell."""
+    """Whether a blob has the value of this placeholder. False for an old blob without origins if that is unknown."""
     try:
         kept = kept_in(data)
     except ValueError:  # msgspec's errors are ValueErrors
@@ -64,14 +64,14 @@ def is_kept(data: bytes, name: str, redactor: Redactor) -> bool:
 
 
 def kept_of(redactor: Redactor) -> dict[str, Kept]:
-    """Return by placeholder what a redactor has found since it was asked last."""
+    """Return what a redactor has found since the last call, by placeholder."""
     found, givers = redactor.found, redactor.givers
     redactor.found, redactor.givers = {}, {}
     return {name: Kept(value, tuple(Given(by) for by in sorted(givers[name]))) for name, value in found.items()}
 
 
 def fields_of(data: Any) -> dict[str, tuple[str, ...]]:
-    """Return by placeholder the names of the fields on the ways through JSON data to it."""
+    """Return for each placeholder the names of the fields on the paths to it in JSON data."""
     found: dict[str, dict[str, None]] = {}
     for path, name in _places(data, ""):
         found.setdefault(name, {}).update(dict.fromkeys(part for part in path.split(".") if part))
@@ -79,7 +79,7 @@ def fields_of(data: Any) -> dict[str, tuple[str, ...]]:
 
 
 def misplaced(tool: ToolSpec, args: Mapping[str, Any], kept: Mapping[str, Kept], state: RunState) -> str:
-    """Return why a call must not get the hidden values that its arguments stand for, "" where it may."""
+    """Return why a call must not get the hidden values of its arguments, or "" if it may."""
     problems: dict[str, None] = {}
     grants: tuple[Grant, ...] | None = None
     for argument, value in args.items():
@@ -107,10 +107,10 @@ def _own(given: Given, tool: ToolSpec) -> bool:
 
 
 def _places(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield path and name of each placeholder in JSON data; places in a list have the list's path."""
+    """Yield path and name of each placeholder in JSON data; items of a list have the list's path."""
     if isinstance(value, dict):
         for key, part in cast("dict[str, Any]", value).items():
-            name = str(key).replace(".", "\\")  # a key with a dot in it is no way through two fields
+            name = str(key).replace(".", "\\")  # a key with a dot in it is not a path of two fields
             yield from _places(part, f"{path}.{name}" if path else name)
     elif isinstance(value, (list, tuple)):
         for part in cast("list[Any]", value):
@@ -139,7 +139,7 @@ def _allows(grant: Grant, tool: str, path: str, given: Given, state: RunState) -
 
 
 def _arguments(call: str, state: RunState) -> dict[str, Any]:
-    """Return the arguments of a call that ended, {} where there is none."""
+    """Return the arguments of a finished call, or {}."""
     steps = (item for known in state.passes.values() for item in known.steps)
     item: Item | None = next((item for item in steps if item.kind == "tool" and item.call_id == call), None)
     arguments: Any = item.arguments if item is not None else None
@@ -147,7 +147,7 @@ def _arguments(call: str, state: RunState) -> dict[str, Any]:
 
 
 def _named(arguments: dict[str, Any], state: RunState) -> bool:
-    """Whether all of a call's arguments stand in the user's own words; a child's goal was written by its parent's planner."""
+    """Whether all arguments of a call occur in the user's own words. The goal of a child does not count: its parent's planner wrote it."""
     if state.parent or not arguments:
         return False
     replies = [item.text for known in state.passes.values() for item in list(known.steps)[1:] if item.kind == "user"]

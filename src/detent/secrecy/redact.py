@@ -1,10 +1,11 @@
-"""Redaction before the log: sensitive values become placeholders; the values are kept with the run and resolved by tools alone.
+"""Redaction before the log: sensitive values become placeholders. The values are stored with the run, and only tools get them.
 
-Own code: detect-secrets (92 ms to import, 4.6 MB with requests) finds known kinds in lines; here what an agent names is replaced by keyed hashes.
+This is our own code: detect-secrets (92 ms to import, 4.6 MB with requests) finds known kinds of secrets in lines. Here keyed hashes replace what
+an agent names.
 
-A placeholder is `<secret:HASH>`, a keyed hash of the value and of who gave it: equal values of one giver stay equal, and a model that writes
-down all that a value may be does not see which of them a tool gave. Digest,
-idempotency key, guards and policy see the placeholder, live and in replay alike (DESIGN 4).
+A placeholder is `<secret:HASH>`, a keyed hash of the value and of its origin. Equal values of one origin get equal placeholders. A model that writes
+down every possible value cannot see which of them a tool returned. Digest, idempotency key, guards and policy see the placeholder, live and in
+replay alike (DESIGN 4).
 """
 
 from __future__ import annotations
@@ -26,41 +27,41 @@ from detent.ports import ToolSpec, calls_in, read_json
 from detent.ports.options import checked_options
 
 PLACEHOLDER = re.compile(r"<secret:[0-9a-f]{24}>")
-"""What the log holds in place of a value that was redacted."""
+"""A placeholder: what the log has in place of a redacted value."""
 _STAYS = re.compile(rf"{PLACEHOLDER.pattern}|\{{\{{\s*[A-Za-z0-9_.-]+\s*\}}\}}")
-"""A placeholder, or what stands in the arguments of a planned call for a value that is not there yet."""
+"""A placeholder, or a reference in a planned call's arguments to a value that does not exist yet."""
 HIDDEN = "<secret>"
-"""Stands in text that is streamed for what the log has a placeholder for."""
+"""Replaces in streamed text what the log has a placeholder for."""
 MOST_HELD = 1_000
 AT_ONCE = 4_096
 _NAMES, _ARGUMENTS = ("tool", "name"), ("args", "arguments")
-"""Under what a planned call has its tool, and its arguments."""
+"""The keys of a planned call for its tool, and for its arguments."""
 _ENDS = {'"': '"', "'": "'", "\u201c": "\u201d", "\u201d": "\u201d", "\u2018": "\u2019", "\u2019": "\u2019"}
-"""By the quote that opens a text, the one that ends it; models write typographic ones, too."""
+"""For each opening quote the closing one; models write typographic ones, too."""
 _PREFIXES = frozenset("bBfFrRtTuU")
-"""What may stand before the quote of a text of Python: `f"..."`, `rb'...'`."""
+"""The letters that may come before the quote of a Python text: `f"..."`, `rb'...'`."""
 _QUOTE = re.compile(r"""\\{0,15}["'\u201c\u201d\u2018\u2019]|\\{1,15}$""")
 _BARE = re.compile(r"""[{(,]\s{0,200}([^\s{}(),:="'\u201c\u201d\u2018\u2019]*)$""")
-"""Where a name without quotes may be about to come; a model that writes nothing but spaces is not held back for ever."""
+"""Where a name without quotes may begin. The spaces are limited, so a model that writes only spaces is not held back for ever."""
 _OPEN, _JSON = re.compile(r"[{\[]"), json.JSONDecoder()
 MOST_MATCHES, MOST_STEPS = 1_000, 10**8
-"""How many matches a text may have, or more where matches times characters are no more than this; one with more is hidden whole.
+"""The most matches in a text; more are allowed while matches times characters stay below the second number. A text with more is hidden whole.
 
-Finding one match may take a look at all the rest of a text (`a[^b]*b|a`), and each value is kept for itself.
+Finding one match may read the whole rest of a text (`a[^b]*b|a`), and each value is stored on its own.
 """
 MOST_TRIED = 100
-"""How often in a text something that begins like JSON may turn out to be none; beyond that nothing more is looked for."""
+"""How many beginnings of JSON in a text may turn out not to be JSON; after that the search stops."""
 
 
 class _TooMany(Exception):
-    """A text has more matches than are replaced one by one."""
+    """A text has too many matches to replace them one by one."""
 
 
 class Redactor:
-    """Replaces what `patterns` (regular expressions) match, and whole fields by name; `found` collects what was replaced.
+    """Replaces what `patterns` (regular expressions) match, and whole fields by name. `found` collects the replaced values.
 
-    `whose` says who gave what is looked at, and `givers` collects that. Placeholders stay as they are and never become part of a hidden value:
-    whoever may have one would have what it holds.
+    `whose` is the origin of the current input, and `givers` collects the origins. Existing placeholders are kept and never become part of a hidden
+    value: whoever may have that value would also get theirs.
     """
 
     @checked_options
@@ -75,11 +76,11 @@ class Redactor:
         for pattern in self._patterns:
             if pattern.search("") is not None or not widest(pattern.source):
                 raise ConfigError(
-                    f"redact pattern {pattern.source!r} matches the empty text, of which nothing can be hidden; let it need a character"
+                    f"redact pattern {pattern.source!r} matches the empty text; write it so that it needs at least one character"
                 )
 
     def text(self, value: str) -> str:
-        """Return `value` with every match replaced, or replaced whole where there are too many."""
+        """Return `value` with every match replaced, or replaced whole if there are too many."""
         shown, left = value, max(MOST_MATCHES, MOST_STEPS // max(1, len(value)))
 
         def hide(match: str) -> str:
@@ -101,7 +102,7 @@ class Redactor:
         return shown
 
     def without(self, value: str) -> str:
-        """Return `value` with every match left out."""
+        """Return `value` with every match removed."""
         for pattern in self._patterns:
             value = pattern.sub(lambda _: "", value)
         return value
@@ -111,9 +112,9 @@ class Redactor:
         return walk(value, self.text) if self._patterns else value
 
     def arguments(self, args: Any, spec: ToolSpec | None) -> Any:
-        """Return a call's arguments with the tool's sensitive fields replaced whole, and matches elsewhere; text is parsed first.
+        """Return a call's arguments with the tool's sensitive fields replaced whole, and matches elsewhere. Text is parsed first.
 
-        What may hold such a field, and will be refused, is replaced whole: what is no object, and arguments that the tool does not have.
+        Invalid arguments that may contain such a field are replaced whole: data that is not an object, and arguments that the tool does not have.
         """
         if spec is None or not spec.sensitive or args is None:
             return self.data(args)
@@ -129,14 +130,14 @@ class Redactor:
         return self.data({k: self._whole(v) if k in spec.sensitive or _stray(k, spec) else v for k, v in fields.items()})
 
     def call(self, tool: str, args: Any, specs: Mapping[str, ToolSpec]) -> Any:
-        """Return the arguments of a call as `arguments` does; where there is no such tool, what any tool declares sensitive is replaced."""
+        """Return the arguments of a call like `arguments`. If the tool does not exist, replace what any tool declares sensitive."""
         return self.arguments(args, specs.get(tool) or _strange(tool, specs))
 
     def planned(self, value: Any, specs: Mapping[str, ToolSpec]) -> Any:
-        """Return an answer (JSON data, or text that is JSON) with the sensitive fields replaced in each call of a tool of `specs` that it plans.
+        """Return an answer (JSON data, or text that is JSON) with the sensitive fields replaced in each planned call of a tool of `specs`.
 
-        Such a call is an object that names the tool and holds arguments, as a step of a plan does, or a text `tool({...})`. References to
-        what other steps give stay.
+        A planned call is an object with the tool's name and arguments, like a step of a plan, or a text `tool({...})`. References to
+        results of other steps are kept.
         """
         if isinstance(value, str):
             return self._planned_text(value, specs)
@@ -155,17 +156,17 @@ class Redactor:
         return {key: self.arguments(part, spec) if key in _ARGUMENTS else self.planned(part, specs) for key, part in whole.items()}
 
     def said(self, text: str, specs: Mapping[str, ToolSpec]) -> str:
-        """Return what a model said beside its plan as `planned` does, with what is left of sensitive fields in JSON hidden as in a stream."""
+        """Return a model's text beside its plan, redacted like `planned`; sensitive fields in other JSON are hidden as in a stream."""
         fields = sensitive_fields(specs.values())
         return self.text(self._planned_text(text, specs, lambda part: hidden(part, fields=fields)))
 
     def broken(self, text: str, specs: Mapping[str, ToolSpec]) -> str:
-        """Return a text with broken JSON in it as `said` does, whole hidden where a value that was found in its calls is still in it."""
+        """Return a text with broken JSON, redacted like `said`; hide it whole if a value from its calls still occurs in it."""
         shown = self.said(text, specs)
         return self._hide(text) if any(isinstance(value, str) and value and value in shown for value in self.found.values()) else shown
 
     def _planned_text(self, text: str, specs: Mapping[str, ToolSpec], rest: Callable[[str], str] = str) -> str:
-        """Return a text with what its JSON plans replaced, wherever that stands; `rest` is what becomes of everything else."""
+        """Return a text with the sensitive values of its JSON plans replaced, wherever they are; `rest` changes everything else."""
         for said, tool, args in calls_in(text, specs):
             if (safe := self.arguments(args, specs[tool])) != args:
                 text = text.replace(said, f"{tool}({msgspec.json.encode(safe).decode()})")
@@ -180,7 +181,7 @@ class Redactor:
                 if safe != value:
                     shown += _around(text[done : begun.start()], rest), json.dumps(safe, ensure_ascii=False)
                     done = end
-            except UnicodeEncodeError:  # half a character in a value that is to be hidden
+            except UnicodeEncodeError:  # half a surrogate pair in a value to hide
                 shown += _around(text[done : begun.start()], rest), HIDDEN
                 done = end
             except (ValueError, RecursionError):
@@ -189,7 +190,7 @@ class Redactor:
         return "".join([*shown, _around(text[done:], rest)])
 
     def _whole(self, value: Any) -> Any:
-        """Return a sensitive value with each scalar in it replaced; shapes and references stay."""
+        """Return a sensitive value with each scalar in it replaced; structure and references are kept."""
         if isinstance(value, dict):
             return {k: self._whole(v) for k, v in cast("dict[str, Any]", value).items()}
         if isinstance(value, (list, tuple)):
@@ -199,7 +200,7 @@ class Redactor:
         return _between(_STAYS, value, self._hide) if isinstance(value, str) and _STAYS.search(value) else self._hide(value)
 
     def made(self, name: str, value: Any, givers: Iterable[str]) -> bool:
-        """Whether this is the placeholder of a value that one of these gave."""
+        """Whether this is the placeholder of a value from one of these origins."""
         return any(name == self._name(whose, value) for by in givers for whose in (by, f"tool {by}"))
 
     def _name(self, whose: str, value: Any) -> str:
@@ -213,10 +214,10 @@ class Redactor:
 
 
 class Streamed:
-    """Text that is shown while it comes, with what `patterns` match replaced by `HIDDEN`, however it is cut into pieces.
+    """Streamed text with matches of `patterns` replaced by `HIDDEN`, however it is cut into pieces.
 
-    What could still become part of a match is held back: as many characters as a match can have. Where that is not bounded (`sk-\\w+`), or
-    more than `MOST_HELD`, all is held back until the text ends.
+    Text that could still become part of a match is held back: as many characters as a match can have. If that is unlimited (`sk-\\w+`), or
+    more than `MOST_HELD`, everything is held back until the text ends.
     """
 
     __slots__ = ("_held", "_patterns", "_raw", "_shown")
@@ -225,15 +226,15 @@ class Streamed:
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = [compiled(p) for p in patterns]
         self._held = max((widest(p) for p in patterns), default=0) + 1
-        self._raw, self._shown = "", 0  # what was shown stays for a while: matches depend on what is before them
+        self._raw, self._shown = "", 0  # shown text is kept for a while: matches depend on the text before them
 
     def add(self, piece: str) -> str:
-        """Return what can be shown now."""
+        """Return the text that can be shown now."""
         self._raw += piece
         return self._until(len(self._raw) - self._held) if self._held <= MOST_HELD else ""
 
     def rest(self) -> str:
-        """Return what was held back; the next piece begins another text."""
+        """Return the text that was held back; the next piece begins another text."""
         said = self._until(len(self._raw))
         self._raw, self._shown = "", 0
         return said
@@ -262,10 +263,10 @@ class Streamed:
 
 
 class StreamedFields:
-    """Text that is shown while it comes, with the value of each JSON field of `names` in it replaced by `HIDDEN`, however it is cut.
+    """Streamed text with the value of each JSON field of `names` replaced by `HIDDEN`, however it is cut into pieces.
 
-    JSON in a text of JSON, whose quotes are escaped, is looked at alike, and so are names in other quotes or none, which models write and
-    which are read, and keywords of a call, `log_in(password="x")`. Only what may become such a field's name is held back.
+    This also covers JSON inside a text of JSON, whose quotes are escaped; names in other quotes or without quotes, which models write and readers
+    accept; and keywords of a call, `log_in(password="x")`. Only a possible beginning of such a field's name is held back.
     """
 
     __slots__ = (
@@ -279,14 +280,19 @@ class StreamedFields:
             rf"""(\\{{0,15}})(["'])(?:{names})\1\2|[\u201c\u201d\u2018\u2019](?:{names})[\u201c\u201d\u2018\u2019]|[{{(,]\s{{0,200}}(?:{names})(?=[\s:=])"""
         )
         self._held, self._state = "", "text"
-        self._escapes = 0  # how many backslashes stand before a quote where the field is
-        self._depth, self._in_text, self._begun, self._run = 0, "", "", 0  # where in the value: brackets, a text, its first characters
-        self._quotes = 0  # of a text: 0 it has one, 1 it has just begun, 2 so or it is empty, 3 it has three, 4 and 5 it may be ending
-        self._joins, self._gap = False, ""  # whether a text is over that another one may go on, as in a call; what stands between them
+        self._escapes = 0  # how many backslashes are before a quote at this field
+        self._depth, self._in_text, self._begun, self._run = (
+            0,
+            "",
+            "",
+            0,
+        )  # the place in the value: brackets, inside a text, its first characters
+        self._quotes = 0  # of a text: 0 one quote, 1 just begun, 2 just begun or empty, 3 three quotes, 4 and 5 possibly ending
+        self._joins, self._gap = False, ""  # whether another text may continue this one, as in a call; the characters between them
         self._brackets = "{[", "}]"
 
     def add(self, piece: str) -> str:
-        """Return what can be shown now; a long piece is looked at in short ones, each of which is copied for every field in it."""
+        """Return the text that can be shown now. A long piece is processed in short ones, because each is copied for every field in it."""
         return "".join([self._add(piece[at : at + AT_ONCE]) for at in range(0, len(piece), AT_ONCE)])
 
     def _add(self, piece: str) -> str:
@@ -298,7 +304,7 @@ class StreamedFields:
         return shown
 
     def rest(self) -> str:
-        """Return what was held back; the next piece begins another text."""
+        """Return the text that was held back; the next piece begins another text."""
         held, text = self._held, self._state == "text"
         self._held, self._state = "", "text"
         return held if text else ""
@@ -308,7 +314,7 @@ class StreamedFields:
         return shown
 
     def _name(self) -> str:
-        """Look for a field's name."""
+        """Search for a field's name."""
         if found := self._find.search(self._held):
             self._state, self._escapes = "colon", len(found[1] or "")
             return self._taken(found.end())
@@ -321,17 +327,17 @@ class StreamedFields:
         return self._taken(end)
 
     def _colon(self) -> str:
-        """Look for the colon, or the sign of equality, that makes a text a name."""
+        """Search for the colon or equals sign that makes a text a name."""
         after = self._held.lstrip()
         if after:
             self._state = "value" if after[0] in ":=" else "text"
             self._depth, self._in_text, self._begun, self._run = 0, "", "", 0
             self._quotes, self._joins, self._gap = 0, False, ""
-            self._brackets = ("{[(", "}])") if after[0] == "=" else ("{[", "}]")  # in JSON a parenthesis is a character like any other
+            self._brackets = ("{[(", "}])") if after[0] == "=" else ("{[", "}]")  # in JSON a parenthesis is an ordinary character
         return self._taken(len(self._held) - len(after) + after.startswith((":", "=")))
 
     def _value(self) -> str:
-        """Skip what there is of the value; return what stands for it where it begins."""
+        """Skip the available part of the value; return its replacement where it begins."""
         begun, end = self._begun, len(self._held)
         for at, sign in enumerate(self._held):
             escapes, self._run = self._run, self._run + 1 if sign == "\\" else 0
@@ -344,7 +350,7 @@ class StreamedFields:
         return (f"{quote}{HIDDEN}{quote}" if self._begun and not begun else "") + (self._gap.strip("+") if self._state == "text" else "")
 
     def _over(self, sign: str, escapes: int) -> int | None:
-        """Return whether the value ends before (0) or after (1) this character, None where it goes on."""
+        """Return whether the value ends before (0) or after (1) this character, None if it continues."""
         if self._in_text:
             even = escapes % (2 * self._escapes + 2) == self._escapes if sign == '"' else escapes % 2 == 0
             over = self._closed(closes=even and sign == self._in_text)
@@ -369,7 +375,7 @@ class StreamedFields:
         return 1 if sign in closing and not self._depth and self._begun[0] in opening else None
 
     def _between(self, sign: str) -> bool:
-        """Whether a character may stand between two texts that are one value, `"a" "b"` or `"a" + f"b"`; it is kept for where they are not."""
+        """Whether a character may separate two texts that are one value, `"a" "b"` or `"a" + f"b"`. It is kept in case they are not."""
         if sign == "+" and not self._gap.strip():
             self._gap = "+"
         elif sign.isspace() and not self._gap.strip("+").strip():
@@ -381,7 +387,7 @@ class StreamedFields:
         return True
 
     def _closed(self, *, closes: bool) -> int | None:
-        """Return whether a text ends before (0) or after (1) this character, which may be a quote that `closes` it: three are ended by three."""
+        """Return whether a text ends before (0) or after (1) this character, possibly a quote that `closes` it. Three quotes are closed by three."""
         if (self._quotes == 2 and not closes) or (self._quotes in (0, 5) and closes):
             return int(closes)
         self._quotes = self._quotes + 1 if closes else 3 if self._quotes > 2 else 0
@@ -389,12 +395,12 @@ class StreamedFields:
 
 
 def hiding(patterns: Sequence[str], fields: Collection[str]) -> tuple[StreamedFields | Streamed, ...]:
-    """Return what hides JSON fields, and what patterns match, in text that comes in pieces: each takes what the one before it shows."""
+    """Return what hides JSON fields and pattern matches in streamed text: each step gets the output of the step before it."""
     return (*((StreamedFields(fields),) if fields else ()), *((Streamed(patterns),) if patterns else ()))
 
 
 def hidden(value: Any, patterns: Sequence[str] = (), fields: Collection[str] = ()) -> Any:
-    """Return JSON data with what `patterns` match, and what stands in `fields` of JSON in text, replaced by `HIDDEN`; each text for itself."""
+    """Return JSON data with matches of `patterns`, and `fields` of JSON in texts, replaced by `HIDDEN`; each text on its own."""
     chain = hiding(patterns, fields)
 
     def text(said: str) -> str:
@@ -406,9 +412,9 @@ def hidden(value: Any, patterns: Sequence[str] = (), fields: Collection[str] = (
 
 
 def rejected(text: str, specs: Iterable[ToolSpec]) -> str:
-    """Return what is no plan with the values of sensitive fields in JSON hidden; whole hidden where a call of such a tool is written otherwise.
+    """Return a text that is not a plan with the sensitive fields of JSON hidden; hidden whole if a call of such a tool is written in another form.
 
-    `put("k", "hunter2")` and `<put><secret>hunter2</secret></put>` are calls in which nothing could be found to hide.
+    `put("k", "hunter2")` and `<put><secret>hunter2</secret></put>` are calls in which no field could be found to hide.
     """
     sensitive = [spec for spec in specs if spec.sensitive]
     shown = hidden(text, fields=sensitive_fields(sensitive))
@@ -418,7 +424,7 @@ def rejected(text: str, specs: Iterable[ToolSpec]) -> str:
 
 
 def _between(stays: re.Pattern[str], text: str, change: Callable[[str], str]) -> str:
-    """Return a text with what stands before, between and behind the matches of `stays` changed."""
+    """Return a text with everything outside the matches of `stays` changed."""
     done: list[str] = []
     at = 0
     for match in stays.finditer(text):
@@ -429,28 +435,28 @@ def _between(stays: re.Pattern[str], text: str, change: Callable[[str], str]) ->
 
 
 def _around(text: str, rest: Callable[[str], str]) -> str:
-    """Return `rest` of a text; one with a placeholder in it was looked at already."""
+    """Return `rest` of a text; a text with a placeholder was processed already."""
     return text if PLACEHOLDER.search(text) else rest(text)
 
 
 def _stray(name: str, spec: ToolSpec) -> bool:
-    """Whether a tool that takes no others has no argument of this name."""
+    """Whether a tool without additional arguments does not have an argument of this name."""
     return spec.input_schema.get("additionalProperties") is False and name not in spec.input_schema.get("properties", {})
 
 
 def _strange(tool: str, specs: Mapping[str, ToolSpec]) -> ToolSpec | None:
-    """Return what is known of a tool that there is not: its call may be meant for one with sensitive fields; None where there is none."""
+    """Return a spec for a tool that does not exist, because the call may be meant for one with sensitive fields. None if none has them."""
     fields = sensitive_fields(specs.values())
     return ToolSpec(name=tool, description="", input_schema={}, sensitive=tuple(sorted(fields))) if fields else None
 
 
 def sensitive_fields(specs: Iterable[ToolSpec]) -> frozenset[str]:
-    """Return the names of the fields that tools declare sensitive."""
+    """Return the names of the fields that the tools declare sensitive."""
     return frozenset([name for spec in specs for name in spec.sensitive])
 
 
 def redacted_start(started: RunStarted, redactor: Redactor) -> RunStarted:
-    """Return what opens a run with every match in what people wrote replaced: goal, variables, attachments, memory, instructions, rules."""
+    """Return the opening of a run with every match in texts written by people replaced: goal, variables, attachments, memory, instructions, rules."""
     agent = started.agent
     redactor.whose = "parent" if started.parent else "user"
     started = msgspec.structs.replace(
@@ -474,7 +480,7 @@ def redacted_start(started: RunStarted, redactor: Redactor) -> RunStarted:
 
 
 def placeholders(value: Any) -> set[str]:
-    """Return the placeholders that stand in JSON data."""
+    """Return the placeholders in JSON data."""
     found: set[str] = set()
 
     def look(text: str) -> str:
@@ -486,7 +492,7 @@ def placeholders(value: Any) -> set[str]:
 
 
 def resolve(value: Any, secrets: dict[str, Any]) -> Any:
-    """Return JSON data with known placeholders replaced by their values; one that stands alone gives its value with its type."""
+    """Return JSON data with known placeholders replaced by their values. A placeholder that is the whole text becomes the value with its type."""
     if isinstance(value, str):
         if PLACEHOLDER.fullmatch(value):
             return secrets.get(value, value)

@@ -1,8 +1,8 @@
-"""The secrets of one run: given to the tools that may have them, kept out of all that they return.
+"""The secrets of one run: given to tools that may have them, and removed from everything that tools return.
 
-A run's host carries names (`Host.credential_refs`). A tool declares the names that it needs (`credentials=("github",)`) and asks its
-context (`context.secret("github")`). The value comes from a source at that moment. From then on the vault replaces it, in every form in
-which it usually shows up, in all that any tool of the run returns, raises or streams in this process, before that is recorded.
+A run's host has names (`Host.credential_refs`). A tool declares the names that it needs (`credentials=("github",)`) and asks its
+context (`context.secret("github")`). Only then is the value read from its source. From then on the vault replaces it, in all its usual
+forms, in everything that any tool of the run returns, raises or streams in this process, before that is recorded.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from detent.expressions.spellings import SHORTEST, forms_of
 from detent.ports import SecretSource, ToolOutcome, ToolSpec
 
 _CUT = 6
-"""Characters of a secret's beginning that are taken for it where a text was cut."""
+"""The shortest beginning of a secret that is recognised where a text was cut."""
 
 
 class Vault:
-    """The secrets of one run in this process: gives them to tools that may have them, and keeps them out of everything else.
+    """The secrets of one run in this process: gives them to tools that may have them, and removes them from everything else.
 
-    May be used from any thread.
+    Usable from any thread.
     """
 
     __slots__ = ("_forms", "_host", "_lock", "_source")
@@ -35,7 +35,7 @@ class Vault:
         self._lock = threading.Lock()
 
     def get(self, name: str, tool: ToolSpec) -> str:
-        """Return the secret `name` for `tool`; raise `ToolFailed` where the tool did not declare it, the host was not given it, or it is not there."""
+        """Return the secret `name` for `tool`. Raise `ToolFailed` if the tool did not declare it, the host was not given it, or it does not exist."""
         if name not in tool.credentials:
             raise _refused(
                 "credential_not_declared", f"tool {tool.name!r} did not declare the secret {name!r}; give it credentials=({name!r},)"
@@ -47,7 +47,7 @@ class Vault:
         except Exception as error:  # noqa: BLE001 - a source is foreign code, and its message may hold what it read
             raise _refused("credential_missing", f"the secret {name!r} could not be read: {type(error).__name__}") from None
         if not value:
-            raise _refused("credential_missing", f"the secret {name!r} is not there; Engine(secrets=...) says where secrets are kept")
+            raise _refused("credential_missing", f"the secret {name!r} was not found; Engine(secrets=...) sets where secrets are kept")
         if len(value) < SHORTEST:
             raise _refused(
                 "credential_unusable", f"the secret {name!r} has fewer than {SHORTEST} characters, too few to keep it out of the log"
@@ -62,7 +62,7 @@ class Vault:
             self._forms = tuple(sorted(forms.items(), key=lambda form: -len(form[0])))
 
     def text(self, text: str) -> str:
-        """Return `text` with every secret that was given out replaced by its name; at its end also the beginning of one that was cut."""
+        """Return `text` with every used secret replaced by its name, and at its end also the beginning of a secret that was cut."""
         for form, shown in self._forms:
             if form in text:
                 text = text.replace(form, shown)
@@ -71,7 +71,7 @@ class Vault:
         return text
 
     def data(self, value: Any) -> Any:
-        """Return JSON data with every string in it, keys too, treated as by `text`."""
+        """Return JSON data with every string in it, including keys, treated as by `text`."""
         if not self._forms:
             return value
         if isinstance(value, str):
@@ -85,7 +85,7 @@ class Vault:
         return value
 
     def outcome(self, outcome: ToolOutcome) -> ToolOutcome:
-        """Return what a tool gave, without secrets: result, full result, message, code and details."""
+        """Return a tool's outcome without secrets: result, full result, message, code and details."""
         if not self._forms:
             return outcome
         return msgspec.structs.replace(
@@ -106,7 +106,7 @@ def _refused(code: str, message: str) -> ToolFailed:
 
 
 def _without_cut(text: str, form: str, shown: str) -> str:
-    """Return `text` without a beginning of `form` at its end, where it was cut (also before an ellipsis)."""
+    """Return `text` without a cut beginning of `form` at its end (also before an ellipsis)."""
     body = text.rstrip("….")
     for length in range(min(len(form) - 1, len(body)), _CUT - 1, -1):
         if body.endswith(form[:length]):

@@ -1,6 +1,6 @@
-"""The planner that asks a model with native tool calls, over the providers of pydantic-ai.
+"""The planner that calls a model with native tool calls, over the providers of pydantic-ai.
 
-Rule: what is sent follows from the view alone; the model is reached only through `view.models`, the run's gateway.
+Rule: the request follows from the view alone; the model is reached only through `view.models`, the run's gateway.
 Start with `planner`. `prompt` and `messages` build the request, `exchange` sends it, `turn` turns the answer into a plan.
 """
 

@@ -1,13 +1,13 @@
-"""Images, audio and files: one JSON shape in the goal, in replies and in tool results, and what a model is given of it.
+"""Images, audio and files: one JSON shape in the goal, in replies and in tool results, and its form for a model.
 
     {"type": "image" | "audio" | "video" | "file" | "text",
-     "media_type": "image/png",      # may be left out where the path's or URL's ending says it
+     "media_type": "image/png",      # optional if the ending of the path or URL says it
      "data": "<base64>" | "url": "https://..." | "path": "/abs/or/relative" | "text": "...",
-     "name": "chart.png"}            # optional, told to the model
+     "name": "chart.png"}            # optional, shown to the model
 
-Exactly one of `data`, `url`, `path` and `text` is given. A tool result is an attachment, or holds a list of them under `"attachments"`.
-What a tool gave may name no path, and a URL only where the tool is declared `trust="trusted"`: otherwise a page that a tool has read
-could make the program open files and addresses. What cannot be shown is told to the model as a line of text, never left out silently.
+Exactly one of `data`, `url`, `path` and `text` is given. A tool result is an attachment, or has a list of them under `"attachments"`.
+A tool result must not name a path, and may name a URL only if the tool is declared `trust="trusted"`. Otherwise a page that a tool has read
+could make the program open files and addresses. If an attachment cannot be shown, the model gets a line of text about it; none is dropped silently.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _TAKEN = {
     "video": ("supports_video_input", "video"),
     "file": ("supports_document_input", "documents"),
 }
-"""What a model's profile says of each kind, and what people call it."""
+"""For each kind its name in a model's profile, and its name for people."""
 MAX_BYTES = 32 * 1024 * 1024
 """The largest file that is sent to a model."""
 
 
 def is_attachment(value: Any) -> bool:
-    """Whether a JSON value has the shape of an attachment."""
+    """Whether a JSON value has the form of an attachment."""
     if not isinstance(value, dict):
         return False
     said = cast("dict[str, Any]", value)
@@ -49,7 +49,7 @@ def _only_known(said: dict[str, Any]) -> bool:
 
 
 def split_result(value: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """Return what a tool result says beside its attachments, and the attachments; (value, []) when it has none."""
+    """Return a tool result without its attachments, and the attachments; (value, []) if it has none."""
     if is_attachment(value):
         return None, [value]
     if isinstance(value, list) and value and all(is_attachment(v) for v in cast("list[Any]", value)):
@@ -64,17 +64,17 @@ def split_result(value: Any) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def checked_attachment(value: Any, where: str) -> dict[str, Any]:
-    """Return an attachment that a caller gave; raise `ConfigError` saying what is wrong with its shape."""
+    """Return an attachment from a caller. Raise `ConfigError` with the problem if its form is wrong."""
     if is_attachment(value):
         return cast("dict[str, Any]", value)
     raise ConfigError(
-        f'{where}: no attachment: {str(value)[:120]!r}; write {{"type": "image", "media_type": "image/png", "data": BASE64}}, '
+        f'{where}: not an attachment: {str(value)[:120]!r}; write {{"type": "image", "media_type": "image/png", "data": BASE64}}, '
         f"with one of {', '.join(SOURCES)} and a type of {', '.join(KINDS)}"
     )
 
 
 def attachment_at(path: Path) -> dict[str, Any]:
-    """Return a file as an attachment: its text where it is one, else its bytes with the type that its name ends in. Raise `ConfigError`."""
+    """Return a file as an attachment: as text if it is text, else its bytes with the type of its file name. Raise `ConfigError`."""
     media_type = mimetypes.guess_type(path.name)[0] or ""
     kind = media_type.partition("/")[0]
     try:
@@ -92,13 +92,13 @@ def attachment_at(path: Path) -> dict[str, Any]:
         kind = "file"
     if not media_type:
         raise ConfigError(
-            f"attachment {str(path)!r}: it is not text, and its name does not end in what it is, such as .pdf or .png; rename it"
+            f"attachment {str(path)!r}: it is not text, and its name has no ending for its type, such as .pdf or .png; rename it"
         )
     return {"type": kind, "name": path.name, "media_type": media_type, "data": base64.b64encode(data).decode()}
 
 
 def not_taken(attachment: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
-    """Return what an attachment is that a model with this profile does not take, such as "audio"; "" for one that it takes."""
+    """Return the kind of an attachment that a model with this profile does not take, such as "audio"; "" if it takes it."""
     media_type: str = (
         attachment.get("media_type") or mimetypes.guess_type(str(attachment.get("name") or attachment.get("url") or ""))[0] or ""
     )
@@ -117,11 +117,11 @@ def not_taken(attachment: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
 
 
 def inlined(value: Any) -> Any:
-    """Return an attachment of the goal with the content of the file that it names; anything else as it is. Raise `ConfigError`.
+    """Return an attachment of the goal with the content of the file that it names; anything else unchanged. Raise `ConfigError`.
 
-    A `Path` stands for the attachment that its file is.
+    A `Path` becomes the attachment of its file.
 
-    What a run was given stands in its log: a file that changes later changes nothing, and another host can take the run on.
+    The log has the inputs of a run: a file that changes later changes nothing, and another host can resume the run.
     """
     if isinstance(value, Path):
         return attachment_at(value)
@@ -139,9 +139,9 @@ def inlined(value: Any) -> Any:
 def content_of(
     attachment: dict[str, Any], *, paths: bool, urls: bool, profile: Mapping[str, Any] | None = None, instead: str = ""
 ) -> list[Any]:
-    """Return an attachment as pydantic-ai user content; `paths` and `urls` say whether it may name those, `profile` what the model takes.
+    """Return an attachment as pydantic-ai user content. `paths` and `urls` allow those forms, `profile` says what the model takes.
 
-    What cannot be read, may not be opened or is not taken becomes one line of text that says so; `instead` is what the model can do then.
+    If it cannot be read, must not be opened or is not taken, it becomes a line of text that says so. `instead` is what the model can do then.
     """
     from pydantic_ai import messages as m
 
@@ -165,7 +165,7 @@ def content_of(
 
 
 def bytes_of(attachment: dict[str, Any], *, paths: bool) -> tuple[bytes, str]:
-    """Return the bytes and media type; raise `ValueError` saying why there are none."""
+    """Return the bytes and media type. Raise `ValueError` with the reason if there are none."""
     media_type = attachment.get("media_type") or mimetypes.guess_type(attachment.get("path") or attachment.get("name") or "")[0]
     if "path" in attachment:
         if not paths:
@@ -187,7 +187,7 @@ def bytes_of(attachment: dict[str, Any], *, paths: bool) -> tuple[bytes, str]:
 
 
 def _read(path: Path) -> bytes:
-    """Return what stands in a file, at most a byte more than may be sent; raise `OSError`, and `ValueError` for what is none: some never end."""
+    """Return the content of a file, at most one byte more than may be sent. Raise `OSError`, or `ValueError` if it is not a file: some never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it cannot be read: it is not a file")
     with path.open("rb") as file:

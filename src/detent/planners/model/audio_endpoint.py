@@ -1,4 +1,4 @@
-"""`EndpointTranscriber`: speech written down by a server with OpenAI's `/audio/transcriptions` (OpenAI, Groq, vLLM, whisper.cpp, ...)."""
+"""`EndpointTranscriber`: transcripts from a server with OpenAI's `/audio/transcriptions` (OpenAI, Groq, vLLM, whisper.cpp, ...)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from detent.ports.transcribing import Segment, Word
 
 PATH = "/audio/transcriptions"
 LONGEST_S = 1e6
-"""No recording is longer: what a server reports beyond it is an error of its own."""
+"""No recording is longer. A larger number from a server is an error of the server."""
 _WITH_TIMES = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
 
 PieceT = TypeVar("PieceT", Word, Segment)
 
 
 class EndpointTranscriber:
-    """Transcripts of `model` at `base_url`, with words and segments where the model gives their times. `provider` is whom it is billed by.
+    """Transcripts of `model` at `base_url`, with words and segments if the model reports their times. `provider` is who bills it.
 
     Raises `ConfigError` for a URL that is not one.
     """
@@ -57,12 +57,12 @@ class EndpointTranscriber:
         if models is None:
             answer = await send()
             return msgspec.structs.replace(answer.value, usage=msgspec.structs.replace(answer.usage, model_calls=1))
-        size = max(1000, len(data) // 16_000 * 32)  # 16 kB a second at most bit rates, 32 tokens a second
+        size = max(1000, len(data) // 16_000 * 32)  # at most bit rates 16 kB a second, 32 tokens a second
         answer = await models.call(self.model, send, provider=self._provider, purpose="transcribe", input_tokens=size)
         return answer.value
 
     def _read(self, said: dict[str, Any]) -> ModelAnswer:
-        """Return the transcript in an answer; raise `ModelCallFailure` where it has no text. Parts that cannot be read are left out."""
+        """Return the transcript in an answer. Raise `ModelCallFailure` if it has no text. Parts that cannot be read are left out."""
         text: Any = said.get("text")
         used: Any = said.get("usage")
         usage, seconds = _used(cast("dict[str, Any]", used) if isinstance(used, dict) else {})
@@ -82,13 +82,13 @@ class EndpointTranscriber:
 
 
 def _used(said: dict[str, Any]) -> tuple[Usage, float | None]:
-    """Return the tokens that a server reports, and the seconds of audio."""
+    """Return the reported tokens and the seconds of audio."""
     into, out = (count if type(count) is int and count >= 0 else 0 for count in (said.get("input_tokens"), said.get("output_tokens")))
     return Usage(input_tokens=into, output_tokens=out), _seconds(said.get("seconds"))
 
 
 def _seconds(said: Any) -> float | None:
-    """Return a duration, None for what is not one; a server may send it as text."""
+    """Return a duration, or None if it is not a duration. A server may send it as text."""
     try:
         value = float(said)
     except (TypeError, ValueError, OverflowError):

@@ -1,6 +1,6 @@
-"""Control actions as tools that a model may call where its agent allows them: asking the user, stopping, goals, waiting, abstaining.
+"""Control actions as tools that a model may call if its agent allows them: asking the user, stopping, goals, waiting, abstaining.
 
-A model that calls one beside other tools has asked for the control action; the other calls are recorded as not run (DESIGN 4).
+If a model calls one next to other tools, the control action counts; the other calls are recorded as not run (DESIGN 4).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from detent.core.errors import ConfigError, MalformedPlan
 from detent.ports import UNREADABLE, read_json
 
 ANSWER_TOOL = "final_result"
-"""The tool through which a typed answer is given."""
+"""The tool for giving a typed answer."""
 
 
 def _object(required: Sequence[str], **properties: Any) -> dict[str, Any]:
@@ -54,15 +54,15 @@ RETURNS = {
     "abstain": "Noted.",
     ANSWER_TOOL: "Noted.",
 }
-"""What a model reads as the result of each."""
+"""The result of each, as the model reads it."""
 
 
 def offered(allowed: Sequence[str], tools: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the control tools that an agent allows; raise `ConfigError` for an unknown one or one that is a tool's name."""
+    """Return the names of the control tools that an agent allows. Raise `ConfigError` for an unknown one, or one with the name of a tool."""
     names: list[str] = []
     for name in allowed:
         if name not in ACTIONS:
-            raise ConfigError(f"actions: there is no action {name!r}; known: {', '.join(ACTIONS)}")
+            raise ConfigError(f"actions: unknown action {name!r}; known: {', '.join(ACTIONS)}")
         names += [name, "complete_goal"] if name == "push_goal" else [name]
     for name in names:
         if name in tools:
@@ -76,7 +76,7 @@ def definition(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def action_of(name: str, args: Any) -> a.AnyAction:
-    """Return the action that a call of a control tool asks for; raise `MalformedPlan` for arguments that do not fit."""
+    """Return the action of a control tool's call. Raise `MalformedPlan` for arguments that do not fit."""
     if isinstance(args, str):
         try:
             args = read_json(args or "{}")
@@ -101,7 +101,7 @@ def action_of(name: str, args: Any) -> a.AnyAction:
         case "schedule":
             return _schedule(given)
         case _:
-            raise AssertionError(f"{name!r} is no control tool")
+            raise AssertionError(f"{name!r} is not a control tool")
 
 
 def _schedule(given: dict[str, Any]) -> a.Schedule:
@@ -121,7 +121,7 @@ def _said(name: str, given: dict[str, Any], key: str) -> str:
 
 
 def portable(action: Any) -> tuple[str, dict[str, Any]] | None:
-    """Return the control tool and arguments that an action of any planner would be, None when it is none of these."""
+    """Return the control tool and arguments for an action of any planner. None if there is none for it."""
     match action:
         case a.AskUser(question=question):
             return "ask_user", {"question": question}

@@ -1,7 +1,7 @@
-"""How an answer ended, in the provider's own word: what ended otherwise than by being complete is a failure that carries that word.
+"""How an answer ended, in the provider's own word. An ending other than completion is a failure with that word.
 
-pydantic-ai folds the words of all providers into five. Two of them mean too much: "length" is an answer that was cut off, but also a context that
-is full, and "error" is a call that the provider could not read, but also a server that broke down.
+pydantic-ai maps the words of all providers to five. Two of them are ambiguous: "length" is an answer that was cut off, but also a full context;
+"error" is a call that the provider could not read, but also a broken server.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
 
 LATER = ("queued", "in_progress", "pause_turn")
-"""OpenAI's background mode; a turn of Anthropic that waits for its own tools."""
+"""The words for a pending answer: OpenAI's background mode, and a turn of Anthropic that waits for its own tools."""
 BROKEN = ("error", "failed", "cancelled", "network_error")
 TOOL_USE_FAILED = "tool_use_failed"
-"""Groq's word for a call that its model wrote and that it could not read, or that does not fit the tool's schema."""
+"""Groq's word for a call by its model that it could not read, or that does not fit the tool's schema."""
 
 
 def failure_in(response: ModelResponse, name: str, usage: Usage) -> ModelCallFailure | None:
-    """Return the failure that an answer is, with what was paid for it; None for one that is an answer. `name` is the model's."""
+    """Return the failure for an answer, with its usage; None if the answer is complete. `name` is the model's."""
     word = said_of(response)
     model = f"model {name!r}"
     if (full := context_full(word, name, usage)) is not None:
         return full
     if response.state == "suspended" or word in LATER:
-        word = word or "queued"  # a stream of OpenAI's ends without saying it
-        told = f"{model}: {word}: the provider answers later, and nothing here asks for it again; turn its background mode off"
+        word = word or "queued"  # a stream from OpenAI ends without this word
+        told = f"{model}: {word}: the provider will answer later, but Detent does not fetch such an answer; turn its background mode off"
         return ModelCallFailure(told, kind="queued", usage=usage, provider_code=word)
     if response.finish_reason == "content_filter":
         return _filtered(response, model, usage)
@@ -38,19 +38,19 @@ def failure_in(response: ModelResponse, name: str, usage: Usage) -> ModelCallFai
         return None
     if word.lower() in BROKEN:
         return ModelCallFailure(f"{model}: the provider gave up ({word})", kind="server", usage=usage, provider_code=word)
-    if not word and response.provider_name == "groq":  # pydantic-ai makes an answer of the refusal, and leaves out what was said
+    if not word and response.provider_name == "groq":  # pydantic-ai turns the refusal into an answer without its text
         word = TOOL_USE_FAILED
     return unreadable(word or "error", written(response), usage=usage)
 
 
 def said_of(response: ModelResponse) -> str:
-    """Return the provider's own word for how an answer ended, "" without one."""
+    """Return the provider's own word for the ending of an answer, "" without one."""
     said = (response.provider_details or {}).get("finish_reason")
     return said if isinstance(said, str) else ""
 
 
 def unreadable(word: str, text: str, *, why: str = "", usage: Usage | None = None) -> ModelCallFailure:
-    """Return the failure of a call that the provider could not read: `text` is what the model wrote, `why` what the provider says of it."""
+    """Return the failure for a call that the provider could not read. `text` is the model's text, `why` the provider's reason."""
     reason = why.rstrip(". ") or "the provider could not read your tool call, or it does not fit the tool's declaration"
     shown = f"; you wrote: {text[:400]}" if text.strip() else ""
     return ModelCallFailure(f"{word}: {reason}{shown}", kind="malformed", usage=usage, provider_code=word)

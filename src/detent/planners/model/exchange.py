@@ -1,6 +1,6 @@
 """One request to one model: sent through the run's gateway, streamed to observers, its failures translated, its usage counted.
 
-A stream that breaks gives no answer at all: the request fails, the gateway may send it again whole, and no part of it becomes a plan.
+A broken stream gives no answer at all: the request fails, the gateway may send it again whole, and no part of it becomes a plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAXIMUM = "anthropic_max_output_tokens"
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model answered: the response, the output limit that was sent, and what it cost where no gateway counted it."""
+    """A model's answer: the response, the output limit of the request, and its usage if no gateway counted it."""
 
     response: Any
     limit: int | None
@@ -39,12 +39,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchange:
-    """A model and how it is asked.
+    """A model and how to call it.
 
-    `model` is pydantic-ai's model, `settings` stand in its words; `name` is what people call it, `provider` what limits and prices are
-    kept by (from the model unless they are given); `key` says what to do where the key is refused, `keys` are what no message holds;
-    `address` says what to look at where an answer is none of an API; `text` are the settings of a model that is asked for text alone.
-    `timeout_s` is how long a request may take, all its attempts together (None: no limit of its own).
+    `model` is pydantic-ai's model, and `settings` are in its format. `name` is the displayed name, `provider` selects limits and prices (from the
+    model unless given). `key` says what to do if the key is refused; no message contains any of `keys`. `address` says what to check if the answer
+    does not come from an API. `text` are the settings of a model that only writes text. `timeout_s` is the time limit of a request with all its
+    attempts (None: no limit of its own).
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Exchange:
 
     @property
     def most_output_tokens(self) -> int | None:
-        """The most output tokens that the model can give, where it is known."""
+        """The most output tokens of the model, if known."""
         return self.model.profile.get(_MAXIMUM)
 
     async def ask(
@@ -96,7 +96,7 @@ class Exchange:
         input_tokens: int,
         limit: int | None,
     ) -> Reply:
-        """Send a request and return the answer; raise `ModelCallFailure`, and what the gateway raises."""
+        """Send a request and return the answer. Raise `ModelCallFailure`, and whatever the gateway raises."""
         deadline = Deadline(self.timeout_s)
 
         async def send(allowed: int | None) -> ModelAnswer:
@@ -119,8 +119,10 @@ class Exchange:
             raise
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each has its class
-            keys = tuple(sorted({*self._keys, *keys_in_use(self.model, error=error)}, key=len, reverse=True))  # one may be fetched
+        except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each error has its class
+            keys = tuple(
+                sorted({*self._keys, *keys_in_use(self.model, error=error)}, key=len, reverse=True)
+            )  # the key may have been fetched
             raise failure_of(error, model=self.name, key=self._key, keys=keys, address=self._address) from error
         _mend(response)
         usage = usage_of(response)
@@ -135,7 +137,7 @@ class Exchange:
         )
 
     def _prepared(self, params: Any) -> Any:
-        """Return the parameters as the model makes them of ours, which is what message preparation looks at; the same each time."""
+        """Return the parameters after the model's changes to ours, which message preparation reads; the same object each time."""
         if self._params[0] is not params:
             self._params = (params, self.model.prepare_request(self.settings, params)[1])
         return self._params[1]
@@ -167,10 +169,10 @@ class Exchange:
 
 
 def _mend(response: ModelResponse) -> None:
-    """Let what a provider says be text that can be written down: a stream may cut a surrogate pair in two, and a half may have no other half.
+    """Make the provider's texts storable: a stream may cut a surrogate pair in two, and a half may lack its other half.
 
-    Halves that stand side by side are one character; others become U+FFFD, but not in arguments: those are invalid, and stay so. What of a call
-    must be text is made text where a stream, which is not checked, has something else there.
+    Adjacent halves become one character; other halves become U+FFFD, but not in arguments, which are invalid then and remain invalid. A stream is not
+    checked, so parts of a call that must be text are converted to text.
     """
     for field in ("model_name", "provider_response_id"):
         said: Any = getattr(response, field)
@@ -191,14 +193,14 @@ def _mend(response: ModelResponse) -> None:
 
 
 def _can_stream(model: Any) -> bool:
-    """Whether a model can stream; one made of a function for whole answers cannot."""
+    """Whether a model can stream; a function model for whole answers cannot."""
     return not (hasattr(model, "stream_function") and model.stream_function is None)
 
 
 def _cut_off(model: Any, response: ModelResponse) -> bool:
-    """Whether a provider's stream ended without saying why: every real one says it.
+    """Whether a provider's stream ended without a reason: every complete one has a reason.
 
-    For a chat completion without a reason pydantic-ai writes "stop"; only the provider's own word for it shows that there was one.
+    For a chat completion without a reason pydantic-ai writes "stop". Only the provider's own word proves a reason.
     """
     if response.provider_url is None or said_of(response) or (response.provider_details or {}).get("refusal"):
         return False
@@ -208,13 +210,13 @@ def _cut_off(model: Any, response: ModelResponse) -> bool:
 
 
 class _Told:
-    """Streams what a model says to observers: think blocks in its text are thinking, also one that is never closed."""
+    """Streams a model's output to observers. Think blocks in its text are thinking, including one that is never closed."""
 
     def __init__(self, models: Models) -> None:
         self._models, self._splitter = models, ThinkingSplitter()
 
     def hear(self, event: Any) -> None:
-        """Tell a piece of a stream."""
+        """Emit a piece of a stream."""
         match event.event_kind:
             case "part_start":
                 self.tell(event.part.part_kind, getattr(event.part, "content", None))
@@ -224,14 +226,14 @@ class _Told:
                 pass
 
     def tell(self, kind: str, text: Any) -> None:
-        """Tell a text of this kind, where it is one that is told."""
+        """Emit a text of this kind, if such texts are emitted."""
         if text and kind == "thinking":
             self._models.emit("thinking", whole_text(text))
         elif text and kind == "text":
             self._emit(self._splitter.feed(text))
 
     def end(self) -> None:
-        """Tell what was held back."""
+        """Emit the text that was held back."""
         self._emit(self._splitter.end())
 
     def _emit(self, pieces: list[tuple[Literal["text", "thinking"], str]]) -> None:
@@ -240,7 +242,7 @@ class _Told:
 
 
 def usage_of(response: ModelResponse) -> Usage:
-    """Return what a response used; cached and reasoning tokens are counted apart, and are part of input and output tokens."""
+    """Return the usage of a response. Cached and reasoning tokens are also counted separately; they are part of input and output tokens."""
     used = response.usage
     unknown = bool(used.unmeasured_requests) and not used.total_tokens
     return Usage(
@@ -253,10 +255,10 @@ def usage_of(response: ModelResponse) -> Usage:
 
 
 class Unheard:
-    """A gateway whose streamed pieces go nowhere: what is asked beside the run's own plan is no speech of its agent."""
+    """A gateway that drops streamed pieces: requests beside the run's own plan are not speech of its agent."""
 
     def __init__(self, models: Models) -> None:
         self.call = models.call
 
     def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
-        """Drop what is streamed."""
+        """Drop the piece."""

@@ -1,7 +1,7 @@
-"""What goes wrong with a model call, by class: exceptions of pydantic-ai, of vendors and of HTTP clients become `ModelCallFailure`.
+"""Failures of a model call by class: exceptions of pydantic-ai, of vendors and of HTTP clients become `ModelCallFailure`.
 
-The class decides what happens next (see `core.errors`): retryable ones are tried again by the gateway, the others end the run with a
-message that names the variable or the model, and the run can be opened again later. No message holds a key.
+The class decides what happens next (see `core.errors`). The gateway retries retryable ones. The others end the run with a message that names
+the variable or the model, and the run can be reopened later. No message contains a key.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ _KEY = re.compile(r"\b(sk|pk|gsk|key|xai|AIza|AKIA|Bearer)[-_ ]?[A-Za-z0-9_\-*]{
 def failure_of(
     error: BaseException, *, model: str, usage: Usage | None = None, key: str = "", keys: Sequence[str] = (), address: str = ""
 ) -> ModelCallFailure:
-    """Return the failure that an exception of a model call means; `model` is the full name, such as "openai:gpt-5".
+    """Return the failure for an exception of a model call; `model` is the full name, such as "openai:gpt-5".
 
-    `key` says what to do about a key that was refused, where that is not the one of the provider that the name says; `keys` are those that
-    requests carry, whatever they look like: what a provider repeats of them is left out. `address` says what to look at where an answer is
-    none of an API, which only a base URL may be to blame for.
+    `key` says what to do about a refused key, if it is not the key of the named provider. `keys` are the keys that requests carry, in any form: they
+    are removed from the provider's message. `address` says what to check if the answer does not come from an API, which only a base URL can cause.
     """
     if isinstance(error, ModelCallFailure):
         return error
-    inner: Any = getattr(error, "exceptions", ())  # those of a group
+    inner: Any = getattr(error, "exceptions", ())  # the causes in a group
     if len(inner) == 1:
         return failure_of(inner[0], model=model, usage=usage, key=key, keys=keys, address=address)
     kind = kind_of(error)
@@ -48,7 +47,7 @@ def failure_of(
 
 
 def _no_answer(error: BaseException) -> bool:
-    """Whether there was an answer that is none of an API: a redirection, no JSON, or JSON of another kind."""
+    """Whether the answer does not come from an API: a redirection, or a body that is not JSON or has the wrong structure."""
     from pydantic_ai.exceptions import ModelAPIError
 
     redirected = 300 <= getattr(error.__cause__, "status_code", 0) < 400
@@ -79,9 +78,9 @@ def kind_of(error: BaseException) -> ModelFailureKind:
     if isinstance(error, x.ModelRequestRejectedError | x.UserError | ConfigError):
         return "bad_request"
     if isinstance(error, x.ModelAPIError) and says_overflow(str(error)):
-        return "context_overflow"  # told in a stream, where there is no status
+        return "context_overflow"  # reported in a stream, without a status
     if isinstance(error, x.ModelAPIError | x.UnexpectedModelBehavior):
-        return "server"  # an answer that is no answer: a body that is no JSON, a stream without its end
+        return "server"  # an invalid answer: a body that is not JSON, a stream without its end
     return _kind_of_transport(error)
 
 
@@ -101,14 +100,14 @@ def _kind_of_status(error: Any) -> ModelFailureKind:
 
 
 def _kind_of_transport(error: BaseException) -> ModelFailureKind:
-    """Return the class of what a transport raised, by the names that httpx, httpx2, aiohttp, botocore and ssl give it."""
+    """Return the class of a transport error, by its class name in httpx, httpx2, aiohttp, botocore or ssl."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"TimeoutError", "TimeoutException", "APITimeoutError", "ReadTimeoutError", "ConnectTimeoutError", "ServerTimeoutError"}:
         return "timeout"
     if names & {"TransportError", "APIConnectionError", "HTTPClientError", "ClientConnectionError", "StreamError", "OSError"}:
         return "connection"
     if isinstance(error, LookupError | AttributeError | TypeError | RecursionError) or "ValidationError" in names:
-        return "server"  # a client that reads an answer finds less in it, or something else, than every answer has
+        return "server"  # the client's parser found less than every answer has, or something else
     return "bad_request"
 
 
@@ -147,7 +146,7 @@ def _message(error: BaseException, kind: ModelFailureKind, model: str, key: str,
 
 
 def _said(error: BaseException, keys: Sequence[str]) -> str:
-    """Return what the provider said, short and without `keys` and what looks like one."""
+    """Return the provider's message, shortened, without `keys` and without texts that look like a key."""
     body: Any = getattr(error, "body", None)
     text = _of_body(body) or str(error) or type(error).__name__
     if not hasattr(error, "body"):
@@ -159,7 +158,7 @@ def _said(error: BaseException, keys: Sequence[str]) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Return what a network said for which a client says no more than that it failed; never what a client says of what it was to send."""
+    """Return the network's message if a client reports only that the call failed; never a client's message about the request's content."""
     for _ in range(10):
         if error.__cause__ is None:
             break
@@ -170,7 +169,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _refused(error: BaseException) -> bool:
-    """Whether nothing listens at the address: the causes are followed, a few levels deep."""
+    """Whether nothing listens at the address: follows the causes, a few levels deep."""
     for _ in range(10):
         if isinstance(error, ConnectionRefusedError):
             return True
@@ -183,7 +182,7 @@ def _refused(error: BaseException) -> bool:
 
 
 def _of_body(body: Any) -> str:
-    """Return the message that stands in an error body, as OpenAI, Anthropic, Google and others shape it."""
+    """Return the message in an error body, in the forms of OpenAI, Anthropic, Google and others."""
     if isinstance(body, dict):
         inner: Any = body.get("error", body)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         if isinstance(inner, dict):

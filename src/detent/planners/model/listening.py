@@ -1,7 +1,7 @@
-"""What pydantic-ai does not tell of an answer: that a stream without a reason was complete, why Groq refused a call, where thinking began.
+"""Facts about an answer that pydantic-ai drops: whether a stream without a reason was complete, why Groq refused a call, where thinking began.
 
-All are heard where a model's client gives the answer. A stream of chat completions ends with `[DONE]`; one that came to it is whole, also where
-no piece said why the model stopped. Where nothing can be listened to, such a stream counts as broken, as before.
+This listens where a model's client returns the answer. A stream of chat completions ends with `[DONE]`. A stream that reached it is complete, even
+if no piece had a reason for the ending. If listening is not possible, a stream without a reason counts as broken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DONE = b"data:[DONE]"
 
 
 def heard(model: Any) -> Any:
-    """Return the model so that its answers are listened to; one of another kind as it is."""
+    """Return the model with a listener on its answers; a model of another kind unchanged."""
     if not any(kind.__name__ in _HEARD for kind in type(model).__mro__) or not hasattr(model, _CREATE):
         return model
     ours = copy.copy(model)
@@ -29,7 +29,7 @@ def heard(model: Any) -> Any:
 
 
 async def _created(create: Callable[..., Any], tags: tuple[str, str], *args: Any, **more: Any) -> Any:
-    """Return what the client answers; raise `ModelCallFailure` where Groq refused a call."""
+    """Return the client's answer. Raise `ModelCallFailure` if Groq refused a call."""
     try:
         answer = await create(*args, **more)
     except Exception as error:
@@ -44,14 +44,14 @@ async def _created(create: Callable[..., Any], tags: tuple[str, str], *args: Any
 
 
 def _close_thinking(message: Any, tags: tuple[str, str]) -> None:
-    """Close a think block that is open at the end of a whole answer: pydantic-ai would drop its tag, and make an answer of it."""
+    """Close a think block that is open at the end of a whole answer. Otherwise pydantic-ai would drop its tag and treat it as an answer."""
     said = getattr(message, "content", None)
     if isinstance(said, str) and said.rfind(tags[0]) > said.rfind(tags[1]):
         message.content = said + tags[1]
 
 
 class _Stream:
-    """A stream of chat completions that is listened to: its last piece says why the model stopped, whatever the provider left out."""
+    """A wrapped stream of chat completions: its last piece has the reason for the ending, even if the provider left it out."""
 
     def __init__(self, source: Any) -> None:
         self._source, self._done, self._tail = source, False, b""
@@ -94,13 +94,13 @@ class _Stream:
 
 
 def _ending(last: Any, reason: str) -> Any:
-    """Return a piece that says no more than why the model stopped."""
+    """Return a piece with only the reason for the ending."""
     choice = last.choices[0].model_copy(update={"delta": type(last.choices[0].delta)(), "finish_reason": reason})
     return last.model_copy(update={"choices": [choice], "usage": None})
 
 
 def _refused(error: Exception) -> ModelCallFailure | None:
-    """Return the failure where an error is Groq's, that a call which its model wrote cannot be read or does not fit; else None."""
+    """Return the failure if Groq reports that a call by its model cannot be read or does not fit; else None."""
     body: Any = getattr(error, "body", None)
     said: Any = cast("dict[str, Any]", body).get("error", body) if isinstance(body, dict) else None
     if not isinstance(said, dict):

@@ -1,9 +1,9 @@
-"""The transcript as messages for a model: rendered once, append-only, and the same bytes whoever renders it.
+"""The transcript as messages for a model: rendered once, append-only, and the same bytes in every process.
 
-Theory of operation. Items are rendered in order. A plan becomes one `ModelResponse`; what lies between two plans (observations, replies,
-notes) becomes one `ModelRequest`, whose tool results stand first, in the order of the calls. What was rendered is never changed by what
-follows, so the messages of one turn are a prefix of those of the next and a provider can keep them cached. `Rendering` keeps what is
-done, keyed by the items themselves: it saves time and changes no byte.
+Theory of operation. Items are rendered in order. A plan becomes one `ModelResponse`. The items between two plans (observations, replies, notes)
+become one `ModelRequest`; its tool results come first, in the order of the calls. Later items never change rendered messages. So the messages of
+one turn are a prefix of those of the next, and a provider can keep them cached. `Rendering` keeps finished messages, keyed by the items themselves:
+it saves time and changes no byte.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MARK, _TYPE, _SOURCES = b"media_type", b'"type"', (b'"url"', b'"data"')
 
 
 class Rendering:
-    """What is rendered of one pass so far: closed messages, and the open request at their end."""
+    """The rendered part of one pass: closed messages, and the open request at their end."""
 
     __slots__ = ("_called", "_items", "chars", "closed", "count", "notes", "results")
 
@@ -50,7 +50,7 @@ class Rendering:
         self._items: Sequence[Item] = ()
 
     def covers(self, transcript: Sequence[Item]) -> bool:
-        """Whether what is rendered is a prefix of `transcript`."""
+        """Whether the rendered items are a prefix of `transcript`."""
         if len(transcript) < self.count:
             return False
         if isinstance(transcript, Seq) and isinstance(self._items, Seq) and transcript.continues(self._items):
@@ -58,25 +58,25 @@ class Rendering:
         return list(transcript[: self.count]) == list(self._items)
 
     def remember(self, transcript: Sequence[Item]) -> None:
-        """Note what has been rendered."""
+        """Note which items are rendered."""
         self._items = transcript if isinstance(transcript, Seq) else list(transcript)
         self.count = len(transcript)
 
     def messages(self, tail: Sequence[Any] = ()) -> list[ModelMessage]:
-        """Return all messages, the open request completed for now and `tail` (parts) at its end."""
+        """Return all messages. The open request is completed for now, with `tail` (parts) at its end."""
         from pydantic_ai.messages import ModelRequest
 
         parts = [*self._results_in_order(), *self.notes, *tail]
         return [*self.closed, ModelRequest(parts=parts, timestamp=EPOCH)] if parts else list(self.closed)
 
     def answer(self, response: Any, called: dict[str, tuple[str, str]]) -> None:
-        """Close the open request and add a model's answer; `called` maps call ids to (tool, provider's id)."""
+        """Close the open request and add a model's answer. `called` maps call ids to (tool, provider's id)."""
         self._close()
         self.closed.append(response)
         self._called = called
 
     def named(self, call_id: str) -> tuple[str, str] | None:
-        """Return the tool and the provider's id of a call of the last answer, None when the answer holds no such call."""
+        """Return the tool and the provider's id of a call of the last answer, None if the answer has no such call."""
         return self._called.get(call_id)
 
     def _close(self) -> None:
@@ -88,7 +88,7 @@ class Rendering:
         self.results, self.notes, self._called = {}, [], {}
 
     def _results_in_order(self) -> list[Any]:
-        """Return one result for each call of the last answer: providers refuse a call that has none."""
+        """Return one result for each call of the last answer: providers refuse a call without one."""
         from pydantic_ai.messages import ToolReturnPart
 
         return [
@@ -98,7 +98,7 @@ class Rendering:
 
 
 class Renderer:
-    """Renders views for one model: `system` and `model` say whose provider data may be given back, `names` how tools are called there.
+    """Renders views for one model. `system` and `model` decide which provider data is sent back, `names` are the provider's tool names.
 
     `profile` says which files the model takes.
     """
@@ -116,7 +116,7 @@ class Renderer:
         self._profile = profile
 
     async def extend(self, done: Rendering, view: View) -> None:
-        """Render what `done` does not hold yet."""
+        """Render the items that `done` does not have yet."""
         transcript = view.transcript
         new = transcript[done.count :] if done.count else transcript
         if done.count == 0 and not (len(transcript) and transcript[0].kind == "user"):
@@ -167,7 +167,7 @@ class Renderer:
     async def _tool(self, done: Rendering, item: Item, view: View) -> None:
         content, failed = await self._observed(item, view)
         called = done.named(item.call_id)
-        if called is None:  # a call that stood in the text of an answer, or whose plan was compacted away
+        if called is None:  # a call from the text of an answer, or one whose plan was compacted
             head = f"[result] {item.tool}({_json(item.arguments)}): "
             _said(done, [head, *content] if not isinstance(content, str) else [head + content])
             return
@@ -176,7 +176,7 @@ class Renderer:
         done.chars += len(content) if isinstance(content, str) else sum(len(c) if isinstance(c, str) else 4000 for c in content)
 
     async def _observed(self, item: Item, view: View) -> tuple[Any, bool]:
-        """Return what a model is told of an outcome (text, or a list with files in it), and whether it is a failure."""
+        """Return the model's text for an outcome (or a list with files), and whether it is a failure."""
         raw = bytes(item.result)
         if item.error is None and (_MARK in raw or (_TYPE in raw and any(source in raw for source in _SOURCES))):
             value = await view.full(item) if item.artifact is not None and view.full is not None else msgspec.json.decode(raw)
@@ -224,13 +224,13 @@ def _returned(tool: str, provider_id: str, content: Any, outcome: Any = "success
 
 
 def _calls(plan: Planned) -> tuple[a.ToolCall, ...]:
-    """Return the tool calls of a plan in the order of their call ids; a call that stood in text is none of the model's own."""
+    """Return the tool calls of a plan in the order of their call ids; without calls from text, which the model did not make natively."""
     wanted = () if plan.embedded is not None else tuple(action for action in plan.actions if isinstance(action, a.ToolCall))
     return wanted + plan.dropped
 
 
 def _ids(calls: tuple[a.ToolCall, ...], iteration: int) -> list[str]:
-    """Return an id for each call, the provider's own where it gave one that is not in use in this answer."""
+    """Return an id for each call: the provider's own unless it is missing or already used in this answer."""
     given = {call.provider_id for call in calls}
     ids: list[str] = []
     for i, call in enumerate(calls):
@@ -240,7 +240,7 @@ def _ids(calls: tuple[a.ToolCall, ...], iteration: int) -> list[str]:
 
 
 def _portable(plan: Planned, calls: tuple[a.ToolCall, ...], ids: list[str], iteration: int) -> Any:
-    """Return a plan as any model can read it: its text, its calls, and what else it asked for as a call or as text."""
+    """Return a plan in a form for any model: its text, its calls, and its other actions as a call or as text."""
     from pydantic_ai import messages as m
 
     parts: list[Any] = [m.TextPart(plan.text)] if plan.text else []

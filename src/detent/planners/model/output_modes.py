@@ -1,8 +1,8 @@
-"""How a model is given the schema of the answer: natively (the provider holds the answer to it), as a tool to call, or in words.
+"""How a model gets the schema of the answer: natively (the provider enforces it), as a tool to call, or in words.
 
-`auto` is the best that the model's profile allows. That is the native mode of the providers below, where nothing else is offered to call and the schema
-has only what all of them take; else a tool; in words where the model calls no tools. With tools beside it, or another schema, a provider may
-refuse the whole request, which would be a poor best.
+`auto` is the best mode that the model's profile allows. It is the native mode for the providers below, if nothing else is offered to call and
+the schema uses only features that all of them support. Otherwise it is a tool; in words if the model calls no tools. With tools beside it, or
+another schema, a provider may refuse the whole request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from detent.core.errors import ConfigError
 Mode = Literal["native", "tool", "prompted"]
 
 NATIVE = ("openai", "azure", "anthropic", "google", "google-cloud")
-"""Providers whose native mode `auto` uses; of a server of one's own nobody knows what it does with a schema."""
+"""Providers whose native mode `auto` uses. Your own server is not among them: its handling of schemas is unknown."""
 _DEEPEST = 40
 _TAKEN = frozenset(
     (
@@ -37,7 +37,7 @@ _TAKEN = frozenset(
 
 
 def mode_for(wanted: str, model: Any, schema: dict[str, Any], *, offers: bool) -> Mode:
-    """Return the mode in which `model` is given `schema`; `offers`: it is offered tools or control actions, too."""
+    """Return the mode in which `model` gets `schema`. `offers`: it also gets tools or control actions."""
     if wanted != "auto":
         return cast("Mode", wanted)
     profile = model.profile
@@ -59,10 +59,10 @@ def refuse_mode(wanted: str, model: Any, name: str, *, offers: bool) -> None:
 
 
 def refuse_mode_of_text(wanted: str, name: str) -> None:
-    """Raise `ConfigError` for a mode of answers in a model that only writes text: its schema is put in words."""
+    """Raise `ConfigError` for a mode that a model that only writes text cannot use: its schema is put in words."""
     if wanted in ("native", "tool"):
         raise ConfigError(
-            f"output_mode is {wanted!r}, but model {name!r} is asked for text alone, with the schema in words; "
+            f"output_mode is {wanted!r}, but model {name!r} only writes text and gets the schema in words; "
             "use output_mode = 'prompted', or leave it out"
         )
 
@@ -83,7 +83,7 @@ def _instead(wanted: str, model: Any) -> str:
 
 
 def _plain(part: Any, root: Mapping[str, Any], inside: tuple[str, ...] = ()) -> bool:
-    """Whether a schema has only what every provider of `NATIVE` takes: objects of named fields, lists, choices, no recursion."""
+    """Whether a schema uses only features that every provider of `NATIVE` supports: objects of named fields, lists, choices, no recursion."""
     if not isinstance(part, dict) or len(inside) > _DEEPEST:
         return False
     said = cast("dict[str, Any]", part)

@@ -1,8 +1,8 @@
-"""`ModelPlanner`: a language model proposes what to do next, through pydantic-ai's model classes.
+"""`ModelPlanner`: a language model proposes the next action, through pydantic-ai's model classes.
 
 A plan is one answer of the model: its tool calls as a batch, or one control action, or the final answer. Only what the provider marked as a
-call becomes one; text is text, but for models that call no tools (`without_tools`). Every request passes the run's gateway, which retries, counts
-and prices it; what `turn` asks again (an empty answer, one that was cut off, a typed answer that does not fit) is another request through it.
+call becomes a call. Text is text, except for models that call no tools (`without_tools`). Every request passes the run's gateway, which
+retries, counts and prices it. A repeated request of `turn` (for an empty answer, a cut one, a typed answer that does not fit) passes it, too.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ log = logging.getLogger("detent")
 
 _TEXT_ALONE = {f"supports_{kind}_input": False for kind in ("image", "audio_file", "video", "document")}
 _KEPT = 256
-"""Of how many passes renderings and heads are kept."""
+"""The number of passes whose renderings and heads are cached."""
 
 
 class ModelPlanner:
-    """Plans with the model that it was given, or else with the one that the run's agent names.
+    """Plans with its own model if it has one, else with the model of the run's agent.
 
-    `model`: "provider:name", or a model object of pydantic-ai. `settings`: as `Agent.model_settings`, which come over these.
+    `model`: "provider:name", or a model object of pydantic-ai. `settings`: like `Agent.model_settings`, which override these.
     Clients are kept for each event loop; `close` closes them.
     """
 
@@ -59,23 +59,23 @@ class ModelPlanner:
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Have no clients: in a forked child the connections are its parent's, which nobody here may close."""
+        """Drop all clients: in a forked child the connections belong to the parent, and must not be closed here."""
         keep(self._exchanges)
         self._exchanges = WeakKeyDictionary()
 
     @property
     def asks_only_its_own(self) -> bool:
-        """Whether it was given a model, and asks no other; see `ports.asks_only_its_own`."""
+        """Whether it has its own model and calls no other; see `ports.asks_only_its_own`."""
         return self._given is not None
 
     def begin_run(self, run_id: str) -> None:
-        """Forget what was kept of a run: an engine starts it or takes it up again."""
+        """Forget the cached parts of a run: an engine starts or resumes it."""
         for kept in (self._heads, self._renderings, self._limits):
             for key in [key for key in kept if key[0] == run_id]:
                 del kept[key]  # type: ignore[arg-type]
 
     def check(self, agent: AgentSpec) -> None:
-        """Raise `ConfigError` where the agent's models cannot be asked from here: a wrong name, a missing key or client, wrong settings."""
+        """Raise `ConfigError` if the agent's models cannot be called from here: a wrong name, a missing key or client, wrong settings."""
         settings = read_settings({**self._settings, **agent.model_settings})
         models: list[Any] = []
         for named in (agent.model, agent.small_model or agent.model) if self._given is None else (self._given,):
@@ -90,14 +90,14 @@ class ModelPlanner:
         refuse_unknown(settings.extra, [model for model in models if hasattr(model, "profile")])
 
     def not_taken(self, agent: AgentSpec, attachment: dict[str, Any]) -> str:
-        """Return what an attachment is that the agent's model does not take, "" for one that it takes. Raises as `check`."""
+        """Return the kind of an attachment that the agent's model does not take, "" if it takes it. Raises as `check`."""
         settings = read_settings({**self._settings, **agent.model_settings})
         model: Any = make_model(_ref(agent.model, settings)) if self._given is None else self._given
         model = make_model(_ref(model, settings)) if isinstance(model, str) else model
         return not_taken(attachment, _TEXT_ALONE if writes_text(model, settings) else model.profile)
 
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
-        """Return the models that are asked for the agent, each with whom its price is kept by; see `ports.models_asked`."""
+        """Return the models that are called for the agent, each with the provider of its price; see `ports.models_asked`."""
         given: Any = agent.model if self._given is None else self._given
         base_url = read_settings({**self._settings, **agent.model_settings}).base_url
         named = [name for name in (given, agent.small_model) if isinstance(name, str) and name]
@@ -105,14 +105,14 @@ class ModelPlanner:
         return [*objects, *((name, ModelRef(name=name, base_url=base_url).billed_by) for name in named)]
 
     async def close(self) -> None:
-        """Close the clients that were opened on this event loop."""
+        """Close the clients that this event loop opened."""
         for exchange in self._exchanges.pop(asyncio.get_running_loop(), {}).values():
             await exchange.close()
 
     async def plan(self, view: View) -> Plan:
         """Return the model's next plan.
 
-        Raise `MalformedPlan` for an answer that is none, `ModelCallFailure` where no answer can be had, `PlannerFailed` with reason
+        Raise `MalformedPlan` for an answer that is not a plan, `ModelCallFailure` without an answer, `PlannerFailed` with reason
         `output_schema_failed` for a typed answer that does not fit after two more tries.
         """
         exchange = await self._exchange(view)
@@ -144,7 +144,7 @@ class ModelPlanner:
     # What is kept ---------------------------------------------------------------------------------------------------------------
 
     async def _rendered(self, view: View, exchange: Exchange, head: Head) -> Rendering:
-        """Return the transcript as messages; what was rendered before is found again."""
+        """Return the transcript as messages; rendered messages are reused."""
         key = (view.run_id, view.scope, exchange.system, exchange.model_name)
         done = self._renderings.pop(key, None) if view.run_id else None
         if done is None or not done.covers(view.transcript):
@@ -162,7 +162,7 @@ class ModelPlanner:
         return done
 
     def _head(self, view: View, exchange: Exchange) -> Head:
-        """Return the stable part of the prompt, the same object as long as it is made of the same things."""
+        """Return the stable part of the prompt: the same object as long as its inputs are the same."""
         wanted, offers = view.agent.output_mode, bool(view.tools or view.agent.actions)
         mode = "tool" if view.output_schema is None else mode_for(wanted, exchange.model, view.output_schema, offers=offers)
         key, made_of = (view.run_id, view.scope), (view.agent, view.tools, view.output_schema, mode)
@@ -175,9 +175,9 @@ class ModelPlanner:
         return head
 
     async def _exchange(self, view: View) -> Exchange:
-        """Return the model for a view on this event loop, opened at first use; raise `ConfigError`.
+        """Return the model for a view on this event loop, opened at first use. Raise `ConfigError`.
 
-        Where a pass needs no more than a small model, that is the agent's `small_model`, if it has one.
+        If a small model is enough for the pass, that is the agent's `small_model`, if it has one.
         """
         agent = view.agent
         said = {**self._settings, **agent.model_settings}
@@ -189,10 +189,10 @@ class ModelPlanner:
         key = (named if isinstance(named, str) else id(named), msgspec.json.encode(said), temperature)
         if key not in kept:
             settings = read_settings(said)
-            if settings.extra:  # those of a pass are its own, and were not looked at when the run began
+            if settings.extra:  # a pass may have its own settings, which were not checked when the run began
                 self.check(agent)
             made = await opened(named, settings, temperature, self._named)
-            if kept.setdefault(key, made) is not made:  # another run has opened it meanwhile
+            if kept.setdefault(key, made) is not made:  # another run opened it meanwhile
                 await made.close()
         return kept[key]
 
@@ -202,9 +202,9 @@ def _ref(named: str, settings: ModelSettings) -> ModelRef:
 
 
 async def opened(named: Any, settings: ModelSettings, temperature: float | None, told: set[tuple[str, str]]) -> Exchange:
-    """Return a model ready to be asked, from its name or the object that was given; raise `ConfigError`.
+    """Return a model that is ready to be called, from its name or the given object. Raise `ConfigError`.
 
-    `told` are the settings that were named already as such that a model does not take.
+    `told` are the settings that were already logged as ignored by a model.
     """
     name, provider, key, address = "", "", "", ""
     if isinstance(named, str):
@@ -221,7 +221,7 @@ async def opened(named: Any, settings: ModelSettings, temperature: float | None,
     }  # a profile may ask for one
     if fresh := sorted(setting for _, setting in chosen - told):
         told |= chosen
-        log.warning("model %r does not take %s: not sent", shown, ", ".join(fresh))
+        log.warning("model %r does not support %s: not sent", shown, ", ".join(fresh))
     exchange = Exchange(
         model,
         name=name,
@@ -247,7 +247,7 @@ def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether the stable part of the prompt is made of the same things; tools are compared by identity first, their schemas are long."""
+    """Whether the stable part of the prompt has the same inputs. Tools are compared by identity first, because their schemas are long."""
     if before[0] != now[0] or before[2:] != now[2:] or len(before[1]) != len(now[1]):
         return False
     return all(mine is theirs or mine == theirs for mine, theirs in zip(before[1], now[1], strict=True))

@@ -1,7 +1,7 @@
-"""The prompt around the transcript: a stable head (who the agent is, its tools), and a tail that says what holds now.
+"""The prompt around the transcript: a stable head (who the agent is, its tools), and a tail for the current turn.
 
-The head is the same bytes over a run, so that a provider can keep it cached. What changes from turn to turn (guidance, goals, memory,
-what is left of the budget) stands in the tail, after everything else, and is gone in the next turn.
+The head is the same bytes for the whole run, so a provider can keep it cached. Content that changes from turn to turn (guidance, goals, memory,
+the remaining budget) is in the tail, after everything else, and is gone in the next turn.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _LOW: tuple[tuple[str, float, str], ...] = (
     ("max_total_tokens", 8000, "{:g} tokens"),
     ("max_cost_usd", 0.02, "{:.4f} USD"),
 )
-"""From which remainder on a model is told of a bound, and in which words."""
+"""For each bound: the remainder from which on a model is told of it, and the words."""
 
 
 def head(agent: AgentSpec, *, tools: bool) -> str:
-    """Return the system prompt: the agent's instructions (or its name), and how to work with tools where there are any."""
+    """Return the system prompt: the agent's instructions (or its name), and how to work with tools if there are any."""
     identity = agent.instructions.strip() or f"You are {agent.name}."
     return f"{identity}\n\n{WITH_TOOLS}" if tools else identity
 
 
 def tail(view: View, *, extra: Sequence[str] = ()) -> str:
-    """Return what holds in this turn only, "" when there is nothing to say."""
+    """Return the text for this turn only, "" if there is none."""
     last = view.transcript[len(view.transcript) - 1] if len(view.transcript) else None
     noted = last.text if last is not None and last.kind == "note" else None
     lines = [text for text in view.guidance if text != noted]
@@ -69,7 +69,7 @@ def tail(view: View, *, extra: Sequence[str] = ()) -> str:
 
 
 def budget_warning(left: Budget) -> str:
-    """Return what is said of bounds that are nearly used up, "" while there is room."""
+    """Return the text about bounds that are nearly used up, "" while there is room."""
     if left.max_iterations is not None and left.max_iterations <= 0:
         return "This is the last turn: give your answer now, as good as it can be."
     low = [words.format(value) for field, bound, words in _LOW if (value := getattr(left, field)) is not None and value <= bound]
@@ -77,7 +77,7 @@ def budget_warning(left: Budget) -> str:
 
 
 def tail_parts(text: str) -> list[Any]:
-    """Return the tail as message parts; what stands before it is marked as the end of what may be cached."""
+    """Return the tail as message parts. The part before it is marked as the end of the cacheable prefix."""
     if not text:
         return []
     from pydantic_ai.messages import CachePoint, UserPromptPart
@@ -92,9 +92,9 @@ def _line(item: Any) -> str:
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The stable part of a request: its parameters, the names in it, what may be answered, and its size in characters.
+    """The stable part of a request: its parameters, its names, the allowed answers, and its size in characters.
 
-    `names` are the tools that providers know by another name than ours: theirs, by ours.
+    `names` are the tools that have another name at the provider: theirs, by ours.
     """
 
     params: Any
@@ -105,11 +105,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     chars: int
 
     def own_name(self, tool: str) -> str:
-        """Return our name of a tool that a model calls by the provider's."""
+        """Return our name of a tool, given the provider's."""
         return next((own for own, theirs in self.names.items() if theirs == tool), tool)
 
     def in_own_names(self, answer: a.AnyAction) -> a.AnyAction:
-        """Return an answer whose text calls a tool by the provider's name with ours in its place; the kernel looks for that."""
+        """Return an answer whose text calls a tool by the provider's name, with our name instead; the kernel searches for that."""
         found = (
             call_in(answer.content, self.names.values()) if isinstance(answer, a.FinalAnswer) and isinstance(answer.content, str) else None
         )
@@ -120,7 +120,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_head(view: View, *, detail: str, mode: Mode = "tool") -> Head:
-    """Return the stable part for an agent, its tools and the schema of its answer, if it has one, which is given in this mode."""
+    """Return the stable part for an agent, its tools and the schema of its answer, if there is one, in this mode."""
     from pydantic_ai.messages import InstructionPart
     from pydantic_ai.models import ModelRequestParameters
     from pydantic_ai.output import OutputObjectDefinition
@@ -164,12 +164,12 @@ def make_head(view: View, *, detail: str, mode: Mode = "tool") -> Head:
 
 
 def _whole(value: Any) -> Any:
-    """Return the answer that a JSON value is: itself."""
+    """Return a JSON value as the answer."""
     return value
 
 
 def _unwrapped(value: Any, *, schema: dict[str, Any]) -> Any:
-    """Return the answer in a value whose form had to be an object; a model may also leave the object out."""
+    """Return the answer inside a value that had to be wrapped in an object; a model may also leave the object out."""
     match value:
         case {"answer": answer, **rest} if not rest and problem_with(value, schema):
             return answer
@@ -178,7 +178,7 @@ def _unwrapped(value: Any, *, schema: dict[str, Any]) -> Any:
 
 
 def _wire_names(tools: Sequence[str], controls: Sequence[str]) -> dict[str, str]:
-    """Return the names that providers are told of tools whose own they do not take, such as one with dots; no two tools have the same."""
+    """Return provider names for tools whose own names they do not accept, such as one with dots; no two tools get the same."""
     taken = {name for name in tools if sayable(name) == name} | set(controls)
     wire: dict[str, str] = {}
     for tool in sorted(set(tools) - taken):
@@ -221,7 +221,7 @@ def _output(schema: dict[str, Any], taken: set[str]) -> tuple[str, bool, list[An
 
 
 def _moved(part: Any) -> Any:
-    """Return a part of a schema that is wrapped: what refers to its root, or to what is no definition, finds it where it is now."""
+    """Return a part of a wrapped schema with its references to the root, or to anything outside the definitions, moved to the new place."""
     if isinstance(part, list):
         return [_moved(one) for one in cast("list[Any]", part)]
     if not isinstance(part, dict):

@@ -1,14 +1,14 @@
-"""What a provider needs back: signatures, encrypted reasoning and ids of a model's answer, as JSON in the log, rendered back unchanged.
+"""What a provider needs back: signatures, encrypted reasoning and ids of a model's answer, as JSON in the log, sent back unchanged.
 
-The text, the thinking and the arguments of an answer stand in the plan already; here stands the rest, part by part:
+The plan already has the text, the thinking and the arguments of an answer. This has the rest, part by part:
 
-    {"v": 1, "system": "anthropic", "model": "claude-...",           # who made it: given back to nobody else
+    {"v": 1, "system": "anthropic", "model": "claude-...",           # who made it: sent back to nobody else
      "response": {"provider_name": ..., "provider_response_id": ..., ...},
      "parts": [["text", start, end, {...}], ["thinking", start, end, {"signature": ...}],
                ["call", index, "toolu_1", {...}], ["control", name, args, id, {...}], ["file", {...}], ["other", {...}]]}
 
-A file that the model made is an artifact of the run (`Plan.files`); here stands what it was, which is said in words to whoever goes on.
-`start` and `end` cut the plan's text and thinking; `index` counts its tool calls. Where redaction has changed what a part says, a signature
+A file that the model made is an artifact of the run (`Plan.files`). This records its type, which the model gets as words in later turns.
+`start` and `end` cut the plan's text and thinking; `index` counts its tool calls. If redaction has changed the content of a part, a signature
 over it is worthless: then only the portable part (text and calls) is rendered, as for another model.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-"""The time on every rendered message: nothing that a prompt depends on reads a clock."""
+"""The time on every rendered message: no part of a prompt may depend on a clock."""
 _RESPONSE_FIELDS = (
     "provider_name",
     "provider_url",
@@ -49,23 +49,23 @@ _NAME, _FOREIGN = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[^A-Za-z0-9_-
 
 
 class Pieces(msgspec.Struct, frozen=True):
-    """The answer of a model taken apart: its text and thinking in full, its tool calls, and where each part of them stood."""
+    """A model's answer in parts: its whole text and thinking, its tool calls, and the place of each part."""
 
     text: str
     thinking: str
     calls: tuple[Any, ...]
     """The `ToolCallPart`s in order."""
     parts: tuple[list[Any], ...]
-    """Each part as it stands in the provider data, every call as a `call`."""
+    """Each part as in the provider data, every call as a `call`."""
     plain: bool
-    """Whether there is nothing beside one text and then calls, so that nothing but the plan is needed to say it again."""
+    """Whether it is only one text followed by calls, so that the plan is enough to render it again."""
     response: dict[str, Any]
     files: tuple[MadeFile, ...] = ()
-    """What the model made, in order."""
+    """The files of the model, in order."""
 
 
 def take_apart(response: ModelResponse) -> Pieces:
-    """Return a response as text, thinking, calls and what the provider put on each part."""
+    """Return a response as text, thinking, calls and the provider's data for each part."""
     from pydantic_ai import messages as m
 
     text, thinking, adjacent = "", "", False
@@ -103,14 +103,14 @@ def take_apart(response: ModelResponse) -> Pieces:
 
 
 def made_files(contents: Iterable[Any]) -> tuple[MadeFile, ...]:
-    """Return what a model made, from the `BinaryContent`s of its answer; none where there are no bytes."""
+    """Return the files of a model from the `BinaryContent`s of its answer, without empty ones."""
     return tuple(MadeFile(data=bytes(made.data), media_type=str(made.media_type)) for made in contents if made.data)
 
 
 def provider_data(pieces: Pieces, controls: dict[int, tuple[str, Any]], *, system: str, model: str) -> dict[str, Any] | None:
-    """Return what goes into the log of an answer; `controls` are its calls, by number, that ask for control actions: name and arguments.
+    """Return the provider data of an answer for the log. `controls` maps the number of each call that is a control action to name and arguments.
 
-    None when the plan alone says it all.
+    None if the plan alone is enough.
     """
     if pieces.plain and not controls:
         return None
@@ -164,7 +164,7 @@ def _loaded(part: Any) -> Any:
 
 
 def usable(plan: Planned, *, system: str, model: str) -> dict[str, Any] | None:
-    """Return a plan's provider data when this very model made it and nothing in it was redacted, else None."""
+    """Return a plan's provider data if this very model made it and nothing in it was redacted, else None."""
     data: Any = plan.provider_data
     if not isinstance(data, dict):
         return None
@@ -181,12 +181,12 @@ def _holds_secret(data: Any) -> bool:
 
 
 def sayable(tool: str) -> str:
-    """Return the name of a tool as every provider takes it back: models call tools that do not exist by names that are none."""
+    """Return a tool name in a form that every provider accepts back: a model may call a tool that does not exist by an invalid name."""
     return tool if _NAME.fullmatch(tool) else _FOREIGN.sub("_", tool)[:64] or "_"
 
 
 def unused(wanted: str, taken: set[str]) -> str:
-    """Return an id for a call, `wanted` where no other call of the answer has it, and note it as taken: providers refuse two of one id."""
+    """Return an id for a call: `wanted` unless another call of the answer has it. Mark it as used: providers refuse duplicate ids."""
     while not wanted or wanted in taken:
         wanted += "_"
     taken.add(wanted)
@@ -194,9 +194,9 @@ def unused(wanted: str, taken: set[str]) -> str:
 
 
 def rebuilt(plan: Planned, data: dict[str, Any], calls: tuple[ToolCall, ...], ids: list[str]) -> ModelResponse:
-    """Return the response as it came: parts in their order, with what the provider put on them; `ids` are those of `calls`.
+    """Return the original response: parts in their order, with the provider's data on them. `ids` are those of `calls`.
 
-    The calls have the names that the provider knows the tools by.
+    The calls have the provider's names of the tools.
     """
     from pydantic_ai import messages as m
 

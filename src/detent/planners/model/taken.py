@@ -1,6 +1,6 @@
-"""Which settings a model takes: what it would leave out is named once and not sent, and what no model knows is refused.
+"""Which settings a model supports. An unsupported setting is logged once and not sent; a setting that no model knows is refused.
 
-pydantic-ai leaves most of it out silently, or warns of it with every request.
+pydantic-ai leaves most of them out silently, or warns with every request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from detent.core.errors import ConfigError
 
 _OURS = ("timeout", "max_retries", "cache", "framing_announcement")
-"""What is not the user's own words: the deadline is kept here, and the rest is a default."""
+"""Settings that the user did not choose: the deadline is handled here, and the rest are defaults."""
 _SAMPLING = ("temperature", "top_p", "top_k")
 _SAMPLING_OF_OPENAI = (
     "temperature",
@@ -27,7 +27,7 @@ _SAMPLING_OF_OPENAI = (
 
 
 def taken(model: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings that a model takes, and the names of the others; those that nobody chose are left out in silence."""
+    """Return the settings that a model supports, and the names of the others; defaults are dropped without a name."""
     known, idle = known_to(model), _idle(model, settings)
     left = [name for name in settings if name in idle or (known is not None and name not in known)]
     kept = {name: value for name, value in settings.items() if name not in left}
@@ -48,7 +48,7 @@ def refuse_unknown(extra: Iterable[str], models: Iterable[Any], where: str = "mo
 
 
 def known_to(model: Any) -> set[str] | None:
-    """Return the names of all settings that there are for a kind of model, None for one that is not of pydantic-ai."""
+    """Return the names of all existing settings for a kind of model, None if it is not one of pydantic-ai."""
     known: set[str] = set()
     for kind in type(model).__mro__:
         if kind.__module__ in ("abc", "builtins", "typing"):
@@ -75,7 +75,7 @@ def _idle(model: Any, settings: dict[str, Any]) -> set[str]:
 
 
 def _reasons(profile: Any, settings: dict[str, Any]) -> bool:
-    """Whether a model of OpenAI's reasons about the request; then it takes no sampling."""
+    """Whether an OpenAI model reasons about the request; then it does not support sampling settings."""
     efforts = profile.get("openai_reasoning_efforts")
     if not (profile.get("openai_supports_reasoning_effort_none") if efforts is None else "none" in efforts):
         return True

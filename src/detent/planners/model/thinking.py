@@ -1,7 +1,7 @@
-"""Thinking that is given a number of tokens: it is part of the answer's limit, and Anthropic refuses a limit that does not lie above it.
+"""A thinking budget in tokens is part of the answer's limit, and Anthropic refuses a limit that is not above it.
 
-Only models that are told a number are meant (Claude before 4.6, directly or on Bedrock); others are told an effort, and share the limit out
-themselves. Where bounds of the run leave less than the thinking wants, it gets less; where they leave next to nothing, there is none.
+This applies only to models that take a number (Claude before 4.6, directly or on Bedrock). Others take an effort, and divide the limit
+themselves. If the bounds of the run leave less than the thinking budget, it is reduced; if they leave almost nothing, thinking is off.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 LEAST = 1024
-"""The fewest tokens of thinking that Anthropic takes."""
+"""Anthropic's minimum of thinking tokens."""
 ROOM = 4096
-"""What is left for the answer itself, where there is as much; at least half of the limit is."""
+"""The tokens kept for the answer itself if there are enough; at least half of the limit is kept."""
 FIELDS = "bedrock_additional_model_requests_fields"
 
 
 def within(model: Any, settings: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Return the settings of a request with an output limit, its thinking small enough for it."""
+    """Return the settings of a request with an output limit, and a thinking budget that fits it."""
     wanted = budget_of(model, settings)
     if not wanted or limit >= wanted + min(ROOM, limit // 2):
         return settings
@@ -29,7 +29,7 @@ def within(model: Any, settings: dict[str, Any], limit: int) -> dict[str, Any]:
 
 
 def budget_of(model: Any, settings: dict[str, Any]) -> int:
-    """Return the tokens of thinking that a model would be told, 0 where it is told none."""
+    """Return the thinking budget in tokens that a model would get, 0 without one."""
     profile = model.profile
     if _on_bedrock(model):
         if profile.get("bedrock_thinking_variant") != "anthropic":

@@ -1,4 +1,4 @@
-"""Speech written down, by a server with `/audio/transcriptions` or by a model that hears: a call like any other, through a gateway where there is one."""
+"""Speech to text, by a server with `/audio/transcriptions` or by a chat model that takes audio; called through a gateway if there is one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from detent.ports import Models, Transcriber, Transcript
 
 ASK = "Transcribe the audio word for word, in the language that is spoken. Answer with the transcript alone."
 WRITES_DOWN = ("whisper", "transcribe")
-"""What stands in the names of models that are asked at `/audio/transcriptions`."""
+"""Parts of the names of models that are called at `/audio/transcriptions`."""
 
 
 def transcriber(
     model: Any, *, endpoint: Literal["auto", "transcriptions", "chat"] = "auto", settings: dict[str, Any] | None = None
 ) -> Transcriber:
-    """Return what writes speech down with `model`: a name, or a model of pydantic-ai that takes audio.
+    """Return a transcriber with `model`: a name, or a model of pydantic-ai that takes audio.
 
-    `endpoint`: "transcriptions" asks the server's `/audio/transcriptions`, "chat" sends the audio to a chat model; "auto" does the first where
-    the name has "whisper" or "transcribe" in it. `settings` are `model_settings`. Raises `ConfigError` for a name that cannot be asked.
+    `endpoint`: "transcriptions" calls the server's `/audio/transcriptions`, "chat" sends the audio to a chat model. "auto" chooses the first if
+    the name contains "whisper" or "transcribe". `settings` are `model_settings`. Raises `ConfigError` for a name that cannot be called.
     """
     said = read_settings(settings or {}, "transcribe: settings")
     if not isinstance(model, str):
@@ -41,7 +41,7 @@ def transcriber(
     api = api_of(ref)
     if api is None:
         raise ConfigError(
-            f"model {model!r}: {ref.provider} has no /audio/transcriptions that is known here; give base_url, or endpoint='chat' for a model that hears"
+            f"model {model!r}: no /audio/transcriptions is known for {ref.provider}; give base_url, or endpoint='chat' for a model that takes audio"
         )
     return EndpointTranscriber(ref.model, base_url=api[0], api_key=api[1], provider=ref.billed_by, name=model, timeout_s=said.timeout_s)
 
@@ -55,15 +55,15 @@ async def transcribe(
     language: str = "",
     settings: dict[str, Any] | None = None,
 ) -> Transcript:
-    """Return the transcript of an audio attachment (see `attachments`); the arguments are those of `transcriber` and `Transcriber.transcribe`.
+    """Return the transcript of an audio attachment (see `attachments`). The arguments are those of `transcriber` and `Transcriber.transcribe`.
 
-    Raise `ConfigError` for a wrong attachment or model and `ModelCallFailure` when there is no transcript.
+    Raise `ConfigError` for a wrong attachment or model and `ModelCallFailure` without a transcript.
     """
     return await transcriber(model, settings=settings).transcribe(audio, hint=hint, language=language, models=models)
 
 
 class ChatTranscriber:
-    """Transcripts by a chat model that hears; they have text alone."""
+    """Transcripts by a chat model that takes audio; they have only text."""
 
     def __init__(self, model: Any, *, settings: dict[str, Any] | None = None) -> None:
         self._model = model

@@ -1,7 +1,7 @@
-"""One plan of a model: the request, what is asked again and how often, and the answer read as a plan.
+"""One plan of a model: the request, repeated requests and their limits, and the answer read as a plan.
 
-An empty answer is asked for twice more, with a hint. An answer that was cut off is never asked for with the same limit again: the limit is
-raised once, then the model is told. A typed answer that does not fit is shown its problem, twice.
+An empty answer is requested twice more, with a hint. A cut answer is never requested with the same limit again: the limit is
+raised once, then the model is told. For a typed answer that does not fit, the model is shown the problem, twice.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from detent.ports.embedded_calls import call_in
 from detent.ports.planning import with_files
 
 RETRIES = 2
-"""How often an empty answer, or a typed one that does not fit, is asked for again."""
+"""How often an empty answer, or a typed one that does not fit, is requested again."""
 GROWTH = 4
-"""By how much the output limit of an answer that was cut off is raised, once."""
+"""The factor by which the output limit of a cut answer is raised, once."""
 EMPTY = "Your last answer was empty. Call a tool, or answer the user."
 TOO_LONG = "the answer was cut off at {limit}, so nothing of it counts; answer in fewer words, or do less in one step"
 
 
 class Turn:
-    """The tries of one plan. `raised` is the output limit that was raised in this pass, None while none was."""
+    """The attempts of one plan. `raised` is the raised output limit of this pass, None if it was not raised."""
 
     def __init__(self, exchange: Exchange, view: View, head: Head, rendering: Rendering, *, purpose: str, raised: int | None) -> None:
         self.exchange, self.view, self.head, self.rendering, self.purpose = exchange, view, head, rendering, purpose
@@ -79,10 +79,10 @@ class Turn:
                 self.view.models, messages, self.head.params, purpose=self.purpose, input_tokens=size, limit=self._limit
             )
         except ModelCallFailure as failure:
-            if failure.kind == "malformed":  # the model is told what its provider said, and tries again
+            if failure.kind == "malformed":  # the model gets its provider's message, and tries again
                 used = self._usage if failure.usage is None or self.view.models is not None else self._usage.plus(failure.usage)
                 raise MalformedPlan(str(failure), usage=None if used == NOTHING else used) from failure
-            if failure.kind == "bad_request" and self.raised is not None:  # the provider takes no limit that high
+            if failure.kind == "bad_request" and self.raised is not None:  # the provider rejects so high a limit
                 raise MalformedPlan(TOO_LONG.format(limit="what the model can say at once"), usage=self._told()) from failure
             raise
         self._usage = self._usage.plus(reply.usage)
@@ -106,9 +106,9 @@ class Turn:
         self._hints = [EMPTY]
 
     def _read(self, pieces: Pieces, reading: Reading | None, response: Any) -> Plan | None:
-        """Return the plan that an answer is; None when its typed answer does not fit and is to be given again.
+        """Return the plan of an answer. None if its typed answer does not fit and is to be given again.
 
-        `reading` is what its text says, None where it makes calls.
+        `reading` is the content of its text, None if it makes calls.
         """
         actions: list[a.AnyAction] = []
         controls: dict[int, tuple[str, Any]] = {}
@@ -149,12 +149,12 @@ class Turn:
         )
 
     def _in_words_that_can_be_hidden(self, reading: Reading) -> str:
-        """Return a call that a text makes as `name({...})`, in which redaction finds sensitive fields; "" where the text may stand as it is."""
+        """Return a call that a text makes as `name({...})`, so that redaction finds sensitive fields; "" if the text can be kept as it is."""
         found = self._call_that_is(reading)
         return found.string if found is not None and self.head.offer.tools[found["tool"]].sensitive else ""
 
     def _call_that_is(self, reading: Reading) -> re.Match[str] | None:
-        """Return the call that an answer makes or ends in, for which the kernel looks in its text; None where there is none."""
+        """Return the call that an answer consists of or ends in, which the kernel searches in its text; None without one."""
         content: Any = next((action.content for action in reading.actions if isinstance(action, a.FinalAnswer)), None)
         found = call_in(content, self.head.offer.tools) if isinstance(content, str) else None
         return None if found is None else found[1]
@@ -166,14 +166,14 @@ class Turn:
             raise MalformedPlan(error.problem, raw=error.raw, usage=self._told()) from None
 
     def _typed(self, args: Any) -> tuple[Any, str]:
-        """Return the typed answer in a call's arguments, and what is wrong with it."""
+        """Return the typed answer in a call's arguments, and its problem."""
         if not isinstance(args, dict):
             return None, "the arguments are no JSON object"
         answer = cast("dict[str, Any]", args).get("answer") if self.head.wrapped else cast("dict[str, Any]", args)
         return answer, self.head.offer.answer_problem(answer)
 
     def _does_not_fit(self, problem: str, pieces: Pieces, response: Any) -> None:
-        """Show the model what is wrong with its typed answer; raise `PlannerFailed` after the last try."""
+        """Show the model the problem of its typed answer. Raise `PlannerFailed` after the last try."""
         from pydantic_ai import messages as m
 
         self._unfit += 1
@@ -194,12 +194,12 @@ class Turn:
         self._follow += [response, m.ModelRequest(parts=parts or [m.UserPromptPart(told, timestamp=EPOCH)], timestamp=EPOCH)]
 
     def _told(self) -> Usage | None:
-        """Return the usage for an error: None where the gateway has counted it already."""
+        """Return the usage for an error: None if the gateway counted it already."""
         return None if self._usage == NOTHING else self._usage
 
 
 def _sendable(args: Any) -> Any:
-    """Return arguments as they can be sent back: half a surrogate pair cannot."""
+    """Return arguments that can be sent back: half a surrogate pair cannot."""
     text = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
     sound = whole_text(text)
     if sound == text:

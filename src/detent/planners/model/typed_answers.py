@@ -1,4 +1,4 @@
-"""Typed answers: what a model gave is checked against the output schema before it is an answer."""
+"""Typed answers: a model's output is checked against the output schema before it becomes an answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from detent.expressions.json_schema import UnusableSchema, misfit
 from detent.ports import UNREADABLE, nests_too_deep, read_json
 
 TOO_DEEP = "(it nests too deep)"
-"""What stands for the rest of arguments that no reader can read."""
+"""Replaces the rest of arguments that no reader can read."""
 _SHOWN = 200
 DEEPEST = 100
-"""How deep arguments may nest to be data: below what pydantic (250) and recursive readers of a few hundred frames can take."""
+"""How deep arguments may nest to be data: below the limits of pydantic (250) and of recursive readers with a few hundred frames."""
 
 
 def problem_with(value: Any, schema: dict[str, Any]) -> str:
-    """Return what is wrong with an answer, in words for the model; "" when it fits. Raise `ConfigError` for a schema that is none."""
+    """Return the problem of an answer, in words for the model; "" if it fits. Raise `ConfigError` for an invalid schema."""
     try:
         return misfit(value, schema)
     except UnusableSchema as error:
@@ -26,9 +26,9 @@ def problem_with(value: Any, schema: dict[str, Any]) -> str:
 
 
 def read_arguments(args: Any) -> Any:
-    """Return a call's arguments as data: a JSON object, or the text as it was sent where it is none, is unclear or nests deeper than `DEEPEST`.
+    """Return a call's arguments as data: a JSON object, or the original text if it is not one, is ambiguous or nests deeper than `DEEPEST`.
 
-    Of what nests deeper than `MOST_NESTED`, only its beginning comes back: no JSON, so that whoever reads it next sees that and no more.
+    If the text nests deeper than `MOST_NESTED`, return only its beginning, which is not JSON, so that every later reader stops there.
     """
     if args is None or args == "":
         return {}
@@ -52,12 +52,12 @@ def _beginning(args: str) -> str:
 
 
 def writable(args: Any) -> Any:
-    """Return arguments as they are, or as the text of them where they nest deeper than `DEEPEST`."""
+    """Return arguments unchanged, or as text if they nest deeper than `DEEPEST`."""
     return as_text(args) if _nests_deeper(args, DEEPEST) else args
 
 
 def as_text(value: Any) -> str:
-    """Return data as JSON; that it nests too deep where no writer can write it."""
+    """Return data as JSON, or a note that it nests too deep if it cannot be written."""
     try:
         raw = msgspec.json.encode(value)
     except (RecursionError, ValueError):
@@ -66,7 +66,7 @@ def as_text(value: Any) -> str:
 
 
 def _nests_deeper(value: Any, most: int) -> bool:
-    """Whether lists and objects stand in each other more than `most` deep; asks no stack for it."""
+    """Whether lists and objects nest more than `most` deep. This does not recurse."""
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(most):
         inner: list[Any] = []

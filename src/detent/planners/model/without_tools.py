@@ -1,6 +1,6 @@
-"""Models of a provider that call no tools: they are shown the tools in words, and write what they want as a raw-text model does.
+"""Models of a provider that call no tools: they get the tools in words, and write their calls like a raw-text model.
 
-Such a model is one more text generator. What its text asks for is read, repaired, trimmed and counted by `OnDevicePlanner`.
+Such a model is used as a text generator. `OnDevicePlanner` reads, repairs, trims and counts the calls in its text.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from detent.planners.settings import ModelSettings, OnDeviceSettings
 from detent.ports import View
 
 MOST_OUTPUT = 4096
-"""Tokens that one answer may have where `max_tokens` says nothing."""
+"""The token limit of one answer if `max_tokens` is not set."""
 FOR_PROMPT = 0.75
-"""The share of a profile's window that the prompt may take, where `on_device` says nothing; the rest is for the answer."""
+"""The prompt's share of a profile's window if `on_device` does not set it; the rest is for the answer."""
 
 
 def writes_text(model: Any, settings: ModelSettings) -> bool:
-    """Whether a model is asked for text: the settings say so, or they say nothing and the model is known to call no tools."""
+    """Whether a model is used for text alone: the settings require it, or they are silent and the model is known to call no tools."""
     if settings.tool_calls is not None:
         return settings.tool_calls == "text"
     return not model.profile.get("supports_tools", True)
 
 
 def draws(model: Any, view: View) -> bool:
-    """Whether a model makes images and this view offers it nothing to call: then its answer is taken as it comes, for no text holds an image."""
+    """Whether a model makes images and this view offers nothing to call. Then its answer is taken unchanged, because text cannot hold an image."""
     return bool(model.profile.get("supports_image_output")) and not (view.tools or view.agent.actions or view.output_schema)
 
 
 def check_text(settings: ModelSettings) -> None:
-    """Raise `ConfigError` where texts cannot be read here, or the sizes are none."""
+    """Raise `ConfigError` if texts cannot be read here, or the sizes are invalid."""
     OnDevicePlanner(_nobody, **_options(settings, 1000))
 
 
 def make_writer(exchange: Exchange, settings: ModelSettings, *, window_tokens: int) -> OnDevicePlanner:
-    """Return the planner that asks this model for text; `window_tokens` is the context of the agent's profile."""
+    """Return the planner that uses this model for text. `window_tokens` is the context of the agent's profile."""
     return OnDevicePlanner(Written(exchange), model=exchange.name, **_options(settings, window_tokens))
 
 
@@ -54,14 +54,14 @@ async def _nobody(request: Request) -> Generation:
 
 
 class Written:
-    """The text generator (`generation.TextGenerator`) that a provider's model is; whole answers, not pieces."""
+    """A provider's model as a text generator (`generation.TextGenerator`); it returns whole answers, not pieces."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self.model, self.provider, self.timeout_s = exchange.name, exchange.provider, exchange.timeout_s
 
     async def __call__(self, request: Request) -> Generation:
-        """Ask once, for text alone; raise `ModelCallFailure`."""
+        """Send one request for text alone. Raise `ModelCallFailure`."""
         from pydantic_ai.messages import InstructionPart
         from pydantic_ai.models import ModelRequestParameters
 

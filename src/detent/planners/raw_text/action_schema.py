@@ -1,4 +1,4 @@
-"""The JSON Schema of what a model may answer with, for constrained decoding; and checks of arguments against the tools' own schemas.
+"""The JSON Schema of a model's possible answers, for constrained decoding; and checks of arguments against the tools' own schemas.
 
 One object, tagged by `type`: `tool_call` with one of the offered tools and arguments of exactly that tool, or a control action.
 """
@@ -30,7 +30,7 @@ def action_schema(
 ) -> dict[str, Any]:
     """Return the schema of one action: a call of one of `tools`, or one of the control `actions` (row K124).
 
-    A schema with references is put under `$defs` under its tool's name, and its references follow it there.
+    A schema with references is placed under `$defs` with its tool's name, and its references are moved along.
     """
     shapes: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def _shape(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placed(schema: dict[str, Any], name: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return what stands for `schema` in the whole: itself, or a reference to where it was put."""
+    """Return `schema` itself, or a reference to its place in the whole schema."""
     copy: dict[str, Any] = {k: v for k, v in msgspec.json.decode(msgspec.json.encode(schema)).items() if k != "$schema"}
     if not _refer(copy, name):
         return copy
@@ -62,7 +62,7 @@ def _placed(schema: dict[str, Any], name: str, definitions: dict[str, Any]) -> d
 
 
 def _refer(schema: Any, name: str) -> bool:
-    """Let the references in `schema` begin at `#/$defs/name`; return whether there are any."""
+    """Change the references in `schema` to begin at `#/$defs/name`. Return whether there are any."""
     found = False
     for part in _parts(schema):
         target = part.get("$ref")
@@ -73,7 +73,7 @@ def _refer(schema: Any, name: str) -> bool:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield every object of a schema that may be a schema itself."""
+    """Yield every object inside a schema that may be a schema itself."""
     todo: list[Any] = [schema]
     while todo:
         part = todo.pop()
@@ -86,11 +86,11 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 _NAMING = ("required", "additionalProperties")
-"""What says of a whole object no more than names of its fields."""
+"""Keywords whose messages about a whole object contain only names of its fields."""
 
 
 class SchemaChecks:
-    """Says whether values fit schemas, in words for a model; each schema is compiled once. References outside a schema are not fetched."""
+    """Checks values against schemas, with messages for a model. Each schema is compiled once. References outside a schema are not fetched."""
 
     def __init__(self, tools: Sequence[ToolSpec], output_schema: dict[str, Any] | None) -> None:
         self._schemas = {tool.name: (tool.input_schema, tool.sensitive) for tool in tools}
@@ -98,14 +98,14 @@ class SchemaChecks:
         self._compiled: dict[str, Callable[[Any], str]] = {}
 
     def arguments(self, args: dict[str, Any], tool: str) -> str:
-        """Return why `args` do not fit, "" when they do."""
+        """Return why `args` do not fit, "" if they do."""
         check = self._compiled.get(tool)
         if check is None:
             check = self._compiled[tool] = compiled(*self._schemas[tool])
         return check(args)
 
     def answer(self, value: Any) -> str:
-        """The same for an answer and the output schema."""
+        """Return why an answer does not fit the output schema, "" if it does."""
         check = self._compiled.get("")
         if check is None:
             check = self._compiled[""] = compiled(self._output or {})
@@ -116,7 +116,7 @@ UNCHECKED = "it cannot be checked; send something simpler"
 
 
 def compiled(schema: dict[str, Any], sensitive: Sequence[str] = ()) -> Callable[[Any], str]:
-    """Return a function that says what is wrong with a value, naming at most three places and never showing a long one, or a `sensitive` field."""
+    """Return a function that describes the problems of a value: at most three places, and never a long value or a `sensitive` field."""
     if not schema:
         return lambda _value: ""
     try:

@@ -1,4 +1,4 @@
-"""Asking a text generator for one plan: every generation is counted, by the run's gateway or in the plan, and streamed as it comes."""
+"""Requests to a text generator for one plan: the run's gateway or the plan counts every generation, and each is streamed as it comes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from detent.planners.trimming import CountTokens
 from detent.ports import MadeFile, ModelAnswer, Plan, View
 
 MARK = "on_device"
-"""Where a plan's `provider_data` holds what the log should know of how it came about."""
+"""The key in a plan's `provider_data` for facts that the log should have about its origin."""
 RAISED = 2
-"""By how much the limit of an answer is raised, once a plan, when it was cut off."""
+"""The factor by which the limit of a cut answer is raised, once a plan."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What one generation gave; `limit` is the most tokens that it was allowed."""
+    """The result of one generation; `limit` is its token limit."""
 
     text: str
     thinking: str = ""
@@ -33,12 +33,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_as(generator: Any, model: str, agent: AgentSpec) -> tuple[str, str]:
-    """Return the model and the provider by which a generator's calls are counted; `model` is the name that was given for it."""
+    """Return the model and the provider under which a generator's calls are counted. `model` is the name given for it."""
     return model or getattr(generator, "model", "") or agent.model or "on-device", getattr(generator, "provider", "") or "on-device"
 
 
 class Asking:
-    """The generations of one plan: how they are made, what they used, what was repaired."""
+    """The generations of one plan: how to make them, their usage, their repairs."""
 
     def __init__(self, generator: TextGenerator, view: View, *, model: str, count: CountTokens, limit: int, stop: tuple[str, ...]) -> None:
         self._generator, self._view, self._count, self._stop = generator, view, count, stop
@@ -49,7 +49,7 @@ class Asking:
         self._files: list[MadeFile] = []
 
     async def ask(self, request: Request) -> Asked:
-        """Make one generation; raise what the generator or the gateway raises."""
+        """Make one generation. Raise what the generator or the gateway raises."""
         whole = msgspec.structs.replace(request, max_tokens=self._limit, stop=(*request.stop, *self._stop))
         deadline = Deadline(getattr(self._generator, "timeout_s", None))
 
@@ -73,7 +73,7 @@ class Asking:
         return answer.value
 
     def raise_limit(self) -> bool:
-        """Allow longer answers from now on; False when that was done already, or when the run's budget is what cut the answer off."""
+        """Allow longer answers from now on. Return False if that was done already, or if the run's budget cut the answer off."""
         if self._raised or self._last_limit < self._limit:
             return False
         self._raised, self._limit = True, self._limit * RAISED
@@ -85,11 +85,11 @@ class Asking:
         return was_told(self._view.transcript, self.repairs)
 
     def usage(self) -> Usage:
-        """Return what is to be charged with the plan: nothing where the gateway has charged it."""
+        """Return the usage to charge with the plan: none if the gateway has charged it."""
         return self._used
 
     def plan(self, actions: tuple[AnyAction, ...], *, text: str = "", thinking: str = "", note: dict[str, Any] | None = None) -> Plan:
-        """Return the plan, with what the log should know of how it came about."""
+        """Return the plan, with the facts for the log about its origin."""
         data = {**(note or {}), **({"repairs": self.repairs} if self.repairs else {})}
         return Plan(
             actions=actions,
@@ -117,7 +117,7 @@ class Asking:
         )
 
     async def _streamed(self, request: Request) -> Generation:
-        """Generate, telling text from thinking while it comes in."""
+        """Generate, and separate text from thinking in the stream."""
         models, splitter = self._view.models, ThinkingSplitter()
 
         def emit(kind: Literal["text", "thinking"], content: str) -> None:

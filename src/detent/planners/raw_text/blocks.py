@@ -1,7 +1,7 @@
-"""The transcript as messages, whole turns at a time, and which of them fit into a token budget.
+"""The transcript as messages, in whole turns, and which of them fit into a token budget.
 
-A block is an action and everything that came of it; blocks are kept or left out whole, the newest first, the last one always (row K122).
-Rendered blocks are remembered, which saves time and changes nothing: the same view gives the same messages in a fresh process.
+A block is an action and all its results. Blocks are kept or dropped whole, the newest are kept first, the last one always (row K122).
+Rendered blocks are cached, which saves time and changes nothing: the same view gives the same messages in a fresh process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from detent.planners.trimming import CountTokens, clipped, compression_of
 from detent.ports import ResultCompression, View
 
 MOST_RUNS = 32
-"""Of how many passes the rendering is remembered."""
+"""The number of passes whose rendering is cached."""
 
 MOST_KEYS = 8
-"""How many keys of results are named where the last turn does not fit: those of the last, which are missing first."""
+"""How many keys of results are named if the last turn does not fit. They are the last keys, because those are cut first."""
 
 _How = tuple[ResultCompression, bool]
 """How much of a result is shown, and whether the agent has `recall`."""
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """One turn: what the model did, what it was told of it, and how it may read again what it was not shown (`rest`)."""
+    """One turn: the model's action, the results that it was told, and how to read what was not shown (`rest`)."""
 
     action: str
     outcome: str
@@ -40,7 +40,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rendered:
-    """The blocks of one pass. `ends[i]` is how many tokens the blocks up to `i` have together."""
+    """The blocks of one pass. `ends[i]` is the total of tokens up to block `i`."""
 
     __slots__ = ("done", "ends", "first", "head", "last", "messages")
 
@@ -54,7 +54,7 @@ class Rendered:
 
 
 class Renderer:
-    """Renders transcripts into blocks; of a result at most `longest` characters, and no more than the agent's profile shows."""
+    """Renders transcripts into blocks: at most `longest` characters of a result, and no more than the agent's profile allows."""
 
     def __init__(self, *, count: CountTokens, longest: int) -> None:
         self._count, self._longest = count, longest
@@ -78,7 +78,7 @@ class Renderer:
         return known, _block(items[start:], how)
 
     def _remembered(self, view: View, how: _How) -> Rendered:
-        """Return what is known of this pass; nothing when its transcript is not the one that was rendered, with more at its end."""
+        """Return the cached rendering of this pass; an empty one if the transcript is not the rendered one with additions at its end."""
         key, items = (view.run_id, view.scope, how), view.transcript
         first = items[0] if items else None
         known = self._known.get(key)
@@ -114,12 +114,12 @@ def _outcomes(items: Sequence[Item], how: _How) -> list[str]:
 
 
 def _opening(items: Sequence[Item], end: int) -> Sequence[Item]:
-    """Return what stands before the first plan, without the goal, which has its own place."""
+    """Return the items before the first plan, without the goal, which has its own place."""
     return items[1 if items and items[0].kind == "user" else 0 : end]
 
 
 def _last_plan(items: Sequence[Item], floor: int) -> int:
-    """Return the index of the last item of kind `model`, -1 when there is none from `floor` on."""
+    """Return the index of the last item of kind `model`, -1 if there is none from `floor` on."""
     for index in range(len(items) - 1, floor - 1, -1):
         if items[index].kind == "model":
             return index
@@ -142,11 +142,11 @@ def fit(
     system_tokens: int,
     reserved: int = 0,
 ) -> tuple[tuple[Message, ...], int]:
-    """Return the messages that fit into `budget` tokens: system, goal and tail always, the last block clipped if need be;
-    and how many tokens they have.
+    """Return the messages that fit into `budget` tokens, and their number of tokens: always system, goal, tail and the last block, which may be
+    clipped.
 
-    `reserved` tokens are left free for what comes after them, as far as history can give way.
-    Raises `PlannerFailed` (`context_overflow`) when system, goal and tail alone do not fit.
+    `reserved` tokens are kept free for later messages, as far as history can be dropped.
+    Raises `PlannerFailed` (`context_overflow`) if system, goal and tail alone do not fit.
     """
     head = "\n".join([head, *rendered.head])
     left = budget - system_tokens - count(head) - count(tail)

@@ -1,6 +1,6 @@
-"""Raw-text models by name: what `planner = "on-device"` of an agent means, so that its log alone says how the run is planned.
+"""Raw-text models by name: the meaning of an agent's `planner = "on-device"`, so the log alone defines how the run is planned.
 
-The name's provider says which server is asked and in which dialect: `ollama:`, `llamacpp:`, or any that speaks OpenAI's chat completions
+The name's provider selects the server and its dialect: `ollama:`, `llamacpp:`, or any server with OpenAI's chat completions
 (`lmstudio:`, `vllm:`, and every name with a `base_url`).
 """
 
@@ -21,31 +21,31 @@ from detent.planners.settings import ModelSettings, OnDeviceSettings, read_setti
 from detent.ports import Plan, View
 
 _KEPT = 64
-"""Of how many agents planners are kept."""
+"""The number of agents whose planners are cached."""
 
 
 class RawTextModels:
-    """Plans for agents with `planner = "on-device"`, each with the model and the settings that it names; holds no connection."""
+    """Plans for agents with `planner = "on-device"`, each with its own model and settings. Holds no connection."""
 
     def __init__(self) -> None:
         self._made: OrderedDict[tuple[str, str, bytes], OnDevicePlanner] = OrderedDict()
 
     def check(self, agent: AgentSpec) -> None:
-        """Raise `ConfigError` where the agent's models cannot be asked in this way: name, URL, key variable, settings, missing extra."""
+        """Raise `ConfigError` if the agent's models cannot be called in this way: name, URL, key variable, settings, missing extra."""
         self.models_asked(agent)
 
     def not_taken(self, agent: AgentSpec, attachment: dict[str, Any]) -> str:
-        """Return what an attachment is that is not text, "" for text: these models take nothing else."""
+        """Return the kind of an attachment that is not text, "" for text: these models take only text."""
         kind: str = attachment["type"]
         return {"text": "", "file": "documents", "image": "images"}.get(kind, kind)
 
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
-        """Return the models that are asked for the agent; see `ports.models_asked`. Raises as `check`."""
+        """Return the models that are called for the agent; see `ports.models_asked`. Raises as `check`."""
         names = sorted({agent.model, agent.small_model or agent.model})
         return [asked for name in names for asked in self._planner(agent, name).models_asked(agent)]
 
     async def plan(self, view: View) -> Plan:
-        """Return what the agent's model does next; a pass that needs no more asks its small model. Raises as `OnDevicePlanner.plan`."""
+        """Return the next action of the agent's model; a simple pass uses its small model. Raises as `OnDevicePlanner.plan`."""
         agent = view.agent
         return await self._planner(agent, agent.small_model if view.small and agent.small_model else agent.model).plan(view)
 
@@ -60,7 +60,7 @@ class RawTextModels:
 
 
 def make_raw_text(model: str, settings: ModelSettings) -> OnDevicePlanner:
-    """Return a planner for the raw-text model of this name; raise `ConfigError`."""
+    """Return a planner for the raw-text model of this name. Raise `ConfigError`."""
     said = settings.on_device or OnDeviceSettings()
     options: dict[str, Any] = msgspec.structs.asdict(said)
     if settings.max_tokens is not None:
@@ -69,12 +69,12 @@ def make_raw_text(model: str, settings: ModelSettings) -> OnDevicePlanner:
 
 
 def make_generator(model: str, settings: ModelSettings) -> Any:
-    """Return the generator that a name and settings mean; raise `ConfigError` for a provider without raw text, and settings without effect."""
+    """Return the generator for a name and settings. Raise `ConfigError` for a provider without raw text, and for settings without effect."""
     ref = ModelRef(name=model, base_url=settings.base_url, api_key_env=settings.api_key_env)
     local = ref.provider if ref.provider in LOCAL else ""
     if not local and not ref.base_url:
         raise ConfigError(
-            f'model {model!r} with planner = "on-device": name a server of your own ({", ".join(f"{name}:" for name in LOCAL)}), or give its base_url'
+            f'model {model!r} with planner = "on-device": choose your own server ({", ".join(f"{name}:" for name in LOCAL)}), or give its base_url'
         )
     name = ref.model if local else ref.name
     base_url = ref.base_url or (os.environ.get("OLLAMA_BASE_URL", "") if local == "ollama" else "") or LOCAL.get(local, "")
@@ -89,7 +89,7 @@ def make_generator(model: str, settings: ModelSettings) -> Any:
 
 
 def _options(ref: ModelRef, settings: ModelSettings) -> dict[str, Any]:
-    """Return what all generators take; raise `ConfigError`."""
+    """Return the options of all generators. Raise `ConfigError`."""
     idle = [
         name
         for name, unused in (
@@ -124,5 +124,5 @@ def _options(ref: ModelRef, settings: ModelSettings) -> dict[str, Any]:
 
 
 def _root(url: str) -> str:
-    """Return the URL of a server without the /v1 that its OpenAI-compatible part stands below."""
+    """Return a server's URL without the /v1 of its OpenAI-compatible part."""
     return url.rstrip("/").removesuffix("/v1")

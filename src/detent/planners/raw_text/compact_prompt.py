@@ -1,11 +1,11 @@
-"""The words of a raw-text prompt: a system text that stays byte for byte the same over a run, and one rendering for each past item.
+"""The texts of a raw-text prompt: a system text that is the same bytes for the whole run, and one rendering for each past item.
 
 system      what the agent is, how to answer, tools, actions, examples   (stable)
-user        the goal and what came with it                               (stable)
+user        the goal and its attachments                                 (stable)
 assistant   an earlier action, as JSON   } one block a turn,
-user        what came of it              } append-only
+user        its result                   } append-only
 ...
-user        ... and, at the end of the last one, what counts now         (the dynamic tail)
+user        ... and, at the end of the last one, the current facts       (the dynamic tail)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _canonical = msgspec.json.Encoder(order="sorted").encode
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
-    """A few-shot example: a goal, and steps of an action and what came of it (for the last step, the answer, nothing)."""
+    """A few-shot example: a goal, and steps of an action and its result (the last step, the answer, has none)."""
 
     goal: str
     steps: tuple[tuple[AnyAction, str], ...]
@@ -60,7 +60,7 @@ def system_text(
     style: ToolStyle = "names-and-types",
     examples: Sequence[Example] = (),
 ) -> str:
-    """Return the system text: a pure function of its arguments, so that a server's prompt cache holds it for the whole run."""
+    """Return the system text. It is a pure function of its arguments, so a server's prompt cache can hold it for the whole run."""
     parts = [instructions.strip(), RULES]
     if tools and "tool_call" in actions:
         parts.append("Tools:\n" + "\n".join(tool_line(tool, style) for tool in tools))
@@ -73,7 +73,7 @@ def system_text(
 
 
 def tool_line(tool: ToolSpec, style: ToolStyle) -> str:
-    """Return a tool in one line: `name(p1, p2): description` (row K123); a `?` marks what may be left out."""
+    """Return a tool in one line: `name(p1, p2): description` (row K123); a `?` marks an optional parameter."""
     properties: dict[str, Any] = tool.input_schema.get("properties") or {}
     required: list[str] = tool.input_schema.get("required") or []
     shown: list[str] = []
@@ -87,7 +87,7 @@ def tool_line(tool: ToolSpec, style: ToolStyle) -> str:
 
 
 def _type_of(schema: Any) -> str:
-    """Return a type in as few words as will do."""
+    """Return a type in as few words as possible."""
     if not isinstance(schema, dict):
         return "any"
     fields = cast("dict[str, Any]", schema)
@@ -113,7 +113,7 @@ def _example(number: int, example: Example) -> str:
 
 
 def action_text(action: AnyAction) -> str:
-    """Return an action as a model should write it; the same action gives the same bytes, before and after a resume."""
+    """Return an action as a model should write it. The same action gives the same bytes, before and after a resume."""
     match action:
         case ToolCall(tool=tool, args=args):
             shown = args if isinstance(args, str) else _canonical(args).decode()
@@ -127,12 +127,12 @@ def action_text(action: AnyAction) -> str:
 
 
 def plan_text(item: Item) -> str:
-    """Return what the model answered in an earlier turn: its actions, one a line."""
+    """Return the model's answer of an earlier turn: its actions, one a line."""
     return "\n".join(action_text(action) for action in item.plan.actions) if item.plan is not None else item.text
 
 
 def outcome_text(item: Item, compression: ResultCompression, *, recalls: bool) -> str:
-    """Return what a past item tells the model: an observation (see `trimming.observed`), a reply, a note."""
+    """Return the text of a past item for the model: an observation (see `trimming.observed`), a reply, a note."""
     if item.kind == "user":
         return f"User: {item.text}"
     if item.kind != "tool":
@@ -144,7 +144,7 @@ def outcome_text(item: Item, compression: ResultCompression, *, recalls: bool) -
 
 
 def goal_text(view: View) -> str:
-    """Return what the run is about: it stays the same over a run."""
+    """Return the goal and its attachments, which are the same for the whole run."""
     parts = [f"Goal: {view.goal}"]
     first = view.transcript[0] if view.transcript else None
     if first is not None and first.kind == "user" and first.text != view.goal:
@@ -156,7 +156,7 @@ def goal_text(view: View) -> str:
 
 
 def _attachment(number: int, value: Any) -> str:
-    """Return an attachment's text, or what can be said of one that a text model cannot see."""
+    """Return an attachment's text, or a note about one that a text model cannot see."""
     if isinstance(value, str):
         return f"Attachment {number}: {clipped(value, 4000)}"
     if not isinstance(value, dict):
@@ -169,7 +169,7 @@ def _attachment(number: int, value: Any) -> str:
 
 
 def tail_text(view: View) -> str:
-    """Return what counts now and changes from turn to turn; it stands at the very end."""
+    """Return the facts that change from turn to turn; they come at the very end."""
     parts: list[str] = []
     if view.goals:
         parts.append("Open sub-goals: " + "; ".join(goal for _, goal in view.goals))

@@ -1,7 +1,7 @@
-"""Text generators: what a raw-text model is asked, what it gives, and how any kind of generator is run to its end.
+"""Text generators: a raw-text model's request, its result, and how any kind of generator is run to its end.
 
 A generator is anything that can be called with a `Request`: a function or a coroutine function that returns the text, or one that yields
-it in pieces. Blocking ones run in a thread of their own, which never keeps a program from ending.
+it in pieces. Blocking ones run in their own thread, which never keeps a program from ending.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class Request(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What a generator is asked for: an answer to `messages`, of at most `max_tokens`, that ends before any text of `stop`.
+    """A request: an answer to `messages`, of at most `max_tokens`, that ends before any text of `stop`.
 
-    `tokens` is about how many the messages have. `schema` is the JSON Schema that constrained decoding should hold the answer to (None:
-    free text). A generator leaves out what it cannot do.
+    `tokens` is about how many the messages have. `schema` is the JSON Schema that constrained decoding should enforce (None:
+    free text). A generator ignores what it does not support.
     """
 
     messages: tuple[Message, ...]
@@ -50,10 +50,10 @@ class Request(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What was generated: all of it, or a piece of a stream, whose pieces add up.
+    """The generated text, whole or a piece of a stream; the pieces add up.
 
-    `finish`: `stop`, or `length` where the limit cut the text off ("" where the generator cannot tell). `usage` is NOTHING where the
-    generator does not count; it is then estimated. `files` are what the model made beside its text.
+    `finish`: `stop`, or `length` if the limit cut the text off ("" if the generator cannot tell). If the generator does not count, `usage` is
+    NOTHING and is estimated. `files` are what the model made beside its text.
     """
 
     text: str = ""
@@ -69,19 +69,19 @@ Generated = str | Generation
 
 
 class TextGenerator(Protocol):
-    """Generates text. Returns or yields `str` or `Generation`, blocking or not; raises `ModelCallFailure` for a failure that it can name.
+    """Generates text. Returns or yields `str` or `Generation`, blocking or not. Raises `ModelCallFailure` for failures that it can classify.
 
-    `model` and `provider`, where it has them, name it in the log and say what limits are shared by; `timeout_s` is how long a request to it
-    may take, all its attempts together.
+    `model` and `provider`, if present, name it in the log and select the shared limits. `timeout_s` is the time limit of a request,
+    with all its attempts.
     """
 
     def __call__(self, request: Request, /) -> Generated | Awaitable[Generated] | Iterator[Generated] | AsyncIterator[Generated]: ...
 
 
 async def generate(generator: TextGenerator, request: Request, emit: Emit) -> Generation:
-    """Run `generator` to its end and return all that it gave; pieces of a stream are emitted as they come.
+    """Run `generator` to its end and return the whole result; pieces of a stream are emitted as they come.
 
-    Raises `ConfigError` when it gives something that is no text.
+    Raises `ConfigError` if the result is not text.
     """
     whole = _Whole(emit)
     if _blocks(generator):
@@ -120,7 +120,7 @@ class _Whole:
         self._files: list[MadeFile] = []
 
     def add(self, piece: Any) -> None:
-        """Take a piece, and stream it."""
+        """Add a piece, and stream it."""
         if isinstance(piece, str):
             piece = Generation(text=piece)
         if not isinstance(piece, Generation):
@@ -139,7 +139,7 @@ class _Whole:
                 self._said[field] = value
 
     def generation(self) -> Generation:
-        """Return what has come."""
+        """Return the sum of the pieces."""
         text, thinking = whole_text("".join(self._text)), whole_text("".join(self._thinking))
         return Generation(text=text, thinking=thinking, files=tuple(self._files), **self._said)
 
@@ -148,7 +148,7 @@ class _Whole:
 
 
 async def _in_thread(generator: TextGenerator, request: Request, whole: _Whole) -> None:
-    """Run a blocking generator in a daemon thread; when this task is cancelled, the thread ends at its next piece."""
+    """Run a blocking generator in a daemon thread. If this task is cancelled, the thread ends at its next piece."""
     loop = asyncio.get_running_loop()
     pieces: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
     gone = threading.Event()
@@ -194,7 +194,7 @@ async def _in_thread(generator: TextGenerator, request: Request, whole: _Whole) 
 
 
 async def _drain(answer: Any, whole: _Whole) -> None:
-    """Take what a plain function returned that is to be awaited or iterated here."""
+    """Process a plain function's result that has to be awaited or iterated here."""
     if inspect.isawaitable(answer):
         answer = await answer
     if hasattr(answer, "__aiter__"):

@@ -1,7 +1,7 @@
-"""Ready text generators: Ollama, llama.cpp's server, and any server that speaks OpenAI's chat completions (vLLM, LM Studio, ...).
+"""Ready text generators: Ollama, llama.cpp's server, and any server with OpenAI's chat completions (vLLM, LM Studio, ...).
 
-All three send messages, so that the server applies the model's own chat template, and hold the answer to the request's JSON Schema in the
-server's dialect: `format` on Ollama, `json_schema` on llama.cpp, `response_format` elsewhere. They stream by default.
+All three send messages, so the server applies the model's own chat template. They send the request's JSON Schema in the server's dialect:
+`format` on Ollama, `json_schema` on llama.cpp, `response_format` elsewhere. They stream by default.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from detent.ports.http_failures import context_full
 
 
 class _OverHttp:
-    """What the three have in common. `options` are sent with every request as they are.
+    """The common part of the three. `options` are sent unchanged with every request.
 
-    `timeout_s` is how long a request may take, all its attempts together (None: no limit, but a server may be silent for 300 s at most).
+    `timeout_s` is the time limit of a request with all its attempts (None: no limit, but a server may be silent for 300 s at most).
     """
 
     provider = ""
@@ -50,11 +50,11 @@ class _OverHttp:
         raise NotImplementedError
 
     async def __call__(self, request: Request, /) -> AsyncGenerator[Generation]:
-        """Yield what the model says; raise `ModelCallFailure`, also when the stream ends before the model has ended."""
+        """Yield the model's output. Raise `ModelCallFailure`, also if the stream ends before the model's answer does."""
         ended = False
         async with _Lines(self._endpoint, self._path, self._body(request), self.model) as lines:
             async for line in lines:
-                ended = ended or line.replace(" ", "") == "data:[DONE]"  # servers of one's own leave out why the model stopped
+                ended = ended or line.replace(" ", "") == "data:[DONE]"  # local servers leave out why the model stopped
                 data = data_of(line, model=self.model, hidden=self._endpoint.without_secrets)
                 if data is not None:
                     piece = self._piece(data)
@@ -83,8 +83,8 @@ class _Lines:
 class OllamaGenerator(_OverHttp):
     """A model of an Ollama server, over `/api/chat`; the schema goes into `format`.
 
-    `options` become Ollama's `options` (such as `num_ctx`); `think` switches the thinking of models that have it (None: as they are).
-    Raises `ConfigError` for a URL that is none.
+    `options` become Ollama's `options` (such as `num_ctx`). `think` turns thinking on or off for models that have it (None: unchanged).
+    Raises `ConfigError` for an invalid URL.
     """
 
     provider = "ollama"
@@ -123,9 +123,9 @@ class OllamaGenerator(_OverHttp):
 
 
 class ChatCompletionsGenerator(_OverHttp):
-    """A model behind any URL that speaks OpenAI's chat completions; the schema goes into `response_format`.
+    """A model behind any URL with OpenAI's chat completions; the schema goes into `response_format`.
 
-    `base_url` ends as the server says, mostly in `/v1`. Raises `ConfigError` for a URL that is none.
+    `base_url` is as the server documents it, usually ending in `/v1`. Raises `ConfigError` for an invalid URL.
     """
 
     provider = "openai-compatible"
@@ -177,9 +177,9 @@ class ChatCompletionsGenerator(_OverHttp):
 
 
 class LlamaCppGenerator(ChatCompletionsGenerator):
-    """The model of a llama.cpp server (`llama-server`); the schema goes into `json_schema`, and the server keeps the prompt's prefix.
+    """The model of a llama.cpp server (`llama-server`). The schema goes into `json_schema`, and the server caches the prompt's prefix.
 
-    Raises `ConfigError` for a URL that is none.
+    Raises `ConfigError` for an invalid URL.
     """
 
     provider = "llama.cpp"

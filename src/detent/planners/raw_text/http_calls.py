@@ -1,10 +1,10 @@
-"""One HTTP call of a text generator, streamed line by line; what goes wrong becomes a `ModelCallFailure` of its class.
+"""One HTTP call of a text generator, streamed line by line. Failures become a `ModelCallFailure` of their class.
 
-Nothing is tried again here: the run's gateway does that, and puts each attempt on record.
+Nothing is retried here: the run's gateway does that, and records each attempt.
 
-No library reads the events: httpx-sse (9 ms, 56 kB) needs httpx, another 1.5 MB, and `httpx2.EventSource` (1 ms, already there) drops an event that the
-end of the answer cut off and refuses other content types, while Ollama's lines of JSON need a reader of lines anyway; `aiter_lines` of
-httpx2 also splits at U+2028, which may stand in JSON. An event is one line here; the rest of the format is the prefix `data:`.
+No library reads the events. httpx-sse (9 ms, 56 kB) needs httpx, another 1.5 MB. `httpx2.EventSource` (1 ms, already installed) drops an event
+that the end of the answer cut off, and refuses other content types. Ollama's lines of JSON need a reader of lines anyway, and `aiter_lines` of
+httpx2 also splits at U+2028, which is valid in JSON. An event is one line here; the rest of the format is the prefix `data:`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from detent.expressions.spellings import without_keys
 from detent.ports.http_failures import kind_of_status, seconds_asked
 
 _SHORTEST_SECRET = 8
-"""A header's value of fewer characters is no secret, and would be found in ordinary words."""
+"""Fewest characters of a secret header value: a shorter one would match ordinary words."""
 _JSON = {"Content-Type": "application/json"}
 LONGEST_LINE = 16_000_000
-"""Characters of one line that a server may send."""
+"""Most characters of one line from a server."""
 
 
 class Endpoint:
-    """A server at `base_url`: how it is reached. `timeout_s` bounds the silence between two pieces, not the whole answer."""
+    """The connection to a server at `base_url`. `timeout_s` limits the silence between two pieces, not the whole answer."""
 
     def __init__(self, base_url: str, *, api_key: str = "", headers: Mapping[str, str] | None = None, timeout_s: float = 300.0) -> None:
-        """Raise `ConfigError` for a URL that is none, and where the HTTP client is not installed."""
+        """Raise `ConfigError` for an invalid URL, and if the HTTP client is not installed."""
         from importlib.util import find_spec
 
         try:
@@ -56,7 +56,7 @@ class Endpoint:
         self._verify: Any = False if parts.scheme == "http" else None
 
     async def lines(self, path: str, body: Mapping[str, Any], *, model: str) -> AsyncIterator[str]:
-        """POST `body` and yield the lines of the answer as they come; raise `ModelCallFailure`."""
+        """POST `body` and yield the lines of the answer as they come. Raise `ModelCallFailure`."""
         async with self._answered(path, model, content=msgspec.json.encode(body), headers=_JSON) as response:
             async for line in _lines(response.aiter_bytes()):
                 yield line
@@ -64,7 +64,7 @@ class Endpoint:
     async def form(
         self, path: str, fields: Mapping[str, Any], files: Mapping[str, tuple[str, bytes, str]], *, model: str
     ) -> dict[str, Any]:
-        """POST a form with files (name, bytes, media type) and return the JSON object that comes back; raise `ModelCallFailure`."""
+        """POST a form with files (name, bytes, media type) and return the JSON object of the answer. Raise `ModelCallFailure`."""
         whole = b""
         async with self._answered(path, model, data=dict(fields), files=dict(files)) as response:
             async for chunk in response.aiter_bytes():
@@ -78,7 +78,7 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def _answered(self, path: str, model: str, **sent: Any) -> AsyncGenerator[Any]:
-        """POST and give the answer, while it is read; raise `ModelCallFailure`."""
+        """POST and yield the answer while it is read. Raise `ModelCallFailure`."""
         import httpx2
 
         where = f"{self._shown}{path}"
@@ -96,7 +96,7 @@ class Endpoint:
             raise ModelCallFailure(f"model {model!r} at {where}: the connection failed ({said}){hint}", kind="connection") from error
 
     def without_secrets(self, text: str) -> str:
-        """Return what the server said without the key and what else was sent in headers: it may repeat them, and messages are recorded."""
+        """Return the server's message without the key and other header values: it may repeat them, and messages are recorded."""
         return without_keys(text, self._secrets)
 
     def _client(self) -> Any:
@@ -108,7 +108,7 @@ class Endpoint:
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str]:
-    """Yield the lines of a body (only line feeds end one); raise `ModelCallFailure` for one that never ends."""
+    """Yield the lines of a body (only line feeds end one). Raise `ModelCallFailure` for one that never ends."""
     held = b""
     async for chunk in chunks:
         *lines, held = (held + chunk).split(b"\n")
@@ -121,16 +121,16 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str]:
 
 
 async def closing(lines: AsyncIterator[str]) -> AsyncGenerator[str]:
-    """Yield `lines`, and close their connection whatever happens to who reads them."""
+    """Yield `lines`, and close their connection whatever happens to the reader."""
     async with contextlib.aclosing(cast("AsyncGenerator[str]", lines)) as open_lines:
         async for line in open_lines:
             yield line
 
 
 def data_of(line: str, *, model: str, hidden: Callable[[str], str] = str) -> dict[str, Any] | None:
-    """Return the object of a line of JSON, or of server-sent events; None for one that holds none; raise for an error that it reports.
+    """Return the object of a line of JSON, or of server-sent events; None for a line without one. Raise for an error that it reports.
 
-    `hidden` takes secrets out of what an error repeats of the line.
+    `hidden` removes secrets from the part of the line that an error shows.
     """
     text = line[5:].strip() if line.startswith("data:") else line.strip()
     if not text or text == "[DONE]" or text[0] == ":" or re.match(r"(event|id|retry):", text):
@@ -138,7 +138,7 @@ def data_of(line: str, *, model: str, hidden: Callable[[str], str] = str) -> dic
     try:
         value: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise ModelCallFailure(f"model {model!r}: the server sent what is no JSON: {hidden(text[:2000])[:200]!r}", kind="server") from error
+        raise ModelCallFailure(f"model {model!r}: the server sent invalid JSON: {hidden(text[:2000])[:200]!r}", kind="server") from error
     if not isinstance(value, dict):
         raise ModelCallFailure(f"model {model!r}: the server sent {type(value).__name__} where an object belongs", kind="server")
     fields = cast("dict[str, Any]", value)
@@ -153,7 +153,7 @@ def _status_in(error: Any) -> int:
 
 
 def refused(status: int, body: str, *, model: str, where: str, retry_after: str | None = None) -> ModelCallFailure:
-    """Return the failure that an HTTP status and what came with it mean."""
+    """Return the failure for an HTTP status and its body."""
     said = " ".join(_message_in(body).split())[:400]
     kind = kind_of_status(status, body)
     hints = {
@@ -174,7 +174,7 @@ def _message_in(body: str) -> str:
 
 
 def _messages(value: Any) -> Iterator[str]:
-    """Yield the messages of an error body, in the shapes that servers give it."""
+    """Yield the messages of an error body, in the forms of various servers."""
     if isinstance(value, str):
         yield value
     if isinstance(value, dict):

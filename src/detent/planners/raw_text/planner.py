@@ -1,10 +1,10 @@
-"""`OnDevicePlanner`: a raw-text model as a planner. All help that a weak model needs stays inside `plan()`.
+"""`OnDevicePlanner`: a raw-text model as a planner. All help for a weak model is inside `plan()`.
 
     view -> prompt (stable prefix, newest turns, tail) -> generate -> read -> [told what was wrong, generate again] -> verify -> Plan
 
-The planner is a function of the view and of what the generator says: nothing is remembered between two calls but renderings, so a run that
-is resumed in a fresh process sends the same bytes. Every generation goes through the run's gateway (`view.models`) where there is one,
-repairs and guided retries included; without a gateway their usage stands in the plan.
+The planner is a function of the view and of the generator's output. It keeps only renderings between two calls, so a run that resumes in a fresh
+process sends the same bytes. Every generation passes the run's gateway (`view.models`) if there is one, including repairs and guided
+retries. Without a gateway the plan has their usage.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from detent.ports.planning import with_files
 log = logging.getLogger("detent")
 
 STOP_AT = ("\nObservation", "\nUser:")
-"""Where a model that goes on talking begins to make observations up."""
+"""Where a model that does not stop begins to invent observations."""
 
 SHOWN_BAD_OUTPUT = 1500
-"""Characters of a bad answer that the model is shown again."""
+"""Characters of a bad answer that are shown to the model."""
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True):
-    """One repair turn: the `attempt` (1, 2, ...), the `problem` as the model is told it, and the `output` that had it."""
+    """One repair turn: the `attempt` (1, 2, ...), the `problem` in the words for the model, and the `output` that had it."""
 
     attempt: int
     problem: str
@@ -50,7 +50,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Prefix(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays the same while agent, tools and output schema do."""
+    """The parts that are the same as long as agent, tools and output schema are."""
 
     agent: AgentSpec
     tools: tuple[ToolSpec, ...]
@@ -64,16 +64,16 @@ class _Prefix(msgspec.Struct, frozen=True, kw_only=True):
 class OnDevicePlanner:
     """Plans with a raw-text model behind `generate` (see `TextGenerator`).
 
-    `actions`: what the model may answer with, from `text.offers.ACTIONS`; by default a call, an answer, a thought and what the agent's
-    `actions` list (where it lists none: a question to the user and a stop). `max_repairs`: how often in one plan it is shown what was
-    wrong; `on_repair` is told each time. `max_prompt_tokens`, `max_output_tokens`: sizes, counted by `count_tokens`. `constrain`: hand the
-    generator the action schema. `tool_style`: how much of a tool the prompt says. `verify`: a check of the final answer (`verifiers`); an
-    answer that fails it is asked for once more, and if that fails too, `on_unverified` says: `reject` (no plan), `accept` (marked in the
+    `actions`: the model's possible answers, from `text.offers.ACTIONS`; by default a call, an answer, a thought and the agent's
+    `actions` (if it lists none: a question to the user and a stop). `max_repairs`: how often in one plan the model is shown its
+    mistake; `on_repair` is called each time. `max_prompt_tokens`, `max_output_tokens`: sizes, counted by `count_tokens`. `constrain`: pass the
+    action schema to the generator. `tool_style`: how much the prompt says about a tool. `verify`: a check of the final answer (`verifiers`). An
+    answer that fails it is requested once more; if that fails too, `on_unverified` decides: `reject` (no plan), `accept` (marked in the
     plan's `provider_data`) or `abstain`. `prose`: whether text without an action is the answer. `model`: its name in the log; by default
     the generator's, else the agent's. `examples`: few-shot examples.
 
-    Raises `ConfigError` for options that do not fit; `plan` raises `MalformedPlan` when repairs are used up, and `PlannerFailed`
-    (`context_overflow`) when the prompt without history is larger than `max_prompt_tokens`.
+    Raises `ConfigError` for invalid options. `plan` raises `MalformedPlan` when repairs are used up, and `PlannerFailed`
+    (`context_overflow`) if the prompt without history is larger than `max_prompt_tokens`.
     """
 
     asks_only_its_own = True
@@ -112,11 +112,11 @@ class OnDevicePlanner:
         self._prefix: _Prefix | None = None
 
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
-        """Return the model that is asked for the agent; see `ports.models_asked`."""
+        """Return the model that is called for the agent; see `ports.models_asked`."""
         return [asked_as(self._generate, self.model, agent)]
 
     async def plan(self, view: View) -> Plan:
-        """Return what the model does next; raise `MalformedPlan` when it cannot be brought to say it."""
+        """Return the model's next action. Raise `MalformedPlan` if repairs do not help."""
         prefix = self._prefix_of(view)
         asking = Asking(
             self._generate, view, model=self.model, count=self._count, limit=self._output_tokens, stop=() if self._constrain else STOP_AT
@@ -124,9 +124,9 @@ class OnDevicePlanner:
         return await self._next_action(view, prefix, asking)
 
     def request(self, view: View, told: Sequence[Message] = ()) -> Request:
-        """Return what the model is asked for this view, with the corrections `told` after it.
+        """Return the request for this view, with the corrections `told` after it.
 
-        A pure function of these. What corrections take is taken from the history.
+        A pure function of these. The space for corrections is taken from the history.
         """
         prefix = self._prefix_of(view)
         rendered, last = self._renderer.render(view)
@@ -145,7 +145,7 @@ class OnDevicePlanner:
         return Request(messages=(*messages, *told), tokens=used + size, max_tokens=self._output_tokens, schema=prefix.schema)
 
     def _prefix_of(self, view: View) -> _Prefix:
-        """Return what the view's agent, tools and output schema come to, made anew where they changed."""
+        """Return the parts made from the view's agent, tools and output schema; they are made again if those change."""
         known = self._prefix
         if known is not None and known.tools == view.tools and known.agent == view.agent and known.output_schema == view.output_schema:
             return known
@@ -183,7 +183,7 @@ class OnDevicePlanner:
     # One plan ---------------------------------------------------------------------------------------------------------------------
 
     async def _next_action(self, view: View, prefix: _Prefix, asking: Asking) -> Plan:
-        """Ask for an action, repair what cannot be read, verify an answer."""
+        """Request an action, repair what cannot be read, verify an answer."""
         told: list[Message] = []
 
         def request() -> Request:
@@ -204,7 +204,7 @@ class OnDevicePlanner:
         if unverified and self._on_unverified == "abstain":
             actions = (Abstain(missing=(unverified,), reason="the answer could not be verified"),)
         note = {"mended": list(mends_in(asked.text))} if reading.mended else {}
-        typed = prefix.output_schema is not None  # such an answer has a form of its own
+        typed = prefix.output_schema is not None  # such an answer has its own form
         return asking.plan(
             actions if typed else tuple([with_files(action, asked.files) for action in actions]),
             text=_text_of(actions),
@@ -215,29 +215,29 @@ class OnDevicePlanner:
     async def _readable(
         self, request: Callable[[], Request], told: list[Message], prefix: _Prefix, asking: Asking
     ) -> tuple[Reading, Asked]:
-        """Ask until the answer can be read; corrections are added to `told`. Raise `MalformedPlan` when repairs are used up."""
+        """Request until the answer can be read; corrections are added to `told`. Raise `MalformedPlan` when repairs are used up."""
         while True:
             asked = await asking.ask(request())
             reading = read(asked.text, prefix.offer, finish=asked.finish, told=asking.was_told)
-            if asked.files and is_blank(asked.text) and prefix.output_schema is None:  # they are the answer
+            if asked.files and is_blank(asked.text) and prefix.output_schema is None:  # the files are the answer
                 reading = msgspec.structs.replace(reading, actions=(FinalAnswer(content=""),))
             if reading.actions:
                 return reading, asked
             if reading.cut and asked.finish == "length" and asking.raise_limit():
                 continue
             if len(asking.repairs) >= self._repairs:
-                if reading.unfit:  # sound JSON that does not fit: the kernel refuses it, and the refusal is an observation
+                if reading.unfit:  # valid JSON that does not fit: the kernel refuses it, and the refusal is an observation
                     return msgspec.structs.replace(reading, actions=reading.unfit), asked
                 raise MalformedPlan(reading.problem, raw=asked.text, usage=asking.usage())
             told += self._correction(asking, reading.problem, asked)
 
     def _correction(self, asking: Asking, problem: str, asked: Asked) -> list[Message]:
-        """Return the messages that show the model what was wrong, and tell whoever wants to know."""
+        """Return the messages that show the model its mistake, and call the listener."""
         asking.repairs.append(problem)
         if self._on_repair is not None:
             try:
                 self._on_repair(Repair(attempt=len(asking.repairs), problem=problem, output=asked.text))
-            except Exception:  # foreign code: who only watches fails nothing
+            except Exception:  # foreign code: a listener must not make the plan fail
                 log.warning("on_repair failed", exc_info=True)
         shorter = " Be much shorter." if asked.finish == "length" else ""
         said = f"That was not accepted: {problem}.{shorter} Answer again with one JSON object and nothing else."
@@ -245,7 +245,7 @@ class OnDevicePlanner:
 
 
 def _actions_of(agent: AgentSpec) -> tuple[str, ...]:
-    """Return what an agent's model may answer with; a sub-goal that can be opened can be closed."""
+    """Return the possible answers of an agent's model. If it can open a sub-goal, it can also close one."""
     if not agent.actions:
         return DEFAULT_ACTIONS
     listed = [name for name in agent.actions if name in ACTIONS]
@@ -255,12 +255,12 @@ def _actions_of(agent: AgentSpec) -> tuple[str, ...]:
 
 def _check_options(generate: Any, actions: Sequence[str], repairs: int, prompt: int, output: int) -> None:
     if not callable(generate):
-        raise ConfigError(f"OnDevicePlanner(generate=...) is {type(generate).__name__}; give something that can be called with a Request")
+        raise ConfigError(f"OnDevicePlanner(generate=...) is {type(generate).__name__}; give a callable that takes a Request")
     for action in actions:
         if action not in ACTIONS:
             raise UnknownName("action", action, ACTIONS)
     if not {"final_answer", "stop", "abstain", "tool_call"} & set(actions):
-        raise ConfigError("OnDevicePlanner(actions=...) lists nothing that ends a run; add final_answer")
+        raise ConfigError("OnDevicePlanner(actions=...) has no action that ends a run; add final_answer")
     for name, value, least in (("max_repairs", repairs, 0), ("max_prompt_tokens", prompt, 1), ("max_output_tokens", output, 1)):
         if value < least:
             raise ConfigError(f"OnDevicePlanner({name}={value}): give at least {least}")
@@ -271,7 +271,7 @@ def _answer_of(actions: Sequence[AnyAction]) -> FinalAnswer | None:
 
 
 def _text_of(actions: Sequence[AnyAction]) -> str:
-    """Return what is worth reading of a plan: an answer or a thought, no markup."""
+    """Return the readable part of a plan: an answer or a thought, without markup."""
     match actions[0]:
         case FinalAnswer(content=str() as said) | Thought(content=said):
             return said

@@ -1,4 +1,4 @@
-"""Expressions in the rules of a planner: what has no value there fails the plan."""
+"""Expressions in the rules of a planner: a failing expression fails the plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from detent.expressions.compiled import Expression, ExpressionFailed, Lookup
 
 
 def evaluate(expression: Expression, lookup: Lookup) -> Any:
-    """Return the value of the expression; raise `PlannerFailed` naming the place and the expression when it has none."""
+    """Return the value of the expression. If it fails, raise `PlannerFailed` with its place and source."""
     try:
         return compiled.evaluate(expression, lookup)
     except ExpressionFailed as error:

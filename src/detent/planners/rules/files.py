@@ -1,6 +1,6 @@
-"""Rules as data: reading a rule file, and everything about a rule that can be wrong without running it.
+"""Rules as data: reading a rule file, and checking everything that can be checked without running it.
 
-A rule file is a YAML list. An entry is a rule, `values` (named expressions, at most once) or `default` (what to do when no rule fires, at
+A rule file is a YAML list. An entry is a rule, `values` (named expressions, at most once) or `default` (the action when no rule fires, at
 the end). Errors name the file, the line, the rule and the key or expression, and the nearest valid one.
 """
 
@@ -21,13 +21,13 @@ from detent.planners.rules.templates import Template, parse_template
 from detent.ports.governing_files import governs
 
 ALWAYS = ("goal", "variables", "iteration", "results", "values", "host", "budget")
-"""The variables of every expression; a `for_each` rule's templates have `item` and `index` too."""
+"""The variables of every expression. Templates of a `for_each` rule also have `item` and `index`."""
 HOST = ("tenant", "workspace", "principal", "scopes")
 BOUNDS = tuple(field.removeprefix("max_") for field in BUDGET_FIELDS)
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """What an action template may hold: its fields, those it needs, and the one that a bare value stands for."""
+    """The form of an action template: its fields, the required ones, and the one that a bare value sets."""
 
     fields: tuple[str, ...]
     needs: tuple[str, ...]
@@ -47,12 +47,12 @@ FORMS: dict[str, Form] = {
     "push_goal": Form(fields=("goal",), needs=("goal",), bare="goal"),
     "complete_goal": Form(fields=("goal_id", "outcome"), needs=(), bare="outcome"),
 }
-"""The actions that a rule can take, by the key that names them."""
+"""The actions that a rule can take, by their key."""
 NOT_CARRIED_OUT = ("spawn", "join", "cancel")
-"""Actions on child runs, which nothing carries out: a rule that has one is refused before it is planned with."""
+"""Actions on child runs, which nothing executes: a rule with one is refused at load."""
 OPTIONS = ("name", "when", "for_each", "batch", "repeat", "as", "on_error", "why")
 RETRIES = 2
-"""How often `on_error: retry` tries again."""
+"""How often `on_error: retry` retries by default."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,14 +81,14 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_rules(path: str | Path) -> list[dict[str, Any]]:
-    """Return the entries of a rule file as plain data, all checked; raise `ConfigError` naming file, line, rule and key."""
+    """Return the entries of a rule file as plain data, all checked. Raise `ConfigError` with file, line, rule and key."""
     entries, lines = read_entries(path)
     build_rules(entries, source=str(path), lines=lines)
     return entries
 
 
 def read_entries(path: str | Path) -> tuple[list[Any], list[int]]:
-    """Return a rule file's entries and the lines on which they begin; raise `ConfigError` when it cannot be read."""
+    """Return a rule file's entries and the lines on which they begin. Raise `ConfigError` if it cannot be read."""
     import yaml
 
     governs(path)
@@ -114,7 +114,7 @@ def read_entries(path: str | Path) -> tuple[list[Any], list[int]]:
 
 
 def build_rules(entries: Sequence[Any], *, source: str = "rules", lines: Sequence[int] = ()) -> RuleSet:
-    """Return the rules that the entries say; raise `ConfigError` for the first mistake."""
+    """Return the rules of the entries. Raise `ConfigError` for the first mistake."""
     places = [f"{source}:{lines[i]}" if lines else f"{source}[{i}]" for i in range(len(entries))]
     rules, values, default = _sorted_entries(entries, places)
     names = Names(variables=ALWAYS, members={"results": _result_names(rules), "values": tuple(values[1]), "host": HOST, "budget": BOUNDS})
@@ -140,7 +140,7 @@ def _sorted_entries(entries: Sequence[Any], places: list[str]) -> tuple[list[tup
             raise ConfigError(f"{place}: a rule is a map (`name: ...`), not {entry!r}")
         if "name" not in entry and set(cast("dict[str, Any]", entry)) == {"values"}:
             if values[0] or not isinstance(entry["values"], dict):
-                raise ConfigError(f"{place}: `values` stands once and is a map of names and expressions")
+                raise ConfigError(f"{place}: `values` may occur once and is a map of names and expressions")
             values = (place, cast("dict[str, Any]", entry["values"]))
         elif "name" not in entry and set(cast("dict[str, Any]", entry)) == {"default"}:
             if i != len(entries) - 1 or not isinstance(entry["default"], dict):
@@ -170,7 +170,7 @@ def _values(values: tuple[str, dict[str, Any]], names: Names) -> dict[str, Expre
         known = Names(variables=names.variables, members={**names.members, "values": tuple(built)})
         expression = compile_expression(source, where=where, names=known)
         if expression.reads.get("values", frozenset()) is None:
-            raise ConfigError(f"{where}: `values` as a whole is not known yet here; name the value")
+            raise ConfigError(f"{where}: `values` as a whole is not available here; name the value")
         built[name] = expression
     return built
 
@@ -185,11 +185,11 @@ def _rule(entry: dict[str, Any], place: str, names: Names, *, label: str = "") -
         said = f"rule name {name!r}" if "name" in entry else f"a rule without a name (its keys: {', '.join(map(str, entry))})"
         if isinstance(name, bool):
             said += " (YAML reads yes, no, on and off as truth values; put it in quotes)"
-        raise ConfigError(f"{place}: {said}; a name begins with a letter, goes on with letters, digits, - and _, and is not 'default'")
+        raise ConfigError(f"{place}: {said}; a name has letters, digits, - and _, begins with a letter, and is not 'default'")
     where = f"{place}: {label or f'rule {name!r}'}"
     for key in entry:
         if key in NOT_CARRIED_OUT:
-            raise ConfigError(f"{where}: nothing carries out {key!r}: a run starts no child runs; take it out. Actions: {', '.join(FORMS)}")
+            raise ConfigError(f"{where}: {key!r} is not supported: a run starts no child runs; remove it. Actions: {', '.join(FORMS)}")
         if key not in OPTIONS and key not in FORMS:
             raise ConfigError(f"{where}: unknown key {key!r}{nearest(str(key), (*OPTIONS, *FORMS))}")
     actions = [key for key in entry if key in FORMS]
@@ -197,7 +197,7 @@ def _rule(entry: dict[str, Any], place: str, names: Names, *, label: str = "") -
         found = " and ".join(actions) if actions else "none"
         raise ConfigError(f"{where}: a rule has exactly one action, this one has {found}; actions: {', '.join(FORMS)}")
     if label and (extra := [key for key in entry if key in OPTIONS and key not in ("name", "repeat", "why")]):
-        raise ConfigError(f"{where}: {extra[0]!r} has no meaning here; the default is one action, taken whenever no rule fires")
+        raise ConfigError(f"{where}: {extra[0]!r} has no effect here; the default is one action, taken whenever no rule fires")
     action, own = actions[0], names
     for_each = _optional_expression(entry, "for_each", where, names)
     if for_each is not None:
@@ -266,7 +266,7 @@ def _batch(entry: Mapping[str, Any], where: str, action: str) -> int | None:
     if value is False:
         return None
     if "for_each" not in entry or action != "call":
-        raise ConfigError(f"{where}: batch puts the calls of a for_each rule together; this rule has no for_each with a call")
+        raise ConfigError(f"{where}: batch groups the calls of a for_each rule; this rule has no for_each with a call")
     if value is True:
         return 1_000_000
     return _count(value, "batch", where)
@@ -276,10 +276,10 @@ def _limit(entry: Mapping[str, Any], where: str, action: str) -> int | None:
     value = entry.get("repeat", False)
     if FORMS[action].ends:
         if "repeat" in entry or "for_each" in entry or "as" in entry or "on_error" in entry:
-            raise ConfigError(f"{where}: {action} ends the run; repeat, for_each, as and on_error have no meaning with it")
+            raise ConfigError(f"{where}: {action} ends the run; repeat, for_each, as and on_error have no effect with it")
         return None
     if "for_each" in entry and "repeat" in entry:
-        raise ConfigError(f"{where}: for_each and repeat do not go together; a for_each rule fires once for each item")
+        raise ConfigError(f"{where}: for_each and repeat cannot be combined; a for_each rule fires once for each item")
     return None if value is True else 1 if value is False else _count(value, "repeat", where)
 
 
@@ -292,7 +292,7 @@ def _count(value: Any, key: str, where: str) -> int:
 def _result_name(entry: Mapping[str, Any], where: str) -> str:
     value = entry.get("as", "")
     if value and (not isinstance(value, str) or not _IDENTIFIER.fullmatch(value) or value in (*TYPES, *MACROS)):
-        raise ConfigError(f"{where}: as: {value!r} is no name for expressions; letters, digits and _, as in `as: first_page`")
+        raise ConfigError(f"{where}: as: {value!r} is not a name for expressions; use letters, digits and _, as in `as: first_page`")
     return value or ""
 
 
@@ -310,12 +310,12 @@ def _on_error(entry: Mapping[str, Any], where: str, action: str) -> tuple[int, s
     ):
         raise ConfigError(f"{where}: on_error is continue, stop, retry or {{retry: N, then: continue|stop}}, not {value!r}")
     if "repeat" in entry:
-        raise ConfigError(f"{where}: repeat and retry do not go together; a repeating rule fires again anyway")
+        raise ConfigError(f"{where}: repeat and retry cannot be combined; a repeating rule fires again anyway")
     return _count(fields["retry"], "on_error.retry", where), str(fields.get("then", "continue"))
 
 
 def _refuse_repeated_keys(node: Any, path: str, above: tuple[int, ...] = ()) -> None:
-    """YAML keeps the last of two equal keys and says nothing; here it is an error, and so is a value that contains itself."""
+    """Reads YAML strictly. YAML silently keeps the last of two equal keys; here that is an error, and so is a value that contains itself."""
     if id(node) in above:
         raise ConfigError(f"{path}:{node.start_mark.line + 1}: a value contains itself")
     inner = (*above, id(node))
@@ -324,7 +324,7 @@ def _refuse_repeated_keys(node: Any, path: str, above: tuple[int, ...] = ()) -> 
         for key, value in node.value:
             if str(key.value) in seen:
                 raise ConfigError(
-                    f"{path}:{key.start_mark.line + 1}: the key {key.value!r} stands twice in one map; the first would be lost"
+                    f"{path}:{key.start_mark.line + 1}: the key {key.value!r} occurs twice in one map; the first would be lost"
                 )
             seen.add(str(key.value))
             _refuse_repeated_keys(value, path, inner)

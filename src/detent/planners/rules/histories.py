@@ -1,7 +1,7 @@
-"""What rules did so far, read from a view: which fired, and what came of it.
+"""The history of rules, read from a view: which fired, and with what result.
 
-A rule's actions carry `rule:NAME` or `rule:NAME:INDEX` as their reason, and that stands in the log. So nothing has to be remembered
-anywhere else: a fresh process, a fork and a replay all read the same past.
+A rule's actions have `rule:NAME` or `rule:NAME:INDEX` as their reason, and the log has that. So no other memory is needed: a fresh
+process, a fork and a replay all read the same past.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FINAL = frozenset(
         "schema_validation_failed",
     }
 )
-"""Error codes after which the same call is not made again: it was refused, or nobody knows whether it happened."""
+"""Error codes after which the same call is not made again: it was refused, or it is in doubt."""
 
 
 class Firing(msgspec.Struct, kw_only=True):
-    """One action of a rule: `index` is the item's of a `for_each` rule, else 0; `void` once a stop answered its failure."""
+    """One action of a rule. `index` is the item's index in a `for_each` rule, else 0. `void`: a stop has since answered its failure."""
 
     rule: str
     index: int
@@ -47,7 +47,7 @@ class Firing(msgspec.Struct, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether it brought what it should: a call its result, a question its reply."""
+        """Whether it succeeded: a call with a result, a question with a reply."""
         if isinstance(self.action, ToolCall):
             return self.item is not None and bool(self.item.ok)
         return self.replied if isinstance(self.action, AskUser) else True
@@ -59,7 +59,7 @@ class Firing(msgspec.Struct, kw_only=True):
 
     @property
     def again(self) -> bool:
-        """Whether its failure is one after which trying again makes sense."""
+        """Whether its failure is worth a retry."""
         return self.failed and self.item is not None and self.item.error is not None and self.item.error.code not in FINAL
 
     @property
@@ -70,11 +70,11 @@ class Firing(msgspec.Struct, kw_only=True):
 
     @property
     def apart(self) -> bool:
-        """Whether the result is stored apart and the transcript has only a preview."""
+        """Whether the result is stored separately and the transcript has only a preview."""
         return self.item is not None and bool(self.item.ok) and self.item.artifact is not None
 
     def value(self, whole: Mapping[str, Any]) -> Any:
-        """Return the call's result, the reply, or the recorded thought; `whole` holds, by call id, results that are stored apart."""
+        """Return the call's result, the reply, or the recorded thought. `whole` has separately stored results, by call id."""
         if self.item is not None:
             return None if not self.item.ok else whole[self.item.call_id] if self.apart else self.item.content
         return self.action.content if isinstance(self.action, Thought) else self.reply
@@ -86,7 +86,7 @@ def reason_for(rule: str, index: int | None = None, why: str = "") -> str:
 
 
 def read_history(view: View) -> list[Firing]:
-    """Return what rules did in this pass, in order; raise `PlannerFailed` when the transcript is not whole."""
+    """Return the rules' actions in this pass, in order. Raise `PlannerFailed` if the transcript is not complete."""
     outcomes = {(item.iteration, _index(item)): item for item in view.results}
     firings: list[Firing] = []
     asked: Firing | None = None
@@ -118,7 +118,7 @@ def read_history(view: View) -> list[Firing]:
 
 
 def _void(firings: list[Firing], rule: str) -> None:
-    """The run stopped for the rule's failures and was opened again: they count no longer."""
+    """Clear the rule's failures after a stop for them was reopened: they no longer count."""
     for firing in firings:
         if firing.rule == rule and firing.failed:
             firing.void = True
@@ -130,7 +130,7 @@ def _index(item: Item) -> int:
 
 
 def _reply(ask: AskUser, said: str) -> Any:
-    """Return the reply: JSON where the question expected something other than text."""
+    """Return the reply: JSON if the question expected something other than text."""
     if ask.expected is None or ask.expected.get("type") == "string":
         return said
     try:

@@ -1,8 +1,8 @@
 """`RulePlanner`: the next action from an ordered list of rules; a pure function of the view, without a model.
 
-Theory of operation. Each plan reads from the view which rules fired and what came of it (`histories`), then goes through the rules from
-the top: the first that has not fired as often as it may, and whose `when` is true, gives the next action. Nothing is remembered in the
-planner, so a run can go on in a fresh process, be forked and be replayed. Expressions are compiled when the planner is made and see only
+Theory of operation. Each plan reads from the view which rules fired and with what result (`histories`), then tries the rules from
+the top. The first rule that may still fire, and whose `when` is true, gives the next action. The planner remembers nothing, so a run can
+continue in a fresh process, be forked and be replayed. Expressions are compiled when the planner is created and see only
 the projection that `_Projection` builds (DESIGN 7).
 """
 
@@ -29,7 +29,7 @@ from detent.ports import Plan, View
 
 
 class RulePlanner:
-    """Plans by rules. Make one with `from_file` or `from_rules`; it may be shared by any number of runs and threads."""
+    """Plans by rules. Create one with `from_file` or `from_rules`. Any number of runs and threads may share it."""
 
     asks_only_its_own = True
     """See `ports.asks_only_its_own`."""
@@ -39,19 +39,19 @@ class RulePlanner:
 
     @classmethod
     def from_file(cls, path: str | Path) -> RulePlanner:
-        """Read a YAML rule file; raise `ConfigError` naming file, line, rule and key or expression."""
+        """Read a YAML rule file. Raise `ConfigError` with file, line, rule and key or expression."""
         entries, lines = read_entries(path)
         return cls(build_rules(entries, source=str(path), lines=lines))
 
     @classmethod
     def from_rules(cls, rules: Sequence[dict[str, Any]], *, source: str = "rules") -> RulePlanner:
-        """Take the entries of a rule file as plain data; raise `ConfigError` naming entry, rule and key or expression."""
+        """Use the entries of a rule file as plain data. Raise `ConfigError` with entry, rule and key or expression."""
         return cls(build_rules(rules, source=source))
 
     async def plan(self, view: View) -> Plan:
-        """Return what the first rule that fits asks for; raise `PlannerFailed` naming rule and expression when one has no value.
+        """Return the action of the first rule that fires. If an expression fails, raise `PlannerFailed` with rule and expression.
 
-        Results that are stored apart are read whole, when an expression needs them.
+        Separately stored results are read whole if an expression needs them.
         """
         whole: dict[str, Any] = {}
         while True:
@@ -64,11 +64,11 @@ class RulePlanner:
                     whole[item.call_id] = await view.full(item)
 
     def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
-        """Return nothing: rules ask no model; see `ports.models_asked`."""
+        """Return nothing: rules call no model; see `ports.models_asked`."""
         return ()
 
     def decide(self, view: View) -> Plan:
-        """Return the plan for `view`, as `plan` does where no result is stored apart: equal views give equal plans."""
+        """Return the plan for `view`, as `plan` does if no result is stored separately: equal views give equal plans."""
         try:
             return self._decide(view, {})
         except _Apart as needed:
@@ -87,7 +87,7 @@ class RulePlanner:
         return Plan(actions=(a.Abstain(reason="no rule fits, and the rules have no default", missing=("a rule for this case",)),))
 
 
-_ONLY_PREVIEW = "the result of {} (call {}) is stored apart and only its preview is at hand; rules decide on whole results only"
+_ONLY_PREVIEW = "the result of {} (call {}) is stored separately and only its preview is available; rules need whole results"
 
 
 class _Apart(Exception):
@@ -100,7 +100,7 @@ class _Apart(Exception):
 
 
 def _next(rule: Rule, projection: _Projection) -> tuple[a.AnyAction, ...]:
-    """Return the rule's next actions, none when it has nothing to do now."""
+    """Return the rule's next actions, none if it has nothing to do now."""
     fired = projection.fired(rule)
     if rule.for_each is None:
         if not _may_fire(rule, fired) or not _holds(rule, projection):
@@ -173,7 +173,7 @@ def _fail(rule: Rule, why: str) -> NoReturn:
 
 
 def _action(rule: Rule, projection: _Projection, extra: dict[str, Any], index: int | None) -> a.AnyAction:
-    """Return the action that the rule's template gives."""
+    """Return the action from the rule's template."""
 
     def lookup(name: str, members: frozenset[str] | None) -> Any:
         return extra[name] if name in extra else projection.lookup(name, members)
@@ -189,7 +189,7 @@ def _action(rule: Rule, projection: _Projection, extra: dict[str, Any], index: i
             if content is not None and not isinstance(content, str) and projection.view.output_schema is None:
                 content = text(content)
             if content is None or (isinstance(content, str) and not content.strip()):
-                _fail(rule, "the answer is blank; an answer says something (`stop` and `abstain` end a run without one)")
+                _fail(rule, "the answer is blank; give it a text (`stop` and `abstain` end a run without one)")
             return a.FinalAnswer(content=content, reason=reason)
         case "stop":
             return a.Stop(reason=reason_for(rule.name, index, _said(rule, fields, "reason")))
@@ -224,15 +224,13 @@ def _rarer_action(rule: Rule, fields: dict[str, Any], reason: str) -> a.AnyActio
         case "complete_goal":
             return a.CompleteGoal(goal_id=text(fields.get("goal_id", "")), outcome=text(fields.get("outcome", "")), reason=reason)
         case _:
-            raise AssertionError(f"rule_files knows an action {rule.action!r} that is not made here")
+            raise AssertionError(f"files has an action {rule.action!r} that is not handled here")
 
 
 def _said(rule: Rule, fields: dict[str, Any], key: str) -> str:
     value = fields[key]
     if not isinstance(value, str) or not value.strip():
-        _fail(
-            rule, f"{rule.action}.{key} is {text(value) if value is not None and value != '' else 'blank'}, not a text that says something"
-        )
+        _fail(rule, f"{rule.action}.{key} is {text(value) if value is not None and value != '' else 'blank'}, not a text with content")
     return value
 
 
@@ -247,7 +245,7 @@ def _map(rule: Rule, fields: dict[str, Any], key: str) -> dict[str, Any] | None:
 
 
 class _Projection:
-    """The few names that expressions may read, taken from one view; made for one plan."""
+    """The few names that expressions may read, taken from one view for one plan."""
 
     def __init__(self, view: View, rules: RuleSet, history: list[Firing], whole: dict[str, Any]) -> None:
         self.view, self._rules, self._whole = view, rules, whole
@@ -260,7 +258,7 @@ class _Projection:
         self._results: dict[str, dict[str, Any]] = {}
 
     def fired(self, rule: Rule) -> list[Firing]:
-        """Return what the rule did so far."""
+        """Return the rule's actions so far."""
         return self._fired.get(rule.name, [])
 
     def lookup(self, name: str, members: frozenset[str] | None) -> Any:
@@ -283,7 +281,7 @@ class _Projection:
             case "values":
                 return {value: self._value(value) for value in (self._rules.values if members is None else members)}
             case _:
-                raise AssertionError(f"expressions are checked against names of which {name!r} is none")
+                raise AssertionError(f"expressions are checked against known names, and {name!r} is not one")
 
     def _value(self, name: str) -> Any:
         if name not in self._values:
@@ -296,7 +294,7 @@ class _Projection:
         return self._results[name]
 
     def _outcome(self, name: str) -> dict[str, Any]:
-        """Return what stands under a result name: of the rules that share it, that of the one that fired last."""
+        """Return the value of a result name: of the rules that share it, the one that fired last."""
         sharing = [rule for rule in self._rules.rules if rule.result == name]
         rule = max(sharing, key=lambda r: max((self._order[id(f)] for f in self.fired(r)), default=-1))
         fired = self.fired(rule)
@@ -322,13 +320,13 @@ class _Projection:
 
 
 def _typed(rule: Rule) -> bool:
-    """Whether a `think` rule's template is something other than text; then JSON stands in the log, and the value comes back."""
+    """Whether a `think` rule's template is not text; then the log has JSON, which is decoded again."""
     content = rule.template["content"]
     return not (isinstance(content, Text) or (isinstance(content, Fixed) and isinstance(content.value, str)))
 
 
 def _recorded(value: str) -> Any:
-    """Return the value that a recorded thought says; as it stands where it was recorded by a rule that wrote text."""
+    """Return the value of a recorded thought; unchanged if a rule recorded plain text."""
     try:
         return msgspec.json.decode(value)
     except msgspec.DecodeError:

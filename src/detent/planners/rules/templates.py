@@ -1,7 +1,7 @@
-"""Templates: JSON values in whose texts `${ expression }` stands for a value.
+"""Templates: JSON values whose texts may contain `${ expression }` as placeholders for values.
 
-A text that is exactly one placeholder becomes the value itself, with its type; any other text becomes a text in which each placeholder
-is written out. What an expression gives is data: it is never read as a template or as an expression again. `$${` writes `${`.
+A text that is exactly one placeholder becomes the value itself, with its type. In any other text each placeholder is replaced by its value
+as text. The result of an expression is data: it is never read as a template or as an expression again. `$${` writes `${`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from detent.expressions.functions import plain, text
 from detent.planners.rules.expressions import evaluate
 
 Compile = Callable[[str, str], Expression]
-"""Compiles an expression that stands at a place."""
+"""Compiles an expression at a place."""
 
 
 class Hole(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ Template = Hole | Text | Listed | Mapped | Fixed
 
 
 def parse_template(value: Any, where: str, compiled: Compile) -> Template:
-    """Return the template that a JSON value says; raise `ConfigError` for a wrong placeholder and for what is no JSON."""
+    """Return the template for a JSON value. Raise `ConfigError` for a wrong placeholder and for a value that is not JSON."""
     match value:
         case str():
             return _parse_text(value, where, compiled)
@@ -71,7 +71,7 @@ def parse_template(value: Any, where: str, compiled: Compile) -> Template:
 
 
 def render(template: Template, lookup: Lookup) -> Any:
-    """Return the template's value as plain JSON data; raise `PlannerFailed` when an expression has no value that JSON has."""
+    """Return the template's value as plain JSON data. Raise `PlannerFailed` if an expression has no JSON value."""
     match template:
         case Fixed(value=value):
             return value
@@ -97,7 +97,7 @@ def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
         raise ConfigError(f"{where}: the key {key!r} was read as a {type(key).__name__}; put it in quotes")
     if "${" in key:
-        raise ConfigError(f"{where}: the key {key!r} has a placeholder; placeholders stand in values only")
+        raise ConfigError(f"{where}: the key {key!r} has a placeholder; placeholders are allowed only in values")
     return key
 
 
@@ -124,7 +124,7 @@ def _parse_text(source: str, where: str, compiled: Compile) -> Template:
 
 
 def _end(source: str, at: int, where: str) -> int:
-    """Return where the placeholder that is open at `at` closes; braces in texts of the expression do not count."""
+    """Return where the placeholder that opens at `at` closes; braces in texts of the expression do not count."""
     depth, start = 0, at
     while at < len(source):
         if literal := LITERAL.match(source, at):

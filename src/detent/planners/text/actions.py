@@ -1,7 +1,7 @@
 """An object as an action: the spellings in which models write calls and control actions as JSON.
 
-Rule: nothing of what stands there is left out. A field that is neither the tool's name, nor its arguments, nor a note of the model to
-itself may change what is meant, so the object is refused, and so is one that names the tool or the arguments twice.
+Rule: nothing in the object is ignored. A field that is neither the tool's name, nor its arguments, nor a note of the model to
+itself may change the meaning, so the object is refused. So is one that names the tool or the arguments twice.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _CALLS = ("tool_call", "function_call", "call", "function", "tool_use", "tool", 
 _LISTS = ("actions", "tool_calls", "calls")
 _THOUGHTS = ("reason", "thought", "thoughts", "thinking", "reasoning", "explanation", "step")
 _ASIDE = {"id", "call_id", "tool_call_id", "index", "createdAt", "created_at", *_THOUGHTS}
-"""Notes of a model to itself, which say nothing of what is to be done; a thought beside a call must negate nothing."""
+"""Notes of a model to itself, which do not change the action. A thought beside a call must not contain a negation."""
 
 
 def object_in(text: str) -> tuple[dict[str, Any], bool]:
-    """Return the object that a text is, and whether it had to be mended; raise `Unreadable` where it is anything else, or more."""
+    """Return the object of a text, and whether it had to be mended. Raise `Unreadable` if the text is anything else, or more."""
     bare = text.strip()
     match objects_in(bare):
         case [Found(start=0, end=end, value=value, mended=mended)] if end == len(bare) and isinstance(value, dict):
@@ -50,7 +50,7 @@ def object_in(text: str) -> tuple[dict[str, Any], bool]:
 
 
 def looks_like_action(value: Any, offer: Offer) -> bool:
-    """Whether data is meant as an action, or as several, and not as an answer of another shape."""
+    """Whether data is meant as one or several actions, and not as an answer of another form."""
     values = cast("list[Any]", value) if isinstance(value, list) else [value]
     for item in values:
         if not isinstance(item, dict):
@@ -64,7 +64,7 @@ def looks_like_action(value: Any, offer: Offer) -> bool:
 
 
 def unfolded(value: Any, offer: Offer) -> list[Any]:
-    """Return the actions of a list, of `{"actions": [...]}` or of a single object; raise `Unreadable` for a list with something beside it."""
+    """Return the actions of a list, of `{"actions": [...]}` or of a single object. Raise `Unreadable` for a list with other content."""
     if isinstance(value, list):
         return cast("list[Any]", value)
     if isinstance(value, dict):
@@ -82,21 +82,21 @@ def unfolded(value: Any, offer: Offer) -> list[Any]:
 
 
 def _nothing_beside(fields: dict[str, Any], read: set[str]) -> None:
-    """Raise `Unreadable` where an object holds more than the fields that are `read`, and notes."""
+    """Raise `Unreadable` if an object has other fields than those in `read`, and notes."""
     typed = {"type"} if fields.get("type") in (None, *_CALLS, *_LISTS) else set[str]()
     if more := sorted(fields.keys() - read - _ASIDE - typed):
         raise Unreadable(f'{", ".join(repr(name[:40]) for name in more[:3])} has no meaning beside a call; arguments stand in "args"')
 
 
 def _nothing_negated(fields: dict[str, Any], known: Container[str] = ()) -> None:
-    """Raise `Unreadable` where a thought beside a call, that is not one of its `known` arguments, may say that it is not to be made."""
+    """Raise `Unreadable` if a thought beside a call, not one of its `known` arguments, may mean that the call is not to be made."""
     for name in _THOUGHTS:
         if name not in known and isinstance(fields.get(name), str) and negates(fields[name]):
             raise Unreadable(f'there is a negation in its "{name}"; to make the call, leave that out')
 
 
 def action_of(value: Any, offer: Offer) -> AnyAction:
-    """Return the action that an object is; raise `Unreadable`."""
+    """Return the action of an object. Raise `Unreadable`."""
     if not isinstance(value, dict):
         raise Unreadable(f"an action is a JSON object, not {type(value).__name__}")
     fields = cast("dict[str, Any]", value)
@@ -139,13 +139,13 @@ def _typed(kind: str, fields: dict[str, Any], offer: Offer) -> AnyAction:
 
 
 def _control_name(name: str) -> str:
-    """Return a control action's name as it is written here: `Final Answer` and `FinalAnswer` are `final_answer`."""
+    """Return a control action's name in its canonical form: `Final Answer` and `FinalAnswer` become `final_answer`."""
     said = name.strip()
     return re.sub(r"[\s-]+", "_", said.lower() if " " in said else snake(said))
 
 
 def _untyped_call(fields: dict[str, Any], offer: Offer) -> AnyAction | None:
-    """Return the call of `{"tool": ..., "args": ...}` in its spellings, None where it is none; raise `Unreadable` for arguments of a wrong kind."""
+    """Return the call of `{"tool": ..., "args": ...}` in its spellings, None if it is not one. Raise `Unreadable` for arguments of a wrong kind."""
     for spelling in _TOOL:
         name: Any = fields.get(spelling)
         if isinstance(name, dict) and spelling in _CALLS:
@@ -170,7 +170,7 @@ def _untyped_call(fields: dict[str, Any], offer: Offer) -> AnyAction | None:
 
 
 def _arguments_beside(tool: str, fields: dict[str, Any], offer: Offer) -> dict[str, Any]:
-    """Return the arguments that stand beside the tool's name, or under `args` where the tool has no argument of that name."""
+    """Return the arguments beside the tool's name, or under `args` if the tool has no argument of that name."""
     rest = {name: value for name, value in fields.items() if name != "type"}
     known = properties_of(offer.tools[tool])
     _nothing_negated(fields, known)
@@ -202,7 +202,7 @@ def _reason(fields: dict[str, Any]) -> str:
 
 
 def _control(name: str, fields: dict[str, Any]) -> AnyAction:
-    """Return a control action; raise `Unreadable` where its fields are missing or of the wrong kind."""
+    """Return a control action. Raise `Unreadable` if its fields are missing or of the wrong kind."""
     kind, main = CONTROLS[name]
     value = next((fields[key] for key in (main, *_SYNONYMS[name]) if fields.get(key) is not None), None)
     given: dict[str, Any] = {key: fields[key] for key in kind.__struct_fields__ if fields.get(key) is not None}
@@ -219,7 +219,7 @@ def _control(name: str, fields: dict[str, Any]) -> AnyAction:
 
 
 def problem_with(action: AnyAction, offer: Offer) -> str:
-    """Return what is wrong with a sound-looking action, "" when nothing is."""
+    """Return the problem of an action, "" if there is none."""
     match action:
         case ToolCall(tool=tool, args=args):
             if tool not in offer.tools:

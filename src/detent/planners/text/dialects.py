@@ -1,10 +1,10 @@
-"""The ways in which models write calls: each is read where the whole text is calls, and nowhere else.
+"""The ways in which models write calls. Each is read if the whole text is calls, and in no other case.
 
     a call is   a JSON object, bare, in a fence or between a model's own marks       {"name": ..., "arguments": {...}}
-                a form: what stands before a name, the name, its arguments           <function=NAME>{...}</function>
+                a form: the text before a name, the name, its arguments              <function=NAME>{...}</function>
                 Python: name(key=value), in a list, in a `tool_code` fence or alone  [name(path="a")]
 
-To teach another: a line in `_FORMS` (or a mark in `_CALLING`), and an example in the tests, from which the table in the docs is made.
+To add another: a line in `_FORMS` (or a mark in `_CALLING`), and an example in the tests, from which the table in the docs is made.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _CALLING = re.compile(
     rf"|<{_BAR}tool{_DASH}calls?{_DASH}(?:section{_DASH})?(?:begin|end){_BAR}>|functools\b|Action:(?=\s*(?:```|\Z))",
     re.IGNORECASE,
 )
-"""Marks between which only calls stand. Tags and words an answer may hold as well; the others a model writes for nothing else."""
+"""Marks with only calls between them. Answers may also contain tags and words; models write the other marks for nothing else."""
 _TOOL_CODE = ("tool_code", "tool_call", "tool_calls", "function_call")
 _FENCE = re.compile(rf"```(?P<info>(?:json[5cl]?|xml|{'|'.join(_TOOL_CODE)})\b)?[ \t]*(?![^\s{{\[<`])", re.IGNORECASE)
-"""Around calls; one of another language is of something else, as of what a program printed."""
+"""Fences around calls; a fence of another language is something else, for example a program's output."""
 _NOISE = re.compile(
     rf"\s+|</?(?:answer|json|output)>|</s>|<\|(?:im_end|eot_id|eom_id|eot|eom|end|endoftext|stop|call|return|END_OF_TURN_TOKEN)\|>|<{_BAR}end{_DASH}of{_DASH}sentence{_BAR}>"
     r"|<(?:end_of_turn|eos)>|\.\s*\Z",
     re.IGNORECASE,
 )
-"""What may stand around and between calls without meaning anything."""
+"""What may be around and between calls without any meaning."""
 _THOUGHT = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>.*?<\|end\|>|<\|START_THINKING\|>.*?<\|END_THINKING\|>", re.DOTALL
 )
@@ -50,7 +50,7 @@ Kind = Literal["object", "elements", "pairs", "input"]
 
 
 class Form(NamedTuple):
-    """A way to write a call: what stands up to its arguments, how they are written, and what stands after them."""
+    """A way to write a call: the text before its arguments, their notation, and the text after them."""
 
     head: re.Pattern[str]
     kind: Kind
@@ -96,9 +96,9 @@ _FORMS = (
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What a text is that is nothing but calls (or actions): each as an object, and whether one had to be mended.
+    """A text that is only calls (or actions): each as an object, and whether one had to be mended.
 
-    `marked`: a model's own marks, or a form of calls, show that it makes them; JSON and Python alone may as well be an answer.
+    `marked`: a model's own marks, or a form of calls, show that it makes them; JSON and Python alone may also be an answer.
     """
 
     objects: list[Any]
@@ -107,9 +107,9 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def written(text: str, offer: Offer, *, lead: str = "") -> Written | None:
-    """Return the calls that a whole text is, None where it is anything else; raise `Unreadable` where it is a call that cannot be read.
+    """Return the calls of a text that is only calls, None if it is anything else. Raise `Unreadable` if it is a call that cannot be read.
 
-    `lead`: what stands before it; where something does, data is no action.
+    `lead`: the text before it. If there is one, plain data is not an action.
     """
     thought = _THOUGHT.match(text)
     rest = text[thought.end() :] if thought is not None else text
@@ -120,9 +120,9 @@ def written(text: str, offer: Offer, *, lead: str = "") -> Written | None:
 
 
 class _Marks:
-    """The marks and noise of a text, as they are passed. `own`: one was a model's own; `fence`: what is said of the fence that is open.
+    """The marks and noise of a text, in order. `own`: a model's own mark occurred; `fence`: the language of the open fence.
 
-    A mark at the end of the text may be missing, for it may be what a model stops at; after one that opens, and after a comma, a call is due.
+    A mark at the end of the text may be missing, because a model may stop at it. After an opening mark, and after a comma, a call must follow.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class _Marks:
         self._seen = self._due = False
 
     def passed(self, text: str, at: int, end: int) -> int | None:
-        """Return where the mark ends that stands here, None where there is none, or one that closes what was not opened."""
+        """Return the end of the mark at this place. None if there is none, or if it closes something that was not opened."""
         if (mark := _CALLING.match(text, at, end)) is not None:
             tag = (mark["tag"] or "").lower()
             if mark["closing"]:
@@ -155,11 +155,11 @@ class _Marks:
         return None if mark is None else mark.end()
 
     def called(self) -> None:
-        """Note that a call stands here."""
+        """Note that there is a call here."""
         self._seen, self._due = True, False
 
     def whole(self) -> bool:
-        """Whether no call is due."""
+        """Whether no call has to follow."""
         return not self._due
 
 
@@ -175,7 +175,7 @@ def _of_json(found: list[Found], offer: Offer, *, marked: bool, lead: str) -> Wr
 
 
 def _around(text: str, found: list[Found]) -> _Marks | None:
-    """Return the marks around objects; None where anything else stands there."""
+    """Return the marks around objects; None if there is anything else between them."""
     marks = _Marks()
     at: int | None = 0
     for start, after in [*((one.start, one.end) for one in found), (len(text), len(text))]:
@@ -190,7 +190,7 @@ def _around(text: str, found: list[Found]) -> _Marks | None:
 
 
 class _Some(NamedTuple):
-    """Calls that stand somewhere in a text, and where they end."""
+    """The calls at some place in a text, and where they end."""
 
     objects: list[Any]
     end: int
@@ -246,18 +246,18 @@ def _form_at(text: str, at: int, offer: Offer) -> _Some | None:
 
 
 def _input(text: str, spec: ToolSpec) -> dict[str, Any]:
-    """Return the arguments that a line of input is: an object, nothing, or the value of the only parameter."""
+    """Return the arguments of an input line: an object, nothing, or the value of the only parameter."""
     if not text:
         return {}
     known = list(properties_of(spec).items())
-    if len(known) != 1 or (text[0] not in "\"'" and re.search(r"[{}\"]", text)):  # broken JSON is no plain text
+    if len(known) != 1 or (text[0] not in "\"'" and re.search(r"[{}\"]", text)):  # broken JSON is not plain text
         raise Unreadable(f"the input of {spec.name[:60]} is not a JSON object")
     ((name, schema),) = known
     return {name: literal(text) if text[0] in "\"'" else value_of(name, text, schema, spec)}
 
 
 def _python_at(text: str, at: int, offer: Offer, *, code: bool) -> _Some | None:
-    """Return the calls that begin here in Python: one, a list of them, or (in a block of `code`) one that is printed."""
+    """Return the Python calls that begin here: one, a list of them, or (in a block of `code`) one that is printed."""
     listed, printed = text[at] == "[", code and text.startswith("print(", at)
     before = "[" if listed else "print(" if printed else ""
     head = _called(text[at + len(before) :], offer, code=code)
@@ -268,20 +268,20 @@ def _python_at(text: str, at: int, offer: Offer, *, code: bool) -> _Some | None:
     if not end:
         raise Unreadable(f"the call of {head['name']} cannot be read to its end: it is not closed, or its texts are not in quotation marks")
     inner = text[opening + 1 : end - 1].strip()
-    if re.match(r"[ \t]*(?:\Z|[\n;<`|])", text[end:]) is None:  # two calls with nothing between them are a slip, or something else
+    if re.match(r"[ \t]*(?:\Z|[\n;<`|])", text[end:]) is None:  # two calls with nothing between them are a mistake, or something else
         return None
     parts = split_arguments(inner) if listed else [inner if printed else text[at:end]]
     return _Some([_one_call(part, offer, code=code) for part in parts], end, marked=listed)
 
 
 def _called(text: str, offer: Offer, *, code: bool) -> re.Match[str] | None:
-    """Return the head of a call in Python of an offered tool that a text begins with; in a block of `code` the name of an API may stand before it."""
+    """Return the head of a Python call of an offered tool at the start of a text. In a block of `code` an API name may come before it."""
     head = re.compile(rf"\s*{r'(?:default_api[.])?' if code else ''}{_CALL.pattern}").match(text)
     return head if head is not None and head["name"] in offer.tools else None
 
 
 def _one_call(text: str, offer: Offer, *, code: bool) -> Any:
-    """Return the call that a text is in Python; raise `Unreadable`."""
+    """Return the call in a Python text. Raise `Unreadable`."""
     head = _called(text, offer, code=code)
     if head is None or closes_at(text, head.end() - 1) != len(text):
         raise Unreadable(f"{text[:60]!r} is not one call of an offered tool")

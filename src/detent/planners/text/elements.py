@@ -1,7 +1,7 @@
-"""Arguments as elements, `<parameter=path>a.txt</parameter>`: text whose type only the tool's schema says.
+"""Arguments as elements, `<parameter=path>a.txt</parameter>`: text whose type is known only from the tool's schema.
 
-Rule: a text becomes a number, a list or anything else only where the parameter takes no text; where it takes both, and what is written could
-be either, nothing is guessed.
+Rule: a text becomes a number, a list or anything else only if the parameter takes no text. If it takes both, and the text could be either,
+nothing is guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_REFERENCES = 5
 
 
 def read_elements(body: str, spec: ToolSpec, *, pairs: bool = False) -> dict[str, Any]:
-    """Return the arguments that a call's elements are (`pairs`: a key and a value each); raise `Unreadable`."""
+    """Return the arguments from a call's elements (`pairs`: a key and a value each). Raise `Unreadable`."""
     known = properties_of(spec)
     pattern = _PAIR if pairs else _ELEMENT
     made: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def read_elements(body: str, spec: ToolSpec, *, pairs: bool = False) -> dict[str
 
 
 def value_of(name: str, text: str, schema: Any, spec: ToolSpec) -> Any:
-    """Return the value that a text is for a parameter of this schema; raise `Unreadable` where it may be more than one, or none."""
+    """Return the value of a text for a parameter of this schema. Raise `Unreadable` if it may be several, or none."""
     kinds = _kinds(schema, spec.input_schema, _MOST_REFERENCES)
     if kinds == {"string"}:
         return text
@@ -66,7 +66,7 @@ def value_of(name: str, text: str, schema: Any, spec: ToolSpec) -> Any:
 
 
 def _kinds_of(value: Any) -> set[str]:
-    """Return the JSON types that a value is of: a number may be written for an integer."""
+    """Return the JSON types of a value: a number may also be written for an integer."""
     match value:
         case str():
             return {"string"}
@@ -83,7 +83,7 @@ def _kinds_of(value: Any) -> set[str]:
 
 
 def _kinds(schema: Any, root: dict[str, Any], references: int) -> set[str] | None:
-    """Return the JSON types that a schema allows; None where it does not say."""
+    """Return the JSON types that a schema allows; None if it does not restrict them."""
     if not isinstance(schema, dict):
         return None
     fields = cast("dict[str, Any]", schema)

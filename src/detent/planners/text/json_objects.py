@@ -1,7 +1,7 @@
-"""JSON in what a model wrote: the objects that stand there as data, strict where possible, mended where nothing has to be guessed (`mending`).
+"""JSON in a model's text: its objects as data, read strictly if possible, and mended if nothing has to be guessed (`mending`).
 
-Rules: an object that is not closed is never completed (what is missing cannot be known); one in the middle of a sentence is mentioned,
-not meant; an object in which a name is given twice cannot be read.
+Rules: an object that is not closed is never completed (what is missing cannot be known). One in the middle of a sentence is only mentioned.
+An object with a duplicate name cannot be read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BEGUN = re.compile(r"\[[ \t\r\n]*\{|\{")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """An object (or list) in a text, from `start` to `end`. `value` is None where `problem` says why it cannot be read.
+    """An object (or list) in a text, from `start` to `end`. If `problem` says why it cannot be read, `value` is None.
 
     `mended`: it was broken, and repaired; `mends` says what was wrong. `whole`: it is closed.
     """
@@ -38,7 +38,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def objects_in(text: str) -> list[Found]:
-    """Return the objects and lists of objects of `text` in order, outermost ones; at most 64."""
+    """Return the outermost objects and lists of objects of `text`, in order; at most 64."""
     found: list[Found] = []
     place = 0
     while len(found) < MOST_OBJECTS and (begun := _BEGUN.search(text, place)) is not None:
@@ -69,7 +69,7 @@ def _unreadable(text: str, start: int, problem: str) -> Found:
 
 
 def _closed_at(text: str, start: int) -> int:
-    """Return where the object that begins at `start` is closed, reading double-quoted strings as JSON does; 0 where it is not."""
+    """Return where the object that begins at `start` closes, reading double-quoted strings as JSON does; 0 if it does not."""
     depth = 0
     for match in _STRUCTURE.finditer(text, start):
         token = match[0]
@@ -85,7 +85,7 @@ def _closed_at(text: str, start: int) -> int:
 
 
 def _closed_by_count(text: str, start: int) -> int:
-    """Return the end of what begins at `start` where quotes are broken: as many closing as opening brackets, up to the last one; 0 where there are not."""
+    """Return the end of an object with broken quotes: the last bracket, if as many close as open; else 0."""
     end = max(text.rfind("}"), text.rfind("]")) + 1
     part = text[start:end]
     if end <= start or part.count("{") != part.count("}") or part.count("[") != part.count("]"):
@@ -97,18 +97,18 @@ _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|["{}\[\]]', re.DOTALL)
 
 
 def mends_in(text: str) -> tuple[str, ...]:
-    """Return what was wrong with the JSON in a model's text that was mended, each once."""
+    """Return the mended mistakes in the JSON of a model's text, each once."""
     return tuple(dict.fromkeys(f"JSON: {what}" for one in objects_in(split_thinking(text)[1]) for what in one.mends))
 
 
 def as_written(actions: Iterable[AnyAction], text: str) -> tuple[AnyAction, ...]:
-    """Return actions that were read from a text in which JSON was mended; its calls say what was written, and what was wrong with that."""
+    """Return actions from a text with mended JSON. Its calls record the original text and its mistakes."""
     mends = mends_in(text)
     return tuple(msgspec.structs.replace(a, written=text, mends=mends) if isinstance(a, ToolCall) else a for a in actions)
 
 
 def plain_json(value: Any) -> bool:
-    """Whether `value` is data that JSON keeps as it is: no infinite number, no text that UTF-8 cannot hold, not nested too deeply."""
+    """Whether JSON keeps `value` unchanged: no infinite number, no text that UTF-8 cannot encode, not nested too deeply."""
     try:
         return cast("bool", msgspec.json.decode(msgspec.json.encode(value)) == value)
     except (ValueError, RecursionError):
@@ -116,7 +116,7 @@ def plain_json(value: Any) -> bool:
 
 
 def whole_json(text: str) -> tuple[bool, Any]:
-    """Return (True, value) when a text is JSON and nothing else, fenced or not, else (False, None)."""
+    """Return (True, value) if a text is only JSON, fenced or not, else (False, None)."""
     stripped = text.strip()
     if stripped.startswith("```") and stripped.endswith("```"):
         stripped = stripped.strip("`").removeprefix("json")

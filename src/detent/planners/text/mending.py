@@ -1,7 +1,7 @@
-"""Broken JSON that says one thing all the same: it is read where every name and value is one whole token of the text, and no token is left over.
+"""Broken JSON that is still unambiguous: it is read if every name and value is one whole token of the text, and no token is left over.
 
-Read is also: other quotes than double ones, names without quotes, True, False and None, a comma after the last item, and line breaks inside of
-strings. Whatever else is wrong is a guess about what was meant, so it is `Broken`. Its message never shows a value, which may be secret.
+It accepts quotes other than double ones, names without quotes, True, False and None, a comma after the last item, and line breaks inside
+strings. Anything else would be a guess, so it is `Broken`. Its message never shows a value, which may be secret.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _FOUND = {"text": "a text in quotes", "open": "a quote that is never closed", "w
 
 
 class Broken(ValueError):
-    """JSON that cannot be read without guessing; the message says what stands where something else must."""
+    """JSON that cannot be read without guessing. The message says what is found and what is expected."""
 
 
 def mended(text: str, start: int) -> tuple[Any, int, tuple[str, ...]]:
-    """Return the object or list at `start`, where it ends, and what was wrong with it; raise `Broken`, `Unclear`."""
+    """Return the object or list at `start`, its end, and what was wrong with it. Raise `Broken`, `Unclear`."""
     reader = _Reader(text, start)
     value = reader.value(0)
     return value, reader.at, tuple(reader.mends) or ("white space that JSON does not have",)
 
 
 class _Reader:
-    """Goes through the tokens once. `at` is behind the last one that was taken."""
+    """Goes through the tokens once. `at` is after the last one that was read."""
 
     def __init__(self, text: str, start: int) -> None:
         self._text, self.at = text, start
@@ -81,7 +81,7 @@ class _Reader:
         return made
 
     def _items(self, close: str) -> Iterator[None]:
-        """Come once to the beginning of each item, up to the closing bracket."""
+        """Yield at the beginning of each item, up to the closing bracket."""
         first = True
         while self._peek()["sign"] != close:
             yield

@@ -1,6 +1,6 @@
-"""Calls that stand in a text without being it: found however they are written, so that no call is taken for an answer.
+"""Calls in a text that were not made as calls. They are found however they are written, so that no call is taken for an answer.
 
-Rule: what is found here never runs. A tool's name counts with arguments beside it; its name alone is a word.
+Rule: what is found here never runs. A tool's name counts only with arguments beside it; the name alone is a word.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _BEFORE_NAMES = (
 _LABELS = r"""^[ \t*_`-]*(?P<label>action|tool|function|tool_name|name)\W{0,3}:[ \t]*[`"'*]*"""
 _DEFINED = re.compile(r"\b(?:def|class|fn|func|function)[ \t]{1,8}\Z")
 _LONGEST = 4000
-"""Characters after a name that are looked through for its arguments."""
+"""Characters after a name that are searched for its arguments."""
 
 
 ALONE_IN_A_FENCE = "it stands in a code block"
 _MARKS_BEFORE = re.compile(r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|functools|Action:|```[\w-]*|[\s\[{(])+\Z")
 _MARKS_AFTER = re.compile(r"\A(?:<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|```|[\s\])}])+")
-"""What stands around a call and belongs to it."""
+"""Text around a call that belongs to it."""
 
 
 class Mention:
-    """A call in a text: the tool's name as it stands there, from `start` to `end`."""
+    """A call in a text: the tool's name as written, from `start` to `end`."""
 
     __slots__ = ("end", "start", "tool")
 
@@ -53,7 +53,7 @@ class Mention:
 
 
 def mention_in(text: str, offer: Offer) -> Mention | None:
-    """Return the first call of an offered tool that stands in a text, None where there is none."""
+    """Return the first call of an offered tool in a text, or None."""
     controls = () if offer.native else tuple(name for name in CONTROLS if name in offer.actions and name not in offer.tools)
     names = _patterns(tuple(offer.tools), controls)
     if names.any.search(text) is None:
@@ -63,19 +63,19 @@ def mention_in(text: str, offer: Offer) -> Mention | None:
 
 
 def in_fences(text: str, offer: Offer) -> bool:
-    """Whether every call that a text mentions stands in a code fence."""
+    """Whether every call in a text is inside a code fence."""
     return mention_in(_FENCED.sub("\n", text), offer) is None
 
 
 def is_explained(text: str, offer: Offer) -> bool:
-    """Whether there are words after the code fence in which the first call of a text stands."""
+    """Whether there are words after the code fence of the first call in a text."""
     mention = mention_in(text, offer)
     closing = _FENCE.search(text, mention.end) if mention is not None and _is_fenced(text, mention.start) else None
     return closing is not None and re.search(r"\w", text[closing.end() :]) is not None
 
 
 def was_told(transcript: Sequence[Item], repairs: Sequence[str] = ()) -> bool:
-    """Whether the last that a model heard is that a call in its text did not run, and how to show one: in `repairs`, or in notes."""
+    """Whether the model was last told why a call in its text did not run, and how to show one: in `repairs`, or in notes."""
     for item in reversed(transcript):
         if item.kind != "note":
             break
@@ -84,7 +84,7 @@ def was_told(transcript: Sequence[Item], repairs: Sequence[str] = ()) -> bool:
 
 
 def why_not(text: str, mention: Mention) -> str:
-    """Return why a call that stands in a text is not made."""
+    """Return why a call in a text is not made."""
     before, after = text[: mention.start], text[mention.end :]
     fenced = _is_fenced(text, mention.start)
     before, after = _MARKS_BEFORE.sub("", before).strip(" \t\r\n`*"), _MARKS_AFTER.sub("", after).strip(" \t\r\n.`*")
@@ -102,7 +102,7 @@ def why_not(text: str, mention: Mention) -> str:
 
 
 class _Names:
-    """How calls of certain tools are found: by their names, also with other separators, and as calls in other letters too."""
+    """How calls of certain tools are found: by their names, also with other separators, and as calls in other letter cases."""
 
     def __init__(self, names: tuple[str, ...], controls: tuple[str, ...]) -> None:
         self._own = {spelled: name for name in names for spelled in (_folded(name), name)}
@@ -132,7 +132,7 @@ def _folded(name: str) -> str:
 
 
 def _spelled(name: str) -> str:
-    """Return a pattern for a name with whatever separators."""
+    """Return a pattern for a name with any separators."""
     return "|".join(filter(None, (re.escape(name), "[-_.]*".join(map(re.escape, re.sub(r"[-_.]", "", name))))))
 
 
@@ -160,7 +160,7 @@ def _in_parentheses(text: str, names: _Names, offer: Offer) -> Mention | None:
 
 
 def _in_objects(text: str, names: _Names, offer: Offer) -> Mention | None:
-    """Find objects, sound or not, that name a tool and have arguments, or say that they are of a tool."""
+    """Find objects, valid or not, that name a tool and have arguments, or whose type is a tool."""
     for found in names.control.finditer(text):
         begin = max(text.rfind("{", None, found.start()), 0)
         return Mention(found["tool"], begin, max(closes_at(text, begin), found.end()))
@@ -182,7 +182,7 @@ def _parameters(found: re.Match[str], names: _Names, offer: Offer) -> dict[str, 
 
 
 def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
-    """Find a tool's name where a form of calls has it, and its parameters as tags or beside it."""
+    """Find a tool's name in the position of a form of calls, with its parameters as tags or beside it."""
     for found in names.form.finditer(text):
         label = found["label"]
         if (
@@ -207,5 +207,5 @@ def _in_forms(text: str, names: _Names, offer: Offer) -> Mention | None:
 
 
 def _form_ends(text: str, after_name: int) -> int:
-    """Return where a form ends that is not read: after its object, its last tag, or its line."""
+    """Return where an unread form ends: after its object, its last tag, or its line."""
     return closes_at(text, text.find("{", after_name, after_name + 120)) or max(text.rfind(">", after_name) + 1, after_name)

@@ -1,4 +1,4 @@
-"""What a model may answer with: the offered tools and control actions, and how arguments and answers are checked."""
+"""A model's possible answers: the offered tools and control actions, and how arguments and answers are checked."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Check = Callable[[dict[str, Any], str], str]
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model may answer with: the offered tools by name, the control actions, and the schema of the answer where there is one.
+    """A model's possible answers: the offered tools by name, the control actions, and the schema of the answer if there is one.
 
-    `problem_of(args, tool)` returns why arguments do not fit the tool's schema, "" when they do; `answer_problem` the same for an answer.
-    `stop`: where a model that goes on talking makes up what others say; an answer ends there.
-    `native`: the model's provider marks its calls, and so its text is its answer; a typed one is given by calling `answer_tool`, or as text where
+    `problem_of(args, tool)` returns why arguments do not fit the tool's schema, "" if they do; `answer_problem` the same for an answer.
+    `stop`: texts at which a model that does not stop begins to invent what others say; an answer ends there.
+    `native`: the model's provider marks its calls, so its text is its answer. A typed answer is given by calling `answer_tool`, or as text if
     that is "". `answer_of` returns the answer in the JSON of such a text.
     """
 
@@ -50,7 +50,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unreadable(Exception):
-    """What a model wrote is not a call or action that can be carried out; the message is for the model."""
+    """The model's text is not a call or action that can be executed; the message is for the model."""
 
 
 def properties_of(spec: ToolSpec) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Calls as Python writes them, `name(path="a", lines=5)`: read where every argument is a literal; nothing is computed or guessed.
+"""Calls as Python writes them, `name(path="a", lines=5)`: read if every argument is a literal; nothing is computed or guessed.
 
-Rule: a value counts as it stands. No sums, no joined strings, no numbers that JSON does not write, no comments, no stars; a name that stands
-twice, or a value whose parameter is not named (unless the tool has exactly one), is refused with what is wrong.
+Rule: a value counts as written. No sums, no joined strings, no numbers that JSON does not write, no comments, no stars. A duplicate name,
+or a value without a parameter name (unless the tool has exactly one), is refused with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from detent.planners.text.offers import Unreadable, properties_of
 from detent.ports import MOST_NESTED, ToolSpec
 
 LONGEST = 50_000
-"""Characters of a call that is looked at."""
+"""Characters of a call that are read."""
 
 _STRING = r'"""(?:(?!""")[^\\]|\\.)*"""|' + r"'''(?:(?!''')[^\\]|\\.)*'''|" + r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _PIECE = re.compile(rf"(?P<string>{_STRING})|(?P<sign>[\"'#(){{}}\[\],])", re.DOTALL)
@@ -30,7 +30,7 @@ _KEY = re.compile(rf"\s*(?P<key>{_STRING})\s*:(?P<value>.*)", re.DOTALL)
 
 
 def closes_at(text: str, start: int) -> int:
-    """Return where the bracket that opens at `start` is closed (after it), 0 where none opens, or what is inside has no sound strings."""
+    """Return where the bracket that opens at `start` closes (after it), 0 if none opens, or if a string inside is invalid."""
     if text[start : start + 1] not in _CLOSING:
         return 0
     awaited: list[str] = []
@@ -50,7 +50,7 @@ def closes_at(text: str, start: int) -> int:
 
 
 def read_arguments(inner: str, spec: ToolSpec) -> dict[str, Any]:
-    """Return the arguments between a call's parentheses; raise `Unreadable`."""
+    """Return the arguments between a call's parentheses. Raise `Unreadable`."""
     parts = split_arguments(inner)
     made: dict[str, Any] = {}
     for part in parts:
@@ -66,7 +66,7 @@ def read_arguments(inner: str, spec: ToolSpec) -> dict[str, Any]:
 
 
 def _only(value: Any, spec: ToolSpec) -> dict[str, Any]:
-    """Return the arguments that a call's only value stands for: themselves, as an object, or that of the only parameter."""
+    """Return the arguments for a call's only value: the value itself if it is an object of arguments, else the only parameter with it."""
     if isinstance(value, dict):
         return value  # pyright: ignore[reportUnknownVariableType]
     known = list(properties_of(spec))
@@ -76,7 +76,7 @@ def _only(value: Any, spec: ToolSpec) -> dict[str, Any]:
 
 
 def split_arguments(inner: str) -> list[str]:
-    """Return what commas set apart, outside of strings and brackets; a comma at the end sets nothing apart."""
+    """Return the parts between commas, outside strings and brackets; a comma at the end adds no part."""
     parts: list[str] = []
     depth = begun = 0
     for piece in _PIECE.finditer(inner):
@@ -96,7 +96,7 @@ def split_arguments(inner: str) -> list[str]:
 
 
 def literal(text: str) -> Any:
-    """Return the value that a text writes, in Python or JSON; raise `Unreadable`."""
+    """Return the value of a literal, in Python or JSON. Raise `Unreadable`."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if len(text) < _LONGEST_NUMBER and _NUMBER.fullmatch(text):
@@ -124,7 +124,7 @@ def _object(parts: list[str]) -> dict[str, Any]:
 
 
 def _string(text: str) -> str:
-    """Return what a string says, in JSON where it is JSON, else in Python without escapes that the two do not share."""
+    """Return the value of a string: as JSON if it is JSON, else as Python without escapes that the two do not share."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,11 +1,11 @@
-"""What a model's text asks for: tolerant of how a call is written, strict about what is one (DESIGN law 2).
+"""The meaning of a model's text: tolerant of how a call is written, strict about what is one (DESIGN law 2).
 
     text = [thinking] [one lead-in sentence that ends in a colon] call+ [noise]
 
-A text of this form, and no other, makes calls. One that was cut off makes none. Any other text in which a call of an offered tool stands is a
-quotation, an explanation or a slip: nothing runs, and the model is told why. Once it was told, the same text is an answer if its calls stand
-in code fences. A model with native calls is held to more: its text makes at most one call, without a lead-in, in a form that is
-unmistakably one; the kernel takes it as found in text.
+Only a text of this form makes calls. A text that was cut off makes none. Any other text that contains a call of an offered tool is a
+quotation, an explanation or a mistake: nothing runs, and the model is told why. Once it was told, the same text is an answer if its calls are
+in code fences. The rules for a model with native calls are stricter: its text makes at most one call, without a lead-in, in a form that is
+unmistakably one; the kernel treats it as found in text.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from detent.ports.embedded_calls import IN_A_FENCE, call_in
 from detent.ports.lead_ins import before_calls, doubt_about, leads_in
 
 _BEGUN = re.compile(r"""\[?\s*\{\s*["'“]?(?:type|tool|tool_name|name|action|function|actions|tool_calls)["'”]?\s*:""")
-"""How an action begins that cannot be read."""
+"""The beginning of an action that cannot be read."""
 _ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
-"""How chat templates mark the end of a message."""
+"""The marks of chat templates for the end of a message."""
 _THOUGHT = re.compile(r"(?:Thought|Reasoning):[^\n]*\n")
 _NO_ACTION = "there is no JSON object with an action in it"
 _QUOTED = "it stands, letter for letter, in the result of a tool"
 _LOST = "it holds U+FFFD, which stands for a character that was lost; where it is meant, write \\ufffd"
 _GIVEN = re.compile(r"(?:^|:|<(?:answer|json|output)>)[ \t`*]*\Z", re.MULTILINE | re.IGNORECASE)
-"""How a text ends before an object that is given, and not spoken of."""
+"""The end of a text before an object that is passed, and not only mentioned."""
 _FENCE = re.compile(r"```[^\n]*\n(?:(?!^```).)*^```", re.DOTALL | re.MULTILINE)
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a text came to: actions, or the problem that the model is to be told. `thinking` stands apart from `said`.
+    """The result of reading a text: actions, or the problem to tell the model. `said` does not include `thinking`.
 
-    `unfit`: the actions are sound, but a tool or its arguments are not as offered; where nothing better comes they go to the kernel, which
-    refuses them and says so. `cut`: a limit cut the text off.
+    `unfit`: the actions are valid, but a tool or its arguments are not as offered. If nothing better comes, they go to the kernel, which
+    refuses them with a reason. `cut`: a limit cut the text off.
     """
 
     actions: tuple[AnyAction, ...] = ()
@@ -58,9 +58,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(text: str, offer: Offer, *, finish: str = "", told: bool = False, results: Sequence[Item] = ()) -> Reading:
-    """Return what `text` asks for.
+    """Return the content of `text`.
 
-    `finish="length"`: it was cut off by a limit. `told`: the model knows how to show a call. `results`: what tools have said, which a model
+    `finish="length"`: a limit cut it off. `told`: the model knows how to show a call. `results`: the outputs of tools, which a model
     with native calls may quote.
     """
     thinking, said = split_thinking(text)
@@ -78,7 +78,7 @@ def read(text: str, offer: Offer, *, finish: str = "", told: bool = False, resul
 
 
 def _read(said: str, offer: Offer, *, told: bool) -> Reading:
-    """Return what the text of a model comes to that has no other way to call tools."""
+    """Return the content of a text from a model that has no other way to call tools."""
     reading = _asked(said, offer) or _mentioned(said, offer, told=told) or _broken(said) or _prose(said, offer)
     for action in reading.actions:
         if isinstance(action, FinalAnswer) and isinstance(action.content, str):
@@ -87,7 +87,7 @@ def _read(said: str, offer: Offer, *, told: bool) -> Reading:
 
 
 def _is_answer(said: str, reading: Reading) -> bool:
-    """Whether a text is a whole answer in JSON, which nothing is lost of where a limit cuts off what comes after it."""
+    """Whether a text is a complete JSON answer, so nothing is lost if a limit cuts off the rest."""
     match reading.actions:
         case (FinalAnswer(content=content),):
             return said.startswith(("{", "`")) and said.endswith(("}", "`")) and content != said
@@ -96,9 +96,9 @@ def _is_answer(said: str, reading: Reading) -> bool:
 
 
 def _native(text: str, said: str, offer: Offer, *, told: bool, results: Sequence[Item]) -> Reading:
-    """Return the answer that the text of a model with native calls is, as it stands: where a type is wanted, the text must be JSON of it.
+    """Return the answer in the text of a model with native calls, unchanged. If a type is required, the text must be JSON of it.
 
-    A call that it makes is an answer of the form `name({...})`, which the kernel looks for.
+    A call that it makes is an answer of the form `name({...})`, which the kernel searches for.
     """
     if offer.output_schema is not None:
         is_json, given = whole_json(text if offer.answer_tool else said)
@@ -124,13 +124,13 @@ def _native(text: str, said: str, offer: Offer, *, told: bool, results: Sequence
 
 
 def _quoted(call: str, results: Sequence[Item]) -> bool:
-    """Whether a call stands, letter for letter, in what a tool has said."""
+    """Whether a call occurs, letter for letter, in the output of a tool."""
     escaped = msgspec.json.encode(whole_text(call))[1:-1]
     return any(escaped in bytes(item.result) for item in results)
 
 
 def _asked(said: str, offer: Offer) -> Reading | None:
-    """Return what a text comes to that is calls or actions and nothing else but a lead-in; None where it is anything else."""
+    """Return the content of a text with only calls or actions and a lead-in; None if it is anything else."""
     for before, rest in _parted(said):
         lead = before.strip()
         try:
@@ -144,7 +144,7 @@ def _asked(said: str, offer: Offer) -> Reading | None:
 
 
 def _parted(said: str) -> Iterator[tuple[str, str]]:
-    """Yield a text as what stands before its calls, and the rest, in every way that may be allowed."""
+    """Yield a text split into the part before its calls and the rest, in every allowed way."""
     for start in before_calls(said):
         yield said[:start], said[start:]
     if (thought := _THOUGHT.match(said)) is not None:
@@ -157,7 +157,7 @@ def _announces(lead: str, rest: str, offer: Offer) -> bool:
 
 
 def _broken(said: str) -> Reading | None:
-    """Return the problem of a text in which an action begins that cannot be read; None where there is none."""
+    """Return the problem of a text with the beginning of an unreadable action; None without one."""
     for one in objects_in(said):
         if one.value is None and _BEGUN.match(said, one.start) is not None:
             return Reading(problem=one.problem if one.whole else f"{one.problem}: it is never closed")
@@ -165,18 +165,18 @@ def _broken(said: str) -> Reading | None:
 
 
 def _mentioned(said: str, offer: Offer, *, told: bool, why: str = "") -> Reading | None:
-    """Return the problem of a text in which a call stands that is not made; None where there is none, or it may be shown."""
+    """Return the problem of a text with a call that is not made; None without one, or if it may be shown."""
     mention = mention_in(said, offer)
     if mention is None or (told and in_fences(said, offer)):
         return None
     make = "call the tool" if offer.native else "send the call alone"
     why = why or why_not(said, mention)
-    show = "to explain it, write about it" if why == ALONE_IN_A_FENCE else IN_A_FENCE  # the fence alone does not say what it is for
+    show = "to explain it, write about it" if why == ALONE_IN_A_FENCE else IN_A_FENCE  # the fence alone does not show its purpose
     return Reading(problem=f"the text holds a call of {mention.tool!r} that was not made: {why}; to make it, {make}; {show}")
 
 
 def _prose(said: str, offer: Offer) -> Reading:
-    """Text without an action is the answer, unless one of another shape is wanted."""
+    """Read text without an action as the answer, unless another form is required."""
     if "final_answer" not in offer.actions:
         return Reading(problem=_NO_ACTION)
     if offer.output_schema is not None:
@@ -200,7 +200,7 @@ def _prose(said: str, offer: Offer) -> Reading:
 
 
 def _without_end(said: str) -> str:
-    """Return a text without what marks its end, nor white space there."""
+    """Return a text without end marks and the white space around them."""
     end = len(said)
     while end:
         kept = end
@@ -214,7 +214,7 @@ def _without_end(said: str) -> str:
 
 
 def _read_group(found: Written, offer: Offer, *, lost: bool) -> Reading:
-    """Return the actions of a text, or what is wrong with them; where a character was `lost`, it makes no calls."""
+    """Return the actions of a text, or their problem; if a character was `lost`, it makes no calls."""
     mended = found.mended
     how = "" if any(looks_like_action(value, offer) for value in found.objects) else f"; {IN_A_FENCE}"
     actions: list[AnyAction] = []

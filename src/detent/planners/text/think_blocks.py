@@ -1,4 +1,4 @@
-"""Think blocks: what a model says to itself before it answers, told apart from the answer, whole or while it streams."""
+"""Think blocks: a model's thinking before its answer, separated from the answer, whole or in a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["text", "thinking"]
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Return (thinking, answer). A block that is never closed is thinking to its end: a draft in it is no answer.
+    """Return (thinking, answer). A block that is never closed is thinking to its end: a draft in it is not an answer.
 
     A closing tag without an opening one ends thinking that began with the text (templates that open the block in the prompt).
     """
@@ -38,18 +38,18 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 class ThinkingSplitter:
-    """Tells thinking from text while a stream comes in; a tag that is cut between two pieces is held back until it is known."""
+    """Separates thinking from text in a stream. A tag that is cut between two pieces is held back until it is complete."""
 
     def __init__(self) -> None:
         self._held, self._thinking, self._said = "", False, False
 
     def feed(self, piece: str) -> list[tuple[Kind, str]]:
-        """Return what can be told by now."""
+        """Return the parts that are certain by now."""
         out: list[tuple[Kind, str]] = []
         text, self._held = self._held + piece, ""
         while text:
             if self._said:
-                out.append(("text", text))  # thinking stands before the answer: nothing to look for any more
+                out.append(("text", text))  # thinking comes before the answer: no need to search any more
                 break
             tag = (_CLOSE if self._thinking else _OPEN).search(text)
             if tag is None:
@@ -66,7 +66,7 @@ class ThinkingSplitter:
         return out
 
     def end(self) -> list[tuple[Kind, str]]:
-        """Return what was held back."""
+        """Return the text that was held back."""
         out: list[tuple[Kind, str]] = []
         self._give(out, self._held)
         self._held = ""

@@ -131,7 +131,7 @@ class _Turns:
         if frame is None:
             return "its thread has ended"
         calls = (f"{call.filename}:{call.lineno} in {call.name}" for call in reversed(traceback.extract_stack(frame)[-5:]))
-        return f"it stands at {', called from '.join(calls)}"
+        return f"it hangs at {', called from '.join(calls)}"
 
 
 class Heartbeat:
@@ -216,7 +216,7 @@ def _stuck(holder: Leased, turns: _Turns) -> bool:
         runs = ", ".join(sorted(holder.runs)[:5])
         if level == 1:
             log.warning(
-                "the event loop has not turned for %.3g s, %s: something blocks it. Unless it turns, other workers may take its runs (%s) after %g s"
+                "the event loop has been blocked for %.3g s, %s. If it stays blocked, other workers may take its runs (%s) after %g s"
                 " (`stuck_s`)",
                 turns.silent_s,
                 turns.where(),
@@ -225,7 +225,7 @@ def _stuck(holder: Leased, turns: _Turns) -> bool:
             )
         else:
             log.error(
-                "the event loop has not turned for %.3g s, %s: its runs (%s) are not kept any more, other workers may take them",
+                "the event loop has been blocked for %.3g s, %s: the claims on its runs (%s) are no longer renewed, other workers may take them",
                 turns.silent_s,
                 turns.where(),
                 runs,
@@ -239,7 +239,7 @@ def _sign(holder: Leased) -> None:
         holder.sign()
     except Exception as error:  # noqa: BLE001 - the thread lives on: whatever a store meets, it may be over at the next look
         if holder.monotonic() - holder.signed >= holder.lease_s / 2:
-            log.warning("the claims of this process cannot be renewed, and are lost when their lease ends: %s; trying again", error)
+            log.warning("the claims of this process cannot be renewed and are lost when their lease ends: %s; trying again", error)
 
 
 HEARTBEAT = Heartbeat()

@@ -296,14 +296,14 @@ def strange(name: object, host: object, number: object = 1, ends: Sequence[tuple
     """
     parts = name.rsplit(":", 2) if isinstance(name, str) else []
     if not (len(parts) == 3 and re.fullmatch(r"[1-9][0-9]{0,9}", parts[1]) and re.fullmatch(r"[0-9a-f]{12}", parts[2])):
-        return f"the claim is held by {str(name)[:80]!r}, which is no name of a process"
+        return f"the claim is held by {str(name)[:80]!r}, which is not a process name"
     if host is not None and (not isinstance(host, str) or host.partition("/")[0] != parts[0]):
-        return f"the claim is held by {name!r}, and that is said to be on host {str(host)[:80]!r}"
+        return f"the claim is held by {name!r}, but it names the host {str(host)[:80]!r}"
     if not isinstance(number, int) or number < 1:
-        return f"the claim of {name!r} has the number {str(number)[:40]!r}, which no process has written"
+        return f"the claim of {name!r} has the number {str(number)[:40]!r}, which no process writes"
     for until, now in ends:
         if not (isinstance(until, (int, float)) and 0 <= until <= now + LONGEST_LEASE_S):
-            return f"the lease of {name!r}, which holds the claim, ends at {str(until)[:40]!r}, which no process has written"
+            return f"the lease of {name!r}, which holds the claim, ends at {str(until)[:40]!r}, which no process writes"
     return ""
 
 

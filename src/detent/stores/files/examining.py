@@ -47,7 +47,7 @@ def _orphan(run_id: str, paths: list[Path]) -> Fault:
     stats = [path.stat() for path in files if path.exists()]
     kinds = ", ".join(path.suffix if path.parent.name != ".inbox" else "inbox" for path in paths)
     return Fault(
-        what=f"files of {run_id!r} ({kinds}; {sum(stat.st_size for stat in stats)} bytes), of which there is no log",
+        what=f"files of {run_id!r} ({kinds}; {sum(stat.st_size for stat in stats)} bytes) without a log",
         run_id=run_id,
         damage=False,
         mend="delete",
@@ -62,5 +62,5 @@ def _left(claims: Claims, places: list[Path]) -> Iterator[Fault]:
     halves = [path for place in places for path in temporary(place) if is_dead(path)]
     dead = claims.dead()
     if locks or halves or dead:
-        what = f"claims ({len(dead)}), lock files ({len(locks)}) and half-written files ({len(halves)}) of processes that are gone"
+        what = f"claims ({len(dead)}), lock files ({len(locks)}) and half-written files ({len(halves)}) of dead processes"
         yield Fault(what=what, damage=False, mend="gc")

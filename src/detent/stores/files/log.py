@@ -42,7 +42,10 @@ class Tail(msgspec.Struct, frozen=True):
 
 def header_line(head: RunHead) -> bytes:
     """Return the first line of a log."""
-    return b'["detent",%d,%b]\n' % (FORMAT_VERSION, _encode(msgspec.structs.replace(head, digest="")))  # without the fields that later appends change
+    return b'["detent",%d,%b]\n' % (
+        FORMAT_VERSION,
+        _encode(msgspec.structs.replace(head, digest="")),
+    )  # without the fields that later appends change
 
 
 def commit_line(seq: int, base: RunHead, head: RunHead, consumed: Sequence[str] = ()) -> bytes:

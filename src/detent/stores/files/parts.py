@@ -135,7 +135,9 @@ class Inboxes:
             if os.fstat(fd).st_size > end:
                 os.ftruncate(fd, end)
             line = written_signal(signal) + b"\n"
-            write_all(fd, b"\n" + line if end else line, max(0, end - 1))  # also overwrites the end of the previous line, which may be damaged
+            write_all(
+                fd, b"\n" + line if end else line, max(0, end - 1)
+            )  # also overwrites the end of the previous line, which may be damaged
             os.fsync(fd)
             if end == 0:
                 sync_directory(self.directory)
@@ -304,7 +306,7 @@ class Claims:
         try:
             name, host, number = _decoded(data)
         except ValueError:
-            return "its claim cannot be read: two processes may believe that they have the run"
+            return "its claim cannot be read: two processes may believe that they hold the run"
         return self.holder.strange(name, host, number)
 
     def _remove(self, run_id: str, wait_s: float, wanted: Callable[[str, str, int], bool]) -> int:

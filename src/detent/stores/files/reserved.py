@@ -63,7 +63,7 @@ class Reserved:
                 if left != rows:
                     self._write(left)
             except Exception as error:  # noqa: BLE001 - what the block did is done
-                log.warning("what run %r has reserved is not given back, and lapses: %s", run_id, error)
+                log.warning("the reservations of run %r could not be returned and lapse later: %s", run_id, error)
 
     @contextmanager
     def _locked(self, wait_s: float) -> Generator[None]:
@@ -80,7 +80,7 @@ class Reserved:
         except FileNotFoundError:
             return []
         except ValueError as error:  # msgspec's errors are ValueErrors
-            log.warning("%s cannot be read, and is dropped: what runs had reserved is free for others (%s)", self._path, error)
+            log.warning("%s cannot be read and is dropped: its reservations are free for other runs (%s)", self._path, error)
             self._path.unlink(missing_ok=True)
             return []
 

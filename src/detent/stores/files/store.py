@@ -76,7 +76,7 @@ class FileStore(StoreDirectory):
         self._file(run_id, ".jsonl")
         for line in records:
             if line[:1] != b"{" or b"\n" in line:
-                raise ValueError(f"a record is one JSON object in one line, not {line[:80]!r}")
+                raise ValueError(f"a record must be one JSON object on one line, not {line[:80]!r}")
         durable = durable or bool(consumed)  # signals are durable in another file: none may leave it for a log that is not
 
         def action(wait_s: float) -> None:

@@ -21,9 +21,7 @@ from detent.stores.sqlite.schema import RAISED, SEQ_BITS, Db, connect, how_to_lo
 
 _OF_AN_INDEX = re.compile(r"(?:row \d+ missing from|wrong # of entries in|non-unique entry in) index (\S+)")
 _MOST = 100
-_REBUILD = (
-    "stop what works on this store, then --repair writes a sound copy in its place; if that fails: `sqlite3 FILE .recover`, or a backup"
-)
+_REBUILD = "stop everything that uses this store, then --repair replaces it by a sound copy; if that fails, use `sqlite3 FILE .recover` or a backup"
 
 
 def examine(path: Path, holder: Holder) -> Examined:
@@ -37,7 +35,7 @@ def examine(path: Path, holder: Holder) -> Examined:
                 runs = ()
                 faults.append(Fault(what=f"the table of runs cannot be read ({error})", mend="rebuild", advice=_REBUILD))
             for kept in sorted(path.parent.glob(f"{path.name}.damaged-*")):
-                what = f"{kept.name}, which --repair kept, has what was erased since; remove it when nobody needs it"
+                what = f"{kept.name}, kept by --repair, still has data that was erased since; remove it when nobody needs it"
                 faults.append(Fault(what=what, damage=False))
             count, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     except RAISED as error:
@@ -58,7 +56,7 @@ def _pages(db: Db) -> Iterator[Fault]:
     indexes = sorted({match[1] for text in found if (match := _OF_AN_INDEX.match(text))})
     said = f"{found[0]}{f', and {len(found) - 1} more' if len(found) > 1 else ''}"
     if all(_OF_AN_INDEX.match(text) for text in found):
-        advice = "--repair makes them again from the rows, and names what only they still know of"
+        advice = "--repair rebuilds them from the rows and lists what only they still name"
         yield Fault(what=f"index {', '.join(indexes)} does not fit its table: {said}", mend="reindex", advice=advice)
     else:
         yield Fault(what=f"pages are damaged: {said}", mend="rebuild", advice=_REBUILD)
@@ -71,13 +69,13 @@ def _rows(db: Db) -> Iterator[Fault]:
         gone = db.execute(lost).fetchall()
         for number, count in gone:
             advice = "they are kept; restore the entry, or the file, from a backup"
-            yield Fault(what=f"the listing entry of a run (number {number}) is gone, its {count} records are there", advice=advice)
+            yield Fault(what=f"the listing entry of a run (number {number}) is missing, its {count} records exist", advice=advice)
         for (run_id,) in db.execute("SELECT DISTINCT run_id FROM blobs WHERE run_id NOT IN (SELECT run_id FROM runs)").fetchall():
             yield artifacts_without_log(str(run_id), lost=bool(gone))
         for what, sql in DEAD_ROWS.items():
             count: Any = db.execute(f"SELECT count(*) FROM {sql}").fetchone()[0]
             if count:
-                yield Fault(what=f"{what} of runs that are not there: {count}", damage=False, mend="gc")
+                yield Fault(what=f"{what} of runs that do not exist: {count}", damage=False, mend="gc")
 
 
 def _left(db: Db, holder: Holder) -> Iterator[Fault]:
@@ -87,7 +85,7 @@ def _left(db: Db, holder: Holder) -> Iterator[Fault]:
         claims = [run_id for run_id, name, host in rows if name != holder.name and not holder.lives(str(name), str(host))]
         locks = [path for path in lock_paths(holder.directory, holder.host) if is_dead(path)]
         if claims or locks:
-            what = f"claims ({len(claims)}) and lock files ({len(locks)}) of processes that are gone"
+            what = f"claims ({len(claims)}) and lock files ({len(locks)}) of dead processes"
             yield Fault(what=what, damage=False, mend="gc")
 
 
@@ -154,7 +152,7 @@ def _copy(db: Db, made: Db) -> None:
 
 _NAMED = {
     "runs": ("run_id, id", "the listing entry of run {0!r}"),
-    "inbox": ("run, id", "signal {1!r} of run {0!r}, or that it was taken up"),
+    "inbox": ("run, id", "signal {1!r} of run {0!r}, or the fact that it was consumed"),
     "blobs": ("run_id, key", "blob {1!r} of run {0!r}"),
 }
 """Tables with a separate unique index: what the index says about each row, and what that means."""

@@ -60,7 +60,9 @@ def _in_child() -> None:
     for db in list(_open):
         if db not in _held:
             _lost.add(db.file)
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))  # closing it, even at the end, would wait for a thread that does not exist here
+            ctypes.pythonapi.Py_IncRef(
+                ctypes.py_object(db)
+            )  # closing it, even at the end, would wait for a thread that does not exist here
     while _held:
         db = _held.pop()
         db.close()

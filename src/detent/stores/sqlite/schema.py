@@ -122,8 +122,8 @@ def prepare(db: Db, path: Path, *, upgrade: bool = True) -> None:
 def older(where: str, version: int, readable: int) -> str:
     """Return the error for a read-only command on a store that needs an upgrade first."""
     return (
-        f"{where} was written by an older Detent (store version {version}, this one reads from {readable} on), and looking upgrades nothing:"
-        " `detent gc` on this store upgrades it, so does every command that changes a run; older Detents cannot use it any more then"
+        f"{where} was written by an older Detent (store version {version}, this one reads from {readable} on), and reading does not upgrade it:"
+        " `detent gc` on this store upgrades it, and so does every command that changes a run. Older Detents cannot use it afterwards"
     )
 
 
@@ -195,7 +195,7 @@ def translate(error: Exception, path: Path) -> Exception:
     """Translate an error of SQLite, or of a row with impossible content, into one of Detent. Return any other error unchanged."""
     if isinstance(error, (TypeError, AttributeError, OverflowError, UnicodeError)):
         damage = StoreError(
-            f"{str(path)!r} is damaged: a row holds what was never written ({error}); keep a copy, then try `sqlite3 FILE .recover`"
+            f"{str(path)!r} is damaged: a row has impossible content ({error}); keep a copy, then try `sqlite3 FILE .recover`"
         )
         damage.__cause__ = error
         return damage
@@ -209,13 +209,13 @@ def translate(error: Exception, path: Path) -> Exception:
         )
     if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and _no_room(path)):
         return StoreFull(
-            f"no room left for {where} ({error}); nothing of this was recorded, what was there is intact. Make room and resume"
+            f"no room left for {where} ({error}); nothing was recorded, earlier records are intact. Free some space and resume"
         )
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreError(f"{where} is damaged or no SQLite database ({error}); keep a copy, then try `sqlite3 FILE .recover`")
+        return StoreError(f"{where} is damaged or not a SQLite database ({error}); keep a copy, then try `sqlite3 FILE .recover`")
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return StoreError(f"{where} cannot be written ({error}); check that the file and its directory belong to you and are writable")
-    return StoreError(f"{where}: SQLite said {error} ({getattr(error, 'sqlite_errorname', 'no code')})")
+    return StoreError(f"{where}: SQLite reported {error} ({getattr(error, 'sqlite_errorname', 'no code')})")
 
 
 def _no_room(path: Path) -> bool:

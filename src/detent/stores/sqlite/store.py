@@ -347,7 +347,9 @@ class SqliteStore(SqliteConnection):
             done = f"a sound copy is in its place; the damaged file is kept as {kept.name}"
         if lost:
             more = f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
-            raise StoreError(f"{done}. These rows are lost, only an index still names them: {', '.join(lost[:_NAMED])}{more}; restore them from a backup")
+            raise StoreError(
+                f"{done}. These rows are lost, only an index still names them: {', '.join(lost[:_NAMED])}{more}; restore them from a backup"
+            )
         return done
 
     def _size(self) -> int:

@@ -270,7 +270,7 @@ def test_a_cancellation_that_was_meant_for_another_run_interrupts_nothing() -> N
 FILED: dict[str, tuple[bytes, bytes | None, str]] = {
     "nonsense": (b"nobody", None, "cannot be read"),
     "not text": (b'["\xff","h"]', None, "cannot be read"),
-    "no process": (b'["me","me/b",7]', None, "no name of a process"),
+    "no process": (b'["me","me/b",7]', None, "not a process name"),
     "no number": (b'["there:7:0123456789ab","there/b",0]', None, "has the number '0'"),
     "another host": (b'["here:7:0123456789ab","there/b",7]', None, "host 'there/b'"),
     "a lease for ever": (b'["there:7:0123456789ab","there/b",7]', b"99999999999999999.000 00000000000000001.000\n", "ends at"),
@@ -279,8 +279,8 @@ FILED: dict[str, tuple[bytes, bytes | None, str]] = {
 }
 ROWS: dict[str, tuple[str, str]] = {
     "no number": ("UPDATE claims SET number='many'", "has the number 'many'"),
-    "no process": ("UPDATE claims SET holder='me'", "no name of a process"),
-    "no text": ("UPDATE claims SET holder=x'00'", "no name of a process"),
+    "no process": ("UPDATE claims SET holder='me'", "not a process name"),
+    "no text": ("UPDATE claims SET holder=x'00'", "not a process name"),
     "another host": ("UPDATE claims SET host='there/b'", "host 'there/b'"),
 }
 LEASES = {
@@ -348,7 +348,7 @@ def test_verify_reads_the_lease_of_a_claim(kind: str, how: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("holder", "said"), [("there:7:0123456789ab", ""), ("me", "the claim is held by 'me', which is no name of a process")]
+    ("holder", "said"), [("there:7:0123456789ab", ""), ("me", "the claim is held by 'me', which is not a process name")]
 )
 def test_a_claim_of_an_earlier_version_is_read(holder: str, said: str, tmp_path: Path) -> None:
     """Who only looks leaves the tables as they are: without numbers, and with the holders in a table of their own."""

@@ -338,7 +338,7 @@ def test_artifacts_are_kept_while_the_listing_entry_of_a_run_is_gone(tmp_path: P
         execute(tmp_path / "runs.db", "DELETE FROM runs WHERE run_id='done'")
         found = await examined(url)
         assert [(fault.damage, fault.mend) for fault in found.faults] == [(True, ""), (False, "")]
-        assert "records are there" in found.faults[0].what
+        assert "records exist" in found.faults[0].what
         await mended(url, found)
         async with Engine(store=url) as engine:
             await engine.gc()

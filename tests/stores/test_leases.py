@@ -92,7 +92,7 @@ def test_a_loop_that_never_turns_again_lets_its_runs_go_and_says_where_it_stands
 
     with caplog.at_level(logging.WARNING, "detent"):
         asyncio.run(main())
-    warned, given_up = (record for record in caplog.records if "has not turned" in record.getMessage())
+    warned, given_up = (record for record in caplog.records if "has been blocked" in record.getMessage())
     assert (warned.levelname, given_up.levelname) == ("WARNING", "ERROR")
     assert "test_leases.py" in warned.getMessage() and "in main" in warned.getMessage() and "(run)" in warned.getMessage()
 

@@ -1,7 +1,7 @@
-"""Waking who waits for signals, in this process and in others of this host: a named pipe for each, in a directory of the store.
+"""Wakes those that wait for signals, in this process and in others of this host: each has a named pipe in a directory of the store.
 
-Who posts writes a byte into every pipe there. What was written while nobody waited is found by the next wait, so none is missed between two of
-them. A pipe that nobody reads is a dead process's, and goes.
+Posting a signal writes a byte into every pipe. The next wait finds what was written while nobody waited, so no signal is missed between two
+waits. A pipe without a reader belongs to a dead process and is removed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from detent.core.errors import StoreError
 
 FOLLOW_S = 0.25
-"""Records ring no bell, which would cost every append: who follows them looks again after so many seconds."""
+"""Seconds between two reads by a follower of records. Records ring no bell, because that would slow down every append."""
 
 _RINGS = 4096
 
 
 class Bell:
-    """What one store instance listens to; `ring` wakes all of the directory. Made when it is first waited for."""
+    """The pipe of one store instance; `ring` wakes all listeners of the directory. The first wait creates it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -33,7 +33,7 @@ class Bell:
         self._waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # none is kept that was left behind with its loop
 
     async def wait(self, timeout_s: float, *, records: bool = False) -> None:
-        """Return when somebody rings, at the latest after so many seconds; raise `StoreError` where no pipe can be made."""
+        """Wait until somebody rings, at most so many seconds. Raise `StoreError` if no pipe can be created."""
         if records:
             await asyncio.sleep(min(timeout_s, FOLLOW_S))
             return
@@ -52,7 +52,7 @@ class Bell:
                 loop.remove_reader(fd)
 
     def ring(self) -> None:
-        """Wake everybody who listens in the directory; nothing happens where that cannot be done: they look for themselves, too."""
+        """Wake everybody who listens in the directory. Failures are ignored: listeners also poll."""
         try:
             names = os.listdir(self._directory)  # noqa: PTH208 - names are enough
         except OSError:
@@ -63,7 +63,7 @@ class Bell:
                     _ring(self._directory / name)
 
     def close(self) -> None:
-        """Remove the pipe; it is made again by the next wait."""
+        """Remove the pipe; the next wait creates it again."""
         if self._path is None:
             return
         for loop in {rung.get_loop() for rung in self._waiting if not rung.get_loop().is_closed()}:
@@ -89,7 +89,7 @@ class Bell:
             made.rename(path)
         except OSError as error:
             raise StoreError(
-                f"{str(made)!r}: nobody can be woken here ({error.strerror}); the inbox is looked into from time to time"
+                f"{str(made)!r}: cannot create a pipe to wake waiters ({error.strerror}); the inbox is polled instead"
             ) from error
         self._path, self._pid = path, os.getpid()
         return self._fd

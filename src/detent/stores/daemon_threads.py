@@ -1,4 +1,4 @@
-"""Daemon threads that do what would block the event loop, such as waiting for a disk or for another process."""
+"""Daemon threads for work that would block the event loop, such as waiting for a disk or for another process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class Threads:
-    """At most `count` threads, started as they are needed; none keeps a process from ending."""
+    """At most `count` threads, started on demand. They do not keep a process from ending."""
 
     def __init__(self, *, count: int, name: str) -> None:
         self._count, self._name = count, name
         self.forked()
 
     def forked(self) -> None:
-        """Have no thread and no job; in a forked child those are its parent's."""
+        """Start without threads and jobs; in a forked child they belong to the parent."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._open_jobs = 0
 
     def run(self, action: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Do `action` in a thread; return the future of its result. Cancelling the future does not stop the action."""
+        """Run `action` in a thread and return the future of its result. Cancelling the future does not stop the action."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         future.add_done_callback(self._finished)
@@ -43,7 +43,7 @@ class Threads:
             future.exception()
 
     def stop(self) -> None:
-        """Let the threads end when they have done what is queued."""
+        """Let the threads end after the queued work."""
         for _ in self._threads:
             self._jobs.put(None)
         self._threads = []
@@ -72,7 +72,7 @@ def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -
 
 
 class Opening:
-    """Entered by who opens a store: one after another, on one event loop or on another one later."""
+    """Serialises opening a store: one opener after another, on one event loop or later on another one."""
 
     def __init__(self) -> None:
         self._busy: asyncio.Future[None] | None = None

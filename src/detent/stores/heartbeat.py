@@ -1,13 +1,13 @@
-"""One thread a process that renews the claims of its stores, also while their event loops are blocked; there is none while nothing is claimed.
+"""One thread per process that renews the claims of its stores, even while their event loops are blocked. It runs only while something is claimed.
 
-Theory of operation. A claim lasts as long as its holder's lease, on the same host as between hosts. A loop cannot be relied on to renew it: a tool
-may block it for longer than that. A thread can, and it stands still where the process does (SIGSTOP, a frozen container), which is what a lease is
-to find out. So that a loop that never turns again keeps nothing for ever, the thread asks each loop for an answer: without one for half of
-`stuck_s` it says loudly where the loop stands, and after `stuck_s` it renews nothing that the loop has claimed. Time in which the thread itself
-did not run counts for nobody.
+Theory of operation. A claim lasts as long as its holder's lease, on the same host and between hosts. The event loop cannot be relied on to renew
+it: a tool may block the loop for longer than the lease. A thread can, and it stops when the process stops (SIGSTOP, a frozen container); detecting
+that is the purpose of a lease. A loop that hangs must not keep its claims for ever. So the thread asks each loop for an answer. After half of
+`stuck_s` without one it logs a warning with the line at which the loop hangs; after `stuck_s` it stops renewing the loop's claims. Time in which
+the thread itself did not run does not count.
 
-A loop that was closed advances nothing any more. What was claimed in it is given back in another loop of the same holder; where there is none, the
-holder `rests`, and others take its claims at once.
+A closed loop advances nothing. Its claims are released in another loop of the same holder. If there is none, the holder `rests`, and others can
+take its claims at once.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ LEASE_S = 30.0
 """How long a holder is believed to live after its last sign of life."""
 
 STUCK_S = 300.0
-"""How long an event loop may stand still before the claims that it has taken are not renewed any more."""
+"""How long an event loop may hang before the thread stops renewing its claims."""
 
 LOOK_S = 1.0
-"""How often the thread looks at least: when nothing is claimed any more it ends as soon, and a run that follows at once finds it still there."""
+"""The longest time between two checks of the thread. It ends this long after the last claim, so that the next run can still use it."""
 
 log = logging.getLogger("detent")
 
 
 def new_number() -> int:
-    """Return a number that no other claim has."""
+    """Return a number that is unique among claims."""
     return secrets.randbits(62) + 1
 
 
 class Taken:
-    """A claim that is held: its number, and the event loop that advances its run."""
+    """A held claim: its number, and the event loop that advances its run."""
 
     __slots__ = ("loop", "number")
 
@@ -53,15 +53,15 @@ class Taken:
 
     @property
     def stranded(self) -> bool:
-        """Whether that loop was closed: it does not come back."""
+        """Whether that loop is closed. A closed loop stays closed."""
         loop = self.loop()
         return loop is None or loop.is_closed()
 
 
 class Leased:
-    """A holder of claims whose lease the thread renews with `sign`; `runs` are those that it has taken.
+    """A holder of claims. The thread renews its lease with `sign`; `runs` has the claimed runs.
 
-    `monotonic` is the clock of leases on this host. With clocks of the caller's own (`beats` false) no thread renews, only `EventStore.renew`.
+    `monotonic` is the clock of leases on this host. If the caller gives its own clocks (`beats` is false), only `EventStore.renew` renews.
     """
 
     def __init__(self, *, lease_s: float, stuck_s: float, monotonic: Callable[[], float], beats: bool) -> None:
@@ -72,12 +72,12 @@ class Leased:
         self.every_s = lease_s / 6  # a renewal may be late twice and more
         self.runs: dict[str, Taken] = {}
         self.give_back: Callable[[str], None] | None = None
-        """Gives the claim of a stranded run up; called in an event loop. The store sets it."""
+        """Releases the claim of a stranded run; called in an event loop. The store sets it."""
         self.signed = float("-inf")
         self.warned = 0
 
     def has_taken(self, run_id: str, number: int) -> None:
-        """Remember a claim that was granted, and renew it from now on; one that is held in an open loop already stays what it is."""
+        """Remember a granted claim and renew it from now on. A claim that is already held in an open loop stays unchanged."""
         held = self.runs.get(run_id)
         if held is None or held.number != number or held.stranded:
             self.runs[run_id] = Taken(number)
@@ -86,27 +86,27 @@ class Leased:
 
     @property
     def due(self) -> bool:
-        """Whether the last sign of life is so old that there should be another."""
+        """Whether the last sign of life is old enough for a new one."""
         return self.monotonic() - self.signed >= self.every_s
 
     def sign(self) -> None:
-        """Show that this holder lives, from the thread: it may take as long as the next sign is due, and raise whatever it likes."""
+        """Show that this holder lives. Runs in the thread, may take until the next sign is due, and may raise anything."""
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Nothing is claimed any more, or in loops alone that were closed: see that others can have it. Called in the thread, which may end after it."""
+        """Let others take the claims: none is left, or only those of closed loops. Called in the thread, which may end afterwards."""
 
     def strands(self) -> list[str]:
-        """Return the runs that were claimed in loops that were closed."""
+        """Return the runs that were claimed in closed loops."""
         return [run_id for run_id, taken in list(self.runs.items()) if taken.stranded]
 
     def loops(self) -> Set[asyncio.AbstractEventLoop]:
-        """Return the event loops that have claims here, without those that were closed."""
+        """Return the open event loops that have claims here."""
         return {loop for taken in list(self.runs.values()) if (loop := taken.loop()) is not None and not loop.is_closed()}
 
 
 class _Turns:
-    """Whether an event loop turns: how long it has owed an answer, and in which thread it runs."""
+    """Watches one event loop: how long it has not answered, and in which thread it runs."""
 
     __slots__ = ("asked", "silent_s", "thread")
 
@@ -114,7 +114,7 @@ class _Turns:
         self.asked, self.silent_s, self.thread = False, 0.0, threading.get_ident()
 
     def look(self, loop: asyncio.AbstractEventLoop, passed_s: float) -> None:
-        """Count the time that has passed without an answer; ask again where there was one."""
+        """Add the time without an answer; if there was an answer, ask again."""
         if self.asked:
             self.silent_s += passed_s
             return
@@ -126,30 +126,30 @@ class _Turns:
         self.asked, self.silent_s, self.thread = False, 0.0, threading.get_ident()
 
     def where(self) -> str:
-        """Return the line at which the loop's thread stands, and from where it came there."""
+        """Return the line at which the loop's thread hangs, and its callers."""
         frame = sys._current_frames().get(self.thread)  # pyright: ignore[reportPrivateUsage] - the only way to see another thread's stack
         if frame is None:
             return "its thread has ended"
         calls = (f"{call.filename}:{call.lineno} in {call.name}" for call in reversed(traceback.extract_stack(frame)[-5:]))
-        return f"it stands at {', called from '.join(calls)}"
+        return f"it hangs at {', called from '.join(calls)}"
 
 
 class Heartbeat:
-    """The thread, and the holders that it renews. A forked child has neither, until it claims something itself."""
+    """The thread and the holders that it renews. A forked child has neither until it claims a run."""
 
     def __init__(self) -> None:
         self.forked()
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Have no thread and no holder."""
+        """Start without a thread and without holders."""
         self._lock, self._wake = threading.Lock(), threading.Event()
         self._holders: weakref.WeakSet[Leased] = weakref.WeakSet()
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = weakref.WeakKeyDictionary()
         self._thread: threading.Thread | None = None
 
     def keep(self, holder: Leased) -> None:
-        """Renew what a holder has taken, from the event loop that has just claimed it, until it has nothing any more."""
+        """Renew the claims of a holder until it has none; called in the event loop that has just claimed."""
         with self._lock:
             self._turns.setdefault(asyncio.get_running_loop(), _Turns())
             self._holders.add(holder)
@@ -161,7 +161,7 @@ class Heartbeat:
                 self._wake.set()  # it may wait for longer
 
     def leave(self, holder: Leased) -> None:
-        """Renew nothing of a holder whose store is closing, and end at once where there is no other; `rest` is still called in the thread."""
+        """Stop renewing for a holder whose store closes; without other holders end at once. The thread still calls `rest`."""
         with self._lock:
             if holder in self._holders:
                 holder.runs.clear()
@@ -187,7 +187,7 @@ class Heartbeat:
             self._wake.clear()
 
     def _left(self) -> list[Leased]:
-        """Return the holders that have claims; without any the thread is the process's no more."""
+        """Return the holders that have claims. If there is none, the process forgets this thread."""
         with self._lock:
             idle = [holder for holder in self._holders if not holder.loops()]
             self._holders.difference_update(idle)
@@ -202,7 +202,7 @@ class Heartbeat:
 
 
 def _give_back(holder: Leased, loops: Set[asyncio.AbstractEventLoop]) -> None:
-    """Have an open loop of the holder give up what was claimed in loops that were closed."""
+    """Release the claims of closed loops in an open loop of the holder."""
     if (give_back := holder.give_back) is not None:
         for run_id in holder.strands() if loops else ():
             with suppress(RuntimeError):  # that one was closed now, too
@@ -210,13 +210,13 @@ def _give_back(holder: Leased, loops: Set[asyncio.AbstractEventLoop]) -> None:
 
 
 def _stuck(holder: Leased, turns: _Turns) -> bool:
-    """Whether a loop has not turned for too long; say so, once before and once then."""
+    """Whether a loop has hung for too long; log it, once at half the time and once then."""
     level = min(int(2 * turns.silent_s / holder.stuck_s), 2)
     if level and level > holder.warned:
         runs = ", ".join(sorted(holder.runs)[:5])
         if level == 1:
             log.warning(
-                "the event loop has not turned for %.3g s, %s: something blocks it. Unless it turns, other workers may take its runs (%s) after %g s"
+                "the event loop has been blocked for %.3g s, %s. If it stays blocked, other workers may take its runs (%s) after %g s"
                 " (`stuck_s`)",
                 turns.silent_s,
                 turns.where(),
@@ -225,7 +225,7 @@ def _stuck(holder: Leased, turns: _Turns) -> bool:
             )
         else:
             log.error(
-                "the event loop has not turned for %.3g s, %s: its runs (%s) are not kept any more, other workers may take them",
+                "the event loop has been blocked for %.3g s, %s: the claims on its runs (%s) are no longer renewed, other workers may take them",
                 turns.silent_s,
                 turns.where(),
                 runs,
@@ -239,8 +239,8 @@ def _sign(holder: Leased) -> None:
         holder.sign()
     except Exception as error:  # noqa: BLE001 - the thread lives on: whatever a store meets, it may be over at the next look
         if holder.monotonic() - holder.signed >= holder.lease_s / 2:
-            log.warning("the claims of this process cannot be renewed, and are lost when their lease ends: %s; trying again", error)
+            log.warning("the claims of this process cannot be renewed and are lost when their lease ends: %s; trying again", error)
 
 
 HEARTBEAT = Heartbeat()
-"""The process's."""
+"""The heartbeat of this process."""

@@ -1,4 +1,4 @@
-"""Listing entries: read where they are stored as JSON; and which of them a listing shows, for stores that hold them in memory."""
+"""Listing entries: decoding the stored JSON, and selecting the entries of a page for stores that hold them in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _decode_head = msgspec.json.Decoder(RunHead).decode
 
 
 def entry_of(run_id: str, entry: bytes) -> RunHead:
-    """Return a listing entry that was stored as JSON; raise `CorruptLog`."""
+    """Decode a listing entry from JSON; raise `CorruptLog`."""
     try:
         return _decode_head(entry)
     except (ValueError, TypeError) as error:  # msgspec's errors are ValueErrors
@@ -22,7 +22,7 @@ def entry_of(run_id: str, entry: bytes) -> RunHead:
 
 
 def unsealed(head: RunHead) -> RunHead:
-    """Return a listing entry without the digest that came with it, which `sealed` gives."""
+    """Return a listing entry without its stored digest, which `sealed` returns."""
     return msgspec.structs.replace(head, digest="") if head.digest else head
 
 
@@ -42,15 +42,15 @@ def check_query(query: RunQuery) -> None:
 
 
 def named(run_id: str, query: RunQuery) -> bool:
-    """Whether the run has an id that the query asks for, by its beginning or its end."""
+    """Whether the run's id matches the query's beginning or end."""
     asks = query.starts_with or query.ends_with
     return not asks or run_id.startswith(query.starts_with) or run_id.endswith(query.ends_with)
 
 
 def named_in_sql(query: RunQuery, *, mark: str, end: str) -> list[tuple[str, list[str]]]:
-    """Return the same as a clause of SQL with its values, none where every run is asked for.
+    """Return the same condition as an SQL clause with its values; empty if the query asks for every run.
 
-    `mark` stands for a value, `end` for the last `{}` characters of an id. A beginning is a range of ids, which an index finds.
+    `mark` is the placeholder of a value, `end` is SQL for the last `{}` characters of an id. A beginning becomes a range of ids, which an index finds.
     """
     clauses = [f"run_id>={mark} AND run_id<{mark}"] * len(query.starts_with)
     clauses += [f"{end.format(len(text))}={mark}" for text in query.ends_with]
@@ -59,11 +59,11 @@ def named_in_sql(query: RunQuery, *, mark: str, end: str) -> list[tuple[str, lis
 
 
 LAST = "\U0010ffff"
-"""Sorts behind every other character, in UTF-8 too; no id holds it."""
+"""Sorts after every other character, in UTF-8 too; no id contains it."""
 
 
 def matches(head: RunHead, query: RunQuery) -> bool:
-    """Whether the query asks for this run; `since` is included, `until` is not."""
+    """Whether the query matches this run; `since` is included, `until` is not."""
     return (
         (not query.status or head.status in query.status)
         and named(head.run_id, query)
@@ -78,7 +78,7 @@ def matches(head: RunHead, query: RunQuery) -> bool:
 def select(heads: Iterable[RunHead], query: RunQuery, *, after: RunHead | None) -> list[RunHead]:
     """Return the page that the query asks for, newest first; `after` is the head of `query.after`.
 
-    Raise `RunNotFound` when `query.after` names a run that is not there.
+    Raise `RunNotFound` if `query.after` names a run that does not exist.
     """
     check_query(query)
     if query.after is not None and after is None:

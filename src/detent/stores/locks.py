@@ -1,9 +1,9 @@
 """Locks of the operating system: who holds a claim, and whether that holder still lives.
 
-A store instance is one holder. Its name goes into the store beside the claims; its life shows in a lock file that it keeps flocked from its
-first claim until it closes. The kernel drops such a lock the moment the process ends, however it ends, so another process of the same host
-sees at once that a holder is dead. That a process is there does not say that it goes on: in the lock file stands until when a holder may be
-believed to live, by the monotonic clock for those of this host, and by the wall clock for others, who cannot see its lock.
+A store instance is one holder. The store keeps its name beside the claims. The holder keeps a lock file flocked from its first claim until it
+closes. The operating system drops such a lock the moment the process ends, however it ends, so another process of the same host sees at once that
+a holder is dead. A process that exists may still hang. So the lock file also says until when the holder counts as alive: by the monotonic clock
+for processes of this host, by the wall clock for other hosts, which cannot see the lock.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from detent.ports.processes import renew_in_children
 from detent.stores.heartbeat import HEARTBEAT, LEASE_S, STUCK_S, Leased
 
 BUSY_TIMEOUT_S = 30.0
-"""How long to wait for a lock that another process has."""
+"""How long to wait for a lock that another process holds."""
 
 
 @cache
 def host_identity() -> str:
-    """Return what tells this boot of this machine from all others: its name and the kernel's boot id, where there is one."""
+    """Return what identifies this boot of this machine: its name and, if there is one, the system's boot id."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -40,12 +40,12 @@ def host_identity() -> str:
 
 
 def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True, shared: bool = False) -> int:
-    """Open `path` and lock it for this descriptor alone; return the descriptor, to be closed with `unlock`. No forked child keeps it.
+    """Open and lock `path`, and return the descriptor; close it with `unlock`. No forked child keeps it.
 
-    `shared`: to read a file that is there, also where nothing can be written; nobody has it locked for writing meanwhile.
+    `shared`: take a read lock on an existing file, even if nothing can be written; nobody can lock it for writing meanwhile.
 
-    The file that is locked is the one that has the name afterwards, even when another process replaced or removed it meanwhile. Raise
-    `BlockingIOError` when it is still locked after `wait_s` seconds, `FileNotFoundError` when it is missing and `create` is false.
+    The locked file is the one that has the name afterwards, even if another process replaces or removes it meanwhile. Raise `BlockingIOError`
+    if it is still locked after `wait_s` seconds, `FileNotFoundError` if it is missing and `create` is false.
     """
     flags = os.O_CLOEXEC | (os.O_RDONLY if shared else os.O_RDWR | (os.O_CREAT if create else 0))
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -71,11 +71,11 @@ def lock_file(path: str | Path, *, wait_s: float = 0.0, create: bool = True, sha
 
 
 _locked: set[int] = set()
-"""Descriptors of this process that have locks."""
+"""Descriptors of this process that hold locks."""
 
 
 def unlock(fd: int) -> None:
-    """Close what `lock_file` returned; also where a forked child has it, too, it is unlocked."""
+    """Close a descriptor of `lock_file`. This unlocks the file even if a forked child has the descriptor, too."""
     _locked.discard(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_UN)
@@ -94,7 +94,7 @@ def still_named(fd: int, path: str | Path) -> bool:
 
 
 def is_dead(path: str | Path) -> bool:
-    """Whether nobody has the lock of this lock file; a missing file is a dead holder."""
+    """Whether nobody holds this lock file. A missing file means a dead holder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -111,8 +111,8 @@ def is_dead(path: str | Path) -> bool:
 class Holder(Leased):
     """One store instance as a holder of claims.
 
-    `name` is `host:pid:token`; `host` is compared with other holders' to know whether their locks can be seen. The lock file is
-    `<directory>/<host digest>-<pid>-<token>.lock`. After a fork the child is another holder, with nothing claimed.
+    `name` is `host:pid:token`. Holders with the same `host` can see each other's locks. The lock file is
+    `<directory>/<host digest>-<pid>-<token>.lock`. After a fork the child is another holder without claims.
     """
 
     def __init__(
@@ -146,13 +146,13 @@ class Holder(Leased):
         return self._fd is not None
 
     def take(self) -> None:
-        """Hold the lock file, again when someone removed it, and renew the lease. Raise `StoreBusy` if it cannot be had."""
+        """Lock the lock file, again if someone removed it, and renew the lease. Raise `StoreBusy` if another process has it."""
         with self._signing:
             self._take()
             self._write()
 
     def sign(self) -> None:
-        """Renew the lease, if something is claimed yet."""
+        """Renew the lease if there is a claim."""
         with self._signing:
             if self._fd is not None and self.runs:
                 self._take()
@@ -161,22 +161,22 @@ class Holder(Leased):
     def has_taken(self, run_id: str, number: int) -> None:
         """See `Leased.has_taken`."""
         super().has_taken(run_id, number)
-        if self._fd is None:  # it has come to rest while this was claimed
+        if self._fd is None:  # the holder came to rest during this claim
             self.take()
 
     def rest(self) -> None:
-        """Be dead for others where all loops that have claims here were closed. The claims stay noted: the next sign of life gives them back."""
+        """Appear dead to others if all loops with claims are closed. The claims stay noted: the next sign of life releases them."""
         with self._signing:
             if self.runs and not self.loops():
                 self._let_go()
 
     def renewed(self) -> None:
-        """Renew the lease where the thread does not."""
+        """Renew the lease if the thread does not."""
         if not self.beats or self.due:
             self.take()
 
     def _write(self) -> None:
-        """Say in the lock file until when this holder lives; always as long, so that nobody reads a part of it."""
+        """Write into the lock file until when this holder counts as alive. The length is fixed, so nobody reads a partial line."""
         if self._fd is not None:
             now = self.monotonic()
             os.pwrite(self._fd, b"%020.3f %020.3f\n" % (self.now() + self.lease_s, now + self.lease_s), 0)
@@ -192,10 +192,10 @@ class Holder(Leased):
         try:
             self._fd = lock_file(self.path, wait_s=BUSY_TIMEOUT_S)
         except BlockingIOError:
-            raise StoreBusy(f"lock file {str(self.path)!r} is locked by another process; remove it if that is none of Detent's") from None
+            raise StoreBusy(f"lock file {str(self.path)!r} is locked by another process; remove it if that process is not Detent") from None
 
     def drop(self) -> None:
-        """Give the lock file up and remove it."""
+        """Unlock and remove the lock file."""
         HEARTBEAT.leave(self)
         with self._signing:
             self._let_go()
@@ -210,7 +210,7 @@ class Holder(Leased):
     def lives(self, name: str, host: str) -> bool:
         """Whether another holder still lives: its lease has not run out, and on this host its lock is held.
 
-        One that has not said how long it lives, because it is just beginning to, has its lock alone.
+        A holder that is just starting has no lease yet; then only its lock counts.
         """
         path = lock_path(self.directory, name, host)
         until, until_here = _signed(path)
@@ -221,7 +221,7 @@ class Holder(Leased):
         return until_here is None or until_here > self.monotonic()
 
     def strange(self, name: object, host: object, number: object) -> str:
-        """Return what of a claim, or of the lease in its holder's lock file, no holder can have written; see the function."""
+        """Return what is implausible in a claim, or in the lease of its holder's lock file; see the function."""
         said = b""
         if isinstance(name, str) and isinstance(host, str):
             with suppress(FileNotFoundError):
@@ -234,13 +234,13 @@ class Holder(Leased):
         return strange(name, host, number, tuple(zip(ends, nows, strict=False)))
 
     def forked(self) -> None:
-        """Become another holder, in a forked child: the parent's lock stays the parent's."""
+        """Become another holder in a forked child; the lock still belongs to the parent."""
         self._fd, self.runs, self._signing = None, {}, threading.Lock()
         self._rename()
 
 
 def _signed(path: Path) -> tuple[float | None, float | None]:
-    """Return until when a lock file says that its holder lives: by the wall clock, and by the monotonic clock of its host."""
+    """Return the end of the lease in a lock file: by the wall clock, and by the monotonic clock of its host."""
     try:
         said = [float(word) for word in path.read_bytes().split()]
     except (OSError, ValueError):
@@ -259,13 +259,13 @@ def _exists(pid: int) -> bool:
 
 
 def _dies_soon(path: Path) -> bool:
-    """Whether the lock of a process that is gone comes free within 20 ms.
+    """Whether the lock of a process that no longer exists becomes free within 20 ms.
 
-    A program that it was just starting has the lock too, between fork and exec. A process that is only invisible, in another process
-    namespace of this host, keeps it.
+    A program that the process was just starting also has the lock between fork and exec. A process in another process namespace of this host
+    is only invisible and keeps its lock.
     """
     for _ in range(20):
-        time.sleep(0.001)  # polls the lock of a process that is ending
+        time.sleep(0.001)  # polls the lock of an ending process
         if is_dead(path):
             return True
     return False
@@ -286,29 +286,29 @@ def lock_paths(directory: Path, host: str) -> list[Path]:
 
 
 LONGEST_LEASE_S = 366 * 86_400.0
-"""No lease lasts longer: until a time that is further off, nobody else could have the run."""
+"""The longest plausible lease. A lease that ends later would block the run for everybody else."""
 
 
 def strange(name: object, host: object, number: object = 1, ends: Sequence[tuple[object, float]] = ()) -> str:
-    """Return what of a claim no holder can have written, "" where all may be; a `host` that is None is not known.
+    """Return what is implausible in a claim, or ""; a `host` of None is unknown.
 
-    `name` and `host` are its holder's, `number` is the claim's own, and `ends` says by each clock until when its lease lasts, and what time it is.
+    `name` and `host` are those of its holder, `number` is that of the claim. `ends` has for each clock the end of the lease and the current time.
     """
     parts = name.rsplit(":", 2) if isinstance(name, str) else []
     if not (len(parts) == 3 and re.fullmatch(r"[1-9][0-9]{0,9}", parts[1]) and re.fullmatch(r"[0-9a-f]{12}", parts[2])):
-        return f"the claim is held by {str(name)[:80]!r}, which is no name of a process"
+        return f"the claim is held by {str(name)[:80]!r}, which is not a process name"
     if host is not None and (not isinstance(host, str) or host.partition("/")[0] != parts[0]):
-        return f"the claim is held by {name!r}, and that is said to be on host {str(host)[:80]!r}"
+        return f"the claim is held by {name!r}, but it names the host {str(host)[:80]!r}"
     if not isinstance(number, int) or number < 1:
-        return f"the claim of {name!r} has the number {str(number)[:40]!r}, which no process has written"
+        return f"the claim of {name!r} has the number {str(number)[:40]!r}, which no process writes"
     for until, now in ends:
         if not (isinstance(until, (int, float)) and 0 <= until <= now + LONGEST_LEASE_S):
-            return f"the lease of {name!r}, which holds the claim, ends at {str(until)[:40]!r}, which no process has written"
+            return f"the lease of {name!r}, which holds the claim, ends at {str(until)[:40]!r}, which no process writes"
     return ""
 
 
 def remove_dead(directory: Path, host: str) -> int:
-    """Remove the lock files of this host's dead holders; return the bytes freed."""
+    """Remove the lock files of dead holders of this host; return the bytes freed."""
     freed = 0
     for path in lock_paths(directory, host):
         try:
@@ -324,7 +324,7 @@ def remove_dead(directory: Path, host: str) -> int:
 
 
 def _close_all() -> None:
-    """Close, in a forked child, what its parent has locked: else the locks would outlive that."""
+    """Close in a forked child what the parent has locked; otherwise the locks would outlive the parent."""
     while _locked:
         os.close(_locked.pop())
 

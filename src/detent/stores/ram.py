@@ -1,4 +1,4 @@
-"""The store in memory: the reference for what a store promises, and the fastest one. Everything is gone with the process."""
+"""The store in memory: the reference implementation of a store, and the fastest one. It loses everything when the process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from detent.ports.stores import refuse_behind_cancel, refuse_erased, refuse_over
 from detent.stores.listing import select, unsealed
 
 FOLLOW_S = 0.25
-"""Appends wake nobody: who follows records looks again after so many seconds."""
+"""Seconds between two reads by a follower of records: appends wake nobody."""
 
 
 def _done(waiting: asyncio.Future[None]) -> None:
@@ -46,7 +46,7 @@ class _Run:
 
 
 class _Shelf:
-    """What sibling stores share; a claim is its number, and weak references to the store that holds it and to the event loop it was taken in."""
+    """What sibling stores share. A claim has its number and weak references to its store and to the event loop in which it was taken."""
 
     def __init__(self) -> None:
         self.runs: dict[str, _Run] = {}
@@ -60,12 +60,12 @@ class _Shelf:
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Be empty: in a forked child the runs are its parent's, and would otherwise go on in both."""
+        """Start empty: in a forked child the runs belong to the parent, and would otherwise continue in both."""
         for kept in (self.runs, self.blobs, self.claims, self.spent, self.reserved, self.waiting):
             kept.clear()
 
     def wake(self) -> None:
-        """Wake who waits for a signal, on whichever event loop."""
+        """Wake everybody who waits for a signal, on any event loop."""
         self.posted += 1
         for waiting in tuple(self.waiting):
             with contextlib.suppress(RuntimeError):  # its loop is closed
@@ -77,16 +77,16 @@ class _Shelf:
         return reduce(Spent.plus, days, Spent(tenant=tenant, day=since))
 
     def give_back(self, run_id: str) -> None:
-        """Drop all that a run has reserved."""
+        """Drop all reservations of a run."""
         for key in [key for key in self.reserved if key[0] == run_id]:
             del self.reserved[key]
 
 
 class RamStore:
-    """An `EventStore` in memory. Each `RamStore()` has its own runs; `sibling()` gives another holder of claims on the same runs.
+    """An `EventStore` in memory. Each `RamStore()` has its own runs; `sibling()` returns another holder of claims on the same runs.
 
-    A store instance is one holder; in a process that is forked it is empty. `open` is not needed before first use; after `close` every call raises
-    `StoreError` until it is opened again.
+    A store instance is one holder; in a forked process it is empty. You need not call `open` before first use. After `close` every call raises
+    `StoreError` until you open it again.
     """
 
     url = "ram:"
@@ -96,7 +96,7 @@ class RamStore:
         self._runs: dict[str, _Run] | None = self._shelf.runs
 
     def sibling(self) -> RamStore:
-        """Return a store of this kind with the same runs that is another holder."""
+        """Return another holder with the same runs."""
         other = type(self)()
         other._shelf = self._shelf
         other._runs = self._shelf.runs
@@ -118,7 +118,7 @@ class RamStore:
         self._runs = self._shelf.runs
 
     async def close(self) -> None:
-        """Release all claims; the runs stay, for siblings and for `open`."""
+        """Release all claims; siblings and `open` still find the runs."""
         self._runs = None
         for run_id in [run_id for run_id, (_, holder, _) in self._shelf.claims.items() if holder() is self]:
             del self._shelf.claims[run_id]
@@ -173,7 +173,7 @@ class RamStore:
         return self._shelf.used(tenant, since)
 
     async def reserve(self, asked: Reservation) -> Balance:
-        """Keep amounts free in a tenant's account; see `EventStore.reserve`. They lapse by the wall clock."""
+        """Reserve amounts in a tenant's account; see `EventStore.reserve`. They lapse by the wall clock."""
         self._open_runs()
         now, shelf, reserved = time.time(), self._shelf, self._shelf.reserved
         for key in [key for key, (until, _) in reserved.items() if until <= now]:
@@ -197,18 +197,18 @@ class RamStore:
         return None if run is None else unsealed(run.head)
 
     async def sealed(self, run_id: str) -> tuple[int, str] | None:
-        """Return what the last durable append said; see `EventStore.sealed`."""
+        """Return the seal of the last durable append; see `EventStore.sealed`."""
         run = self._open_runs().get(run_id)
         return None if run is None else run.sealed
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
-        """Return the page of runs that the query asks for, newest first."""
+        """Return the page of runs that match the query, newest first."""
         runs = self._open_runs()
         last = runs.get(query.after) if query.after is not None else None
         return select((unsealed(run.head) for run in runs.values()), query, after=last.head if last else None)
 
     async def claim(self, run_id: str) -> int:
-        """Take the run for this store instance and return the claim's number; raise `RunBusy` while a sibling has it."""
+        """Claim the run for this store instance and return the claim's number. Raise `RunBusy` while a sibling has it."""
         self._open_runs()
         number, current, loop_of = self._shelf.claims.get(run_id, _FREE)
         holder, loop = current(), loop_of()
@@ -220,12 +220,12 @@ class RamStore:
         return number
 
     async def release(self, run_id: str) -> None:
-        """Give the claim up, if it is held."""
+        """Release the claim if it is held."""
         if self._shelf.claims.get(run_id, _FREE)[1]() is self:
             del self._shelf.claims[run_id]
 
     async def renew(self) -> list[str]:
-        """Return nothing: claims in one process have no lease to lose; what stops the process stops all that could take them."""
+        """Return nothing: claims in one process have no lease. Whatever stops the process also stops everybody who could take them."""
         self._open_runs()
         return []
 
@@ -239,10 +239,10 @@ class RamStore:
         self._shelf.wake()
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
-        """Return when a signal was posted, at the latest after so many seconds; see `Wakes`."""
+        """Wait until a signal is posted, at most so many seconds; see `Wakes`."""
         self._open_runs()
         heard, self._heard = self._heard, self._shelf.posted
-        if heard != self._shelf.posted and not records:  # while nobody waited here
+        if heard != self._shelf.posted and not records:  # posted while nobody waited here
             return
         if records:
             await asyncio.sleep(min(timeout_s, FOLLOW_S))
@@ -264,7 +264,7 @@ class RamStore:
         return {run_id: list(run.inbox.values()) for run_id in run_ids if (run := runs.get(run_id)) is not None and run.inbox}
 
     async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
-        """Keep a blob; the run need not exist yet."""
+        """Store a blob; the run need not exist yet."""
         self._open_runs()
         self._shelf.blobs.setdefault(run_id, {})[key] = bytes(data)
 
@@ -279,12 +279,12 @@ class RamStore:
         return sorted(self._shelf.blobs.get(run_id, ()))
 
     async def delete_blob(self, run_id: str, key: str) -> None:
-        """Remove a blob; nothing happens when there is none."""
+        """Remove a blob, if there is one."""
         self._open_runs()
         self._shelf.blobs.get(run_id, {}).pop(key, None)
 
     async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
-        """Keep the run's snapshot unless a later one is there; nothing is kept for an unknown run."""
+        """Store the run's snapshot unless a later one exists. For an unknown run nothing is stored."""
         run = self._open_runs().get(run_id)
         if run is not None and (run.snapshot is None or run.snapshot[0] <= seq):
             run.snapshot = seq, bytes(data)
@@ -305,7 +305,7 @@ class RamStore:
         self._shelf.blobs.pop(run_id, None)
 
     async def delete(self, run_id: str) -> None:
-        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        """Remove the run and everything that belongs to it; raise `RunNotFound`."""
         known = self._open_runs().pop(run_id, None) is not None
         if not self._shelf.blobs.pop(run_id, {}) and not known:
             raise RunNotFound(run_id)
@@ -313,6 +313,6 @@ class RamStore:
         self._shelf.give_back(run_id)
 
     async def gc(self) -> int:
-        """Return 0: memory is freed as things are removed."""
+        """Return 0: removing already frees the memory."""
         self._open_runs()
         return 0

@@ -1,4 +1,4 @@
-"""Claims that a store gave up and could not remove: it goes on trying, so that nobody is kept from a run by one who does not advance it."""
+"""Claims that a store could not release. It keeps trying, so that a store that no longer advances a run does not block others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from detent.core.errors import StoreError
 
 AGAIN_S = 0.1
-"""How long after a claim could not be given up it is tried again."""
+"""The pause before the next attempt to release a claim."""
 
 
 class Owed:
-    """The claims that are being given up; `give_up(run_id)` removes one, raises `StoreError` where it cannot, and bears to be repeated."""
+    """The claims that are being released. `give_up(run_id)` removes one, or raises `StoreError`; it can be repeated."""
 
     def __init__(self, give_up: Callable[[str], Awaitable[Any]]) -> None:
         self._give_up = give_up
@@ -22,14 +22,14 @@ class Owed:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def forked(self) -> None:
-        """Owe nothing: in a forked child the claims are its parent's."""
+        """Start empty: in a forked child the claims belong to the parent."""
         self._runs, self._tasks = {}, set()
 
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._runs
 
     def begin(self, run_id: str) -> asyncio.Future[None]:
-        """Begin to give a claim up; return the future of the first attempt. When that fails, or nobody waits for it, others follow."""
+        """Begin to release a claim and return the future of the first attempt. If it fails, or nobody waits for it, more attempts follow."""
         first = asyncio.get_running_loop().create_future()
         self._runs[run_id] = first
         task = asyncio.ensure_future(self._go_on(run_id, first))
@@ -38,7 +38,7 @@ class Owed:
         return first
 
     def forget(self, run_id: str) -> bool:
-        """The claim is wanted again: it is not given up any more; return whether it was being given up."""
+        """Stop releasing a claim that is wanted again; return whether it was being released."""
         return self._runs.pop(run_id, None) is not None
 
     async def close(self) -> None:
@@ -51,13 +51,13 @@ class Owed:
         await asyncio.gather(*trying, return_exceptions=True)
 
     async def _go_on(self, run_id: str, first: asyncio.Future[None]) -> None:
-        while self._runs.get(run_id) is first:  # else it is wanted again, or was since given up anew
+        while self._runs.get(run_id) is first:  # else it is wanted again, or was released anew meanwhile
             try:
                 await self._give_up(run_id)
             except StoreError as error:
                 if not first.done():
                     first.set_exception(error)
-                    first.exception()  # who released it may have gone
+                    first.exception()  # the caller may be gone
                 await asyncio.sleep(AGAIN_S)
             else:
                 if self._runs.get(run_id) is first:

@@ -1,4 +1,4 @@
-"""From a URL to a store: `ram:`, `file:DIR`, `sqlite:///PATH` (four slashes for an absolute path), `postgresql://HOST/DATABASE`."""
+"""Opens a store by its URL: `ram:`, `file:DIR`, `sqlite:///PATH` (four slashes for an absolute path), `postgresql://HOST/DATABASE`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from detent.ports import EventStore
 from detent.stores.passwords import without_password
 
 FORMS = {"ram": "ram:", "file": "file:DIR", "sqlite": "sqlite:///PATH", "postgresql": "postgresql://HOST/DATABASE"}
-"""The schemes, each with how its URLs look."""
+"""The schemes, each with the form of its URLs."""
 
 
 def open_store(url: str, **options: Any) -> EventStore:
-    """Return the store that `url` names, not opened yet; `options` go to its class.
+    """Return the store that `url` names, not opened yet; its class gets `options`.
 
-    Raise `ConfigError` for a URL or an option that no store has.
+    Raise `ConfigError` for an unknown URL or option.
     """
     options = {
         name: seconds(value, f"store {without_password(url)!r}: {name}") if name.endswith("_s") else value
@@ -32,7 +32,7 @@ def open_store(url: str, **options: Any) -> EventStore:
         raise ConfigError(_unknown(url, scheme if colon else ""))
     if scheme == "ram":
         if rest not in ("", "//"):
-            raise ConfigError(f"store URL {url!r}: a store in memory has no place; write ram:")
+            raise ConfigError(f"store URL {url!r}: a store in memory takes no path; write ram:")
         from detent.stores.ram import RamStore
 
         return RamStore(**checked(RamStore, url, options))
@@ -91,7 +91,7 @@ def _unknown(url: str, scheme: str) -> str:
 
 
 def checked(store: type[Any], url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options; raise `ConfigError` for one that this store does not have."""
+    """Return the options; raise `ConfigError` for an option that this store does not have."""
     known = [name for name, parameter in inspect.signature(store).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in known:

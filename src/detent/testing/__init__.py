@@ -1,10 +1,10 @@
-"""What tests of agents and of adapters need: fake models, tools, time and names, faults, assertions, and `simulate`.
+"""Tools for testing agents and adapters: fake models, tools, time and names, faults, assertions, and `simulate`.
 
     report = asyncio.run(simulate(make_engine, agent, "Pay the invoice"))
     report.raise_for_problems()
 
-Rule: fakes, not mocks; nothing here imports pytest but the contract suites of the seams (`CONTRACTS`), which are loaded when you ask for them.
-Start with `scripted` (a planner that says what you wrote) and `simulating`, which runs an agent once for every fault.
+Rule: fakes, not mocks. Only the contract suites of the seams (`CONTRACTS`) import pytest; they are loaded on first access.
+Start with `scripted` (a planner that returns the plans that you wrote) and `simulating`, which runs an agent once for every fault.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CONTRACTS = {
     "tool": "ToolContract ToolMaker ToolboxContract ToolboxMaker",
     "worker_host": "WorkerHostContract WorkerHostMaker",
 }
-"""The contract suites and their makers, by the file of `detent.testing.conformance` that has them; they need pytest."""
+"""The contract suites and their makers, by their file in `detent.testing.conformance`; they need pytest."""
 _MODULES = {name: module for module, names in CONTRACTS.items() for name in names.split()}
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Assertions on runs and traces: each raises `AssertionError` with what the run did instead.
+"""Assertions on runs and traces: each raises `AssertionError` and shows what the run did instead.
 
 A run is a `Result`, or a `RunState` (`engine.load`). A trace is what `engine.records` returns, or the events of a `CapturingBus`.
 """
@@ -18,11 +18,11 @@ from detent.testing.ledgers import short, shown_args
 
 Trace = Iterable[Record | Event | Notification]
 ANY = object()
-"""Stands for an output that may be anything."""
+"""Matches any output."""
 
 
 def assert_completed(run: Result | RunState, output: Any = ANY) -> None:
-    """The run completed, with this output where one is given."""
+    """Assert that the run completed, with this output if one is given."""
     __tracebackhide__ = True
     if run.status != "completed":
         raise AssertionError(f"run {run.run_id} did not complete: {_ended(run)}")
@@ -31,7 +31,7 @@ def assert_completed(run: Result | RunState, output: Any = ANY) -> None:
 
 
 def assert_ended(run: Result | RunState, status: str, reason: str = "") -> None:
-    """The run has this status, for this reason where one is given."""
+    """Assert that the run has this status, for this reason if one is given."""
     __tracebackhide__ = True
     if run.status != status or (reason and run.reason != reason):
         wanted = f"{status} ({reason})" if reason else status
@@ -47,9 +47,9 @@ def assert_tool_called(
     at_most: int | None = None,
     args: dict[str, Any] | None = None,
 ) -> None:
-    """The tool was executed: exactly `times`, or at least and at most so often; with `args`, only calls that have these arguments count.
+    """Assert that the tool was executed: exactly `times`, or at least and at most so often. With `args`, only calls with these arguments count.
 
-    `args` may be a part of the arguments. Calls that were refused do not count, failed ones do.
+    `args` may be a part of the arguments. Refused calls do not count, failed ones do.
     """
     __tracebackhide__ = True
     made = [item for item in _calls(run) if item.tool == tool and item.executed and _has(item, args or {})]
@@ -61,13 +61,13 @@ def assert_tool_called(
 
 
 def assert_tool_not_called(run: Result | RunState, tool: str, *, args: dict[str, Any] | None = None) -> None:
-    """The tool was never executed (with arguments that include `args`)."""
+    """Assert that the tool was never executed (with arguments that include `args`)."""
     __tracebackhide__ = True
     assert_tool_called(run, tool, times=0, args=args)
 
 
 def assert_tool_order(run: Result | RunState, *tools: str) -> None:
-    """The tools were executed in this order; others may stand between them."""
+    """Assert that the tools were executed in this order; others may be in between."""
     __tracebackhide__ = True
     made = [item.tool for item in _calls(run) if item.executed]
     if not _in_order(tools, made):
@@ -83,7 +83,7 @@ def assert_within(
     tokens: int | None = None,
     cost_usd: float | None = None,
 ) -> None:
-    """The run used no more than this."""
+    """Assert that the run used no more than this."""
     __tracebackhide__ = True
     used, over = run.usage, list[str]()
     limits: dict[str, tuple[float | None, float | None]] = {
@@ -106,7 +106,7 @@ def assert_within(
 
 
 def assert_events(trace: Trace, *kinds: type[Event | Notification]) -> None:
-    """Events of these classes stand in the trace in this order; others may stand between them."""
+    """Assert that the trace has events of these classes in this order; others may be in between."""
     __tracebackhide__ = True
     there = [type(event) for event in _events(trace)]
     if not _in_order(kinds, there):
@@ -116,7 +116,7 @@ def assert_events(trace: Trace, *kinds: type[Event | Notification]) -> None:
 
 
 def assert_no_event(trace: Trace, kind: type[Event | Notification]) -> None:
-    """No event of this class stands in the trace."""
+    """Assert that the trace has no event of this class."""
     __tracebackhide__ = True
     there = [event for event in _events(trace) if isinstance(event, kind)]
     if there:
@@ -124,7 +124,7 @@ def assert_no_event(trace: Trace, kind: type[Event | Notification]) -> None:
 
 
 def assert_each_call_once(trace: Trace) -> None:
-    """No call has two outcomes, and none was begun again after its outcome: what is on record was not produced twice."""
+    """Assert that no call has two outcomes and none was begun again after its outcome: no recorded outcome was produced twice."""
     __tracebackhide__ = True
     from detent.core import events as e
 
@@ -166,7 +166,7 @@ def _has(item: Item, args: dict[str, Any]) -> bool:
 
 
 def _args(item: Item) -> dict[str, Any]:
-    """Return a call's arguments; none where they were no JSON object."""
+    """Return a call's arguments; empty if they were not a JSON object."""
     given: Any = item.args
     return cast("dict[str, Any]", given) if isinstance(given, dict) else {}
 

@@ -1,4 +1,4 @@
-"""`CapturingBus`: an event bus that keeps everything it publishes, for tests that ask afterwards what was said."""
+"""`CapturingBus`: an event bus that keeps everything it publishes, for tests that check it afterwards."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Published = TypeVar("Published", bound=Event | Notification)
 
 
 class CapturingBus(EventBus):
-    """An `EventBus` that keeps what passes: `Engine(observers=[bus], hooks=bus.hooks)`.
+    """An `EventBus` that keeps what it publishes: `Engine(observers=[bus], hooks=bus.hooks)`.
 
-    `events` holds the events of the log and, with the hooks, the notifications, in the order in which they were published; `records` the
-    records of the events, `chunks` what was streamed. It is an `EventBus` in all else: `on` and `subscribe` work.
+    `events` has the events of the log and, with the hooks, the notifications, in the order of publishing. `records` has the records of the events,
+    `chunks` the streamed pieces. Otherwise it is an `EventBus`: `on` and `subscribe` work.
     """
 
     def __init__(self) -> None:
@@ -48,15 +48,15 @@ class CapturingBus(EventBus):
         self.chunks.append(chunk)
 
     def of(self, kind: type[Published]) -> list[Published]:
-        """Return what was published of a class, in order."""
+        """Return the published events of a class, in order."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def names(self) -> list[str]:
-        """Return the names of the classes of what was published, in order."""
+        """Return the class names of the published events, in order."""
         return [type(event).__name__ for event in self.events]
 
     def clear(self) -> None:
-        """Forget what was kept; handlers stay."""
+        """Forget everything kept; handlers stay."""
         self.events.clear()
         self.records.clear()
         self.chunks.clear()

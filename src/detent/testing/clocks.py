@@ -1,6 +1,6 @@
-"""Time and names that a test decides: `FakeClock` and `SequentialIds`, for `Engine(clock=..., ids=...)`.
+"""Time and names under the control of a test: `FakeClock` and `SequentialIds`, for `Engine(clock=..., ids=...)`.
 
-With both of them two runs of the same program write the same log, byte for byte.
+With both, two runs of the same program write the same log, byte for byte.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from detent.core.durations import seconds as in_seconds
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-"""When a `FakeClock` begins unless it is told otherwise."""
+"""The default start of a `FakeClock`."""
 
 
 class FakeClock:
-    """A clock that stands still until it is moved. `tick_s` is by how many seconds each reading of it moves it on by itself."""
+    """A clock that stands still until you move it. Each reading moves it forward by `tick_s` seconds."""
 
     def __init__(self, start: datetime = EPOCH, *, monotonic: float = 0.0, tick_s: float = 0.0) -> None:
         if start.tzinfo is None:
@@ -40,20 +40,20 @@ class FakeClock:
         return read
 
     def advance(self, seconds: float | str) -> None:
-        """Let `seconds` go by, on both clocks, a number or text such as "1h30m"; raise `ValueError` for a negative number."""
+        """Move both clocks forward by `seconds`, a number or text such as "1h30m". Raise `ValueError` for a negative number."""
         seconds = in_seconds(seconds, "seconds")
         if seconds < 0:
-            raise ValueError(f"{seconds} seconds: time does not go back; use set_now for a wall clock that is put back")
+            raise ValueError(f"{seconds} seconds: time does not go back; use set_now to set the wall clock back")
         self._now += timedelta(seconds=seconds)
         self._monotonic += seconds
 
     async def sleep(self, seconds: float) -> None:
-        """Let `seconds` go by at once: what an engine waits for between two attempts takes no real time."""
+        """Move forward by `seconds` at once, so that pauses of an engine between attempts take no real time."""
         self.advance(max(0.0, seconds))
         await asyncio.sleep(0)
 
     def set_now(self, now: datetime) -> None:
-        """Put the wall clock to `now`, also backwards, as people and time servers do; the monotonic clock goes on."""
+        """Set the wall clock to `now`, also backwards, as people and time servers do. The monotonic clock does not change."""
         if now.tzinfo is None:
             raise ValueError(f"the time {now.isoformat()} has no time zone; write datetime(..., tzinfo=UTC)")
         self._now = now.astimezone(UTC)
@@ -62,7 +62,7 @@ class FakeClock:
 class SequentialIds:
     """Names that count: `token(4)` gives "0001", "0002", ..., in base 36.
 
-    Names are used for signals too, and a store takes up a signal's name once: give each engine on the same store another `start`.
+    Names are used for signals too, and a store accepts each signal name once: give each engine on the same store another `start`.
     """
 
     def __init__(self, start: int = 0) -> None:
@@ -71,12 +71,12 @@ class SequentialIds:
         self.count = start
 
     def token(self, length: int) -> str:
-        """Return the next number with `length` digits of base 36; raise `ValueError` when it does not fit into them."""
+        """Return the next number with `length` digits of base 36. Raise `ValueError` if it does not fit."""
         self.count += 1
         left, digits = self.count, ""
         while left:
             left, digit = divmod(left, 36)
             digits = _ALPHABET[digit] + digits
         if len(digits) > length:
-            raise ValueError(f"name number {self.count} does not fit into {length} characters; begin with a smaller start")
+            raise ValueError(f"name number {self.count} does not fit into {length} characters; give a smaller start")
         return digits.rjust(length, "0")

@@ -1,7 +1,7 @@
-"""The faults that `simulate` injects, and the seams of an engine where it does: its store, its tools, its planner.
+"""The faults that `simulate` injects into the seams of an engine: its store, its tools, its planner.
 
-A fault is one disturbance at one place, counted: the n-th write, the n-th call of a tool, the n-th plan of an undisturbed run. Only the
-first worker of a trial is disturbed; who takes the run on after it is not. Nothing here waits for real time to pass.
+A fault is one disturbance at one counted place: the n-th write, the n-th call of a tool, the n-th plan of an undisturbed run. Only the first worker of
+a trial is disturbed, not those that resume the run after it. Nothing here waits in real time.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ replace = msgspec.structs.replace
 FaultName = Literal["crash", "tool_timeout", "duplicate", "store_conflict", "slow_model", "malformed_model"]
 FAULTS: tuple[FaultName, ...] = ("crash", "tool_timeout", "duplicate", "store_conflict", "slow_model", "malformed_model")
 WRITES = ("append", "claim", "put_blob", "post", "release")
-"""The operations of a store before and after which a worker may die."""
+"""The store operations before and after which a worker may die."""
 DISTURBED = "detent.testing"
-"""The model's name in a plan that no planner gave."""
+"""The model name in a plan that no planner made."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One disturbance: of which kind, how, and at which place (from 1) of the undisturbed run; `place` says that in words.
+    """One disturbance: its kind, its variant, and its place (from 1) in the undisturbed run; `place` describes it in words.
 
     crash            before, after       write `at`
     tool_timeout     before, after       call `at` of a tool: the time is up before or after its effect
-    duplicate        worker              a second worker takes the run up while call `at` of a tool runs
+    duplicate        worker              a second worker picks up the run while call `at` of a tool runs
                      answer              plan `at` asks for each of its calls twice
-    store_conflict   takeover            before append `at` another worker takes the run over and finishes it
+    store_conflict   takeover            before append `at` another worker takes over the run and finishes it
     slow_model       slow                plan `at` takes long
                      timeout             the request for plan `at` times out once
-    malformed_model  no_plan, blank      the first answer to plan `at` is no plan, or has no text
+    malformed_model  no_plan, blank      the first answer for plan `at` is not a plan, or has no text
                      cut_arguments       the arguments of the last call of plan `at` are cut off
-                     unknown_tool        plan `at` calls a tool that there is not
+                     unknown_tool        plan `at` calls a tool that does not exist
     """
 
     kind: FaultName
@@ -72,7 +72,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def strict(self) -> bool:
-        """Whether the run must come to the same answer: what disturbs it is none of the agent's business."""
+        """Whether the run must give the same answer: the agent does not notice this fault."""
         return self.how in ("before", "after", "takeover", "worker", "slow", "timeout", "no_plan", "blank") and self.kind != "tool_timeout"
 
 
@@ -80,7 +80,7 @@ UNDISTURBED = Fault(kind="crash", how="never", at=0)
 
 
 def checked_faults(names: Sequence[str]) -> tuple[FaultName, ...]:
-    """Return the names, each once; raise `UnknownName` with the nearest one for a fault that there is not."""
+    """Return the names, each once. Raise `UnknownName` with the nearest name for an unknown fault."""
     for name in [names] if isinstance(names, str) else names:
         if name not in FAULTS:
             raise UnknownName("fault", name, FAULTS)
@@ -89,14 +89,14 @@ def checked_faults(names: Sequence[str]) -> tuple[FaultName, ...]:
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """A write of the undisturbed run: which operation, and what it recorded."""
+    """A write of the undisturbed run: its operation, and what it recorded."""
 
     operation: str
     says: str
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan of the undisturbed run: where it was asked for, which tools it called, and whether a model was asked for it on record."""
+    """A plan of the undisturbed run: its turn, the called tools, and whether a recorded model call made it."""
 
     where: str
     tools: tuple[str, ...] = ()
@@ -104,10 +104,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disturbance:
-    """What the workers of one trial share: the fault, whether it has struck, what was counted on the way.
+    """Shared by the workers of one trial: the fault, whether it has struck, and the counters.
 
-    `intrude` starts another worker on the same run and takes it as far as it goes: it is given the life's store to take the claim from, or
-    None where the claim must hold.
+    `intrude` starts another worker on the same run and lets it run as far as it gets. It gets the first worker's store to take the claim from, or
+    None if the claim must hold.
     """
 
     def __init__(self, fault: Fault, ledger: Ledger, clock: FakeClock, *, slow_s: float) -> None:
@@ -121,14 +121,14 @@ class Disturbance:
         self.intrude: Callable[[EventStore | None], Awaitable[str]]
 
     def strikes(self, kind: FaultName, count: int, life: int) -> bool:
-        """Whether the fault is of this kind and its place is reached; it strikes once, and the first worker only."""
+        """Whether the fault is of this kind and its place is reached. It strikes once, and only the first worker."""
         if self.struck or life != 1 or self.fault.kind != kind or self.fault.at != count:
             return False
         self.struck = True
         return True
 
     def told(self, lines: Sequence[bytes]) -> str:
-        """Return in words what an append records."""
+        """Describe in words what an append records."""
         records = [read_record(line) for line in lines]
         for record in records:
             event, where = record.event, f"{record.envelope.scope}.{record.envelope.iteration}"
@@ -148,7 +148,7 @@ class Disturbance:
 
 
 class DisturbedStore(CrashingStore):
-    """The store of one worker. The first worker's dies, or finds that another one appended first, where the fault says so."""
+    """The store of one worker. That of the first worker dies, or finds that another worker appended first, as the fault demands."""
 
     def __init__(self, inner: EventStore, disturbance: Disturbance, life: int) -> None:
         fault = disturbance.fault
@@ -192,7 +192,7 @@ class DisturbedStore(CrashingStore):
 
 
 class WatchedTools:
-    """An engine's tools, each of whose calls is noted and may be disturbed."""
+    """An engine's tools. Each call is noted and may be disturbed."""
 
     def __init__(self, inner: Toolbox, disturbance: Disturbance, life: int) -> None:
         self._inner, self._disturbance, self._life = inner, disturbance, life
@@ -214,7 +214,7 @@ class WatchedTools:
 
 
 class WatchedTool:
-    """A tool whose calls stand in the ledger, and that may be out of time at one of them."""
+    """A tool whose calls are noted in the ledger. One of them may time out."""
 
     def __init__(self, inner: Tool, disturbance: Disturbance, life: int) -> None:
         self._inner, self._disturbance, self._life = inner, disturbance, life
@@ -226,7 +226,7 @@ class WatchedTool:
 
     @property
     def asks(self) -> Any:
-        """What says whether a call must be approved."""
+        """What decides whether a call must be approved."""
         return asks_of(self._inner)
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class WatchedTool:
         return outcome
 
     def _timed_out(self) -> ToolOutcome:
-        """Return what the kernel is told of a call whose time is up."""
+        """Return the outcome of a call that timed out."""
         seconds = self.spec.timeout_s or 0.0
         self._disturbance.clock.advance(seconds)
         known = self.spec.read_only or self.spec.idempotent
@@ -269,7 +269,7 @@ class WatchedTool:
 
 
 def _note_reads(context: ToolContext, doing: Doing) -> None:
-    """Let the context tell when its key is read."""
+    """Make the context note when its key is read."""
     key = doing.key
 
     def read() -> str:
@@ -280,25 +280,25 @@ def _note_reads(context: ToolContext, doing: Doing) -> None:
 
 
 class DisturbedPlanner:
-    """A planner whose n-th plan comes late, or is something else than the planner said."""
+    """A planner whose n-th plan comes late or is changed."""
 
     def __init__(self, inner: Planner, disturbance: Disturbance, life: int) -> None:
         self._inner, self._disturbance, self._life = inner, disturbance, life
         self._placed: set[tuple[str, str]] = set()
 
     def begin_run(self, run_id: str) -> None:
-        """Tell the planner, where it wants to know."""
+        """Pass the call on, if the planner has this method."""
         begin = getattr(self._inner, "begin_run", None)
         if begin is not None:
             begin(run_id)
         self._placed.clear()
 
     def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
-        """Return what the planner asks; see `ports.models_asked`."""
+        """Return the models that the planner asks; see `ports.models_asked`."""
         return models_asked(self._inner, agent)
 
     async def plan(self, view: View) -> Plan:
-        """Return the next plan, or what the fault makes of it."""
+        """Return the next plan, changed by the fault if it is due."""
         shared, fault = self._disturbance, self._disturbance.fault
         if self._life == 1:
             shared.plans.append(Asked(where=f"turn {view.iteration} of pass {view.scope!r}"))
@@ -330,9 +330,9 @@ class DisturbedPlanner:
             self._disturbance.struck = late is not None and late.calls > 0
 
     async def _malformed(self, view: View, how: str) -> Plan:
-        """Return an answer that is of no use."""
+        """Return a useless answer."""
         if how == "no_plan":
-            raise MalformedPlan("the answer is no plan", raw='{"tool": "')
+            raise MalformedPlan("the answer is not a plan", raw='{"tool": "')
         if how == "blank":
             return Plan(actions=(FinalAnswer(content="  "),), model=DISTURBED)
         if how == "unknown_tool":
@@ -347,7 +347,7 @@ class DisturbedPlanner:
         return replace(plan, actions=(*plan.actions[:-1], cut), model=DISTURBED, provider_data=None)
 
     def _place(self, view: View) -> None:
-        """Let a script go on where the log ends: it begins anew with each worker, but the log does not."""
+        """Move a script to the end of the log: it begins anew with each worker, but the log does not."""
         if isinstance(self._inner, ScriptedPlanner) and (view.run_id, view.scope) not in self._placed:
             self._placed.add((view.run_id, view.scope))
             given = sum(item.plan is not None and item.plan.model != DISTURBED for item in view.transcript if item.kind == "model")
@@ -359,7 +359,7 @@ def _twice(action: Any) -> tuple[Any, ...]:
 
 
 class Through:
-    """A gateway to models that counts the calls through it; with `times_out` the first request of the first call has no answer in time."""
+    """A model gateway that counts its calls. With `times_out` the first request of the first call times out."""
 
     def __init__(self, inner: Models, *, times_out: bool = False) -> None:
         self._inner, self._times_out, self.calls = inner, times_out, 0

@@ -1,4 +1,4 @@
-"""How a trial's run ended, in words and held against the undisturbed one."""
+"""How a trial's run ended: in words, and compared with the undisturbed run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from detent.testing.ledgers import short
 from detent.testing.trials import Attempt
 
 IN_TIME = ("running_s", "total_s", "max_running_s", "max_total_s")
-"""The dimensions of a budget that time uses up."""
+"""The budget dimensions of time."""
 
 
 def ended(attempt: Attempt) -> str:
@@ -22,23 +22,23 @@ def ended(attempt: Attempt) -> str:
 
 
 def same_end(attempt: Attempt, whole: Attempt) -> bool:
-    """Return whether both ended the same, with the same answer."""
+    """Whether both ended the same way with the same answer."""
     one, other = attempt.state, whole.state
     return one is not None and other is not None and (one.status, one.reason, one.output) == (other.status, other.reason, other.output)
 
 
 def past(said: str) -> str:
-    """Return how a run ended (`ended`) as the rest of a sentence about it."""
+    """Return `ended` as the rest of a sentence about the run."""
     return said if said.startswith("completed") else f"ended {said}"
 
 
 def must_be_the_same(attempt: Attempt) -> bool:
-    """Whether the fault is none of the agent's business: it is not told of it, no call ended without a result, and it has its time."""
+    """Whether the agent does not notice the fault: it is not told of it, every call ended with a result, and time did not run out."""
     told = any(isinstance(record.event, e.ToolReconciled) and record.event.outcome == "told" for record in attempt.records)
     return attempt.fault.strict and not told and not attempt.guessed and not out_of_time(attempt)
 
 
 def out_of_time(attempt: Attempt) -> bool:
-    """Whether a bound of time ended the run."""
+    """Whether a time limit ended the run."""
     state = attempt.state
     return state is not None and state.reason == "budget_exhausted" and state.dimension in IN_TIME

@@ -1,9 +1,9 @@
-"""`FakeModel`: a model that follows a scenario, asked through the real `ModelPlanner` and the run's gateway, with the quirks of real ones.
+"""`FakeModel`: a model that follows a scenario, called through the real `ModelPlanner` and the run's gateway, with the quirks of real models.
 
     model = FakeModel([calls(("price", {"item": "bolts"})), fails("rate_limited"), says("12 Euro")])
     engine = Engine(planner=model)
 
-Needs the extra `models`; nothing is imported for it before it is asked. `ScriptedPlanner` needs no extra, and passes no model at all.
+Needs the extra `models`, which is imported on the first call. `ScriptedPlanner` needs no extra and calls no model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Quirk = Literal[
 QUIRKS: tuple[Quirk, ...] = get_args(Quirk)
 KINDS: tuple[ModelFailureKind, ...] = get_args(ModelFailureKind)
 _NO_PLAN = ("empty", "blank", "cut_off", "refusal")
-"""Quirks after which a model is asked again for the same turn, or the run ends."""
+"""Quirks after which the model is called again for the same turn, or the run ends."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer of a model, or a failure to give one (`failure`); made by `says`, `calls` and `fails`."""
+    """One answer of a model, or a failure to answer (`failure`); created by `says`, `calls` and `fails`."""
 
     text: str = ""
     thinking: str = ""
@@ -45,7 +45,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gives_a_plan(self) -> bool:
-        """Whether the answer is one that the run goes on with."""
+        """Whether the run can continue with this answer."""
         return not self.failure and self.quirk not in _NO_PLAN
 
 
@@ -54,14 +54,14 @@ Scenario = Sequence[Answer] | Callable[[View], Answer]
 
 
 class Tokens(TypedDict, total=False):
-    """What a turn used; estimated where it is not said."""
+    """The usage of a turn; estimated if it is not given."""
 
     input_tokens: int
     output_tokens: int
 
 
 def says(text: str, *, thinking: str = "", quirk: Quirk | Literal[""] = "", after_s: float = 0.0, **tokens: Unpack[Tokens]) -> Turn:
-    """Return a turn that is text: the final answer."""
+    """Return a turn with text: the final answer."""
     return _checked(Turn(text=text, thinking=thinking, quirk=quirk, after_s=after_s, **tokens))
 
 
@@ -73,7 +73,7 @@ def calls(
     after_s: float = 0.0,
     **tokens: Unpack[Tokens],
 ) -> Turn:
-    """Return a turn that calls tools: `calls(("price", {"item": "bolts"}), ...)`, beside a text if there is one."""
+    """Return a turn that calls tools: `calls(("price", {"item": "bolts"}), ...)`, with a text if one is given."""
     if not wanted:
         raise ConfigError('calls() needs a call: calls(("tool", {"argument": 1}), ...)')
     made = tuple((name, dict(args)) for name, args in wanted)
@@ -81,15 +81,15 @@ def calls(
 
 
 def fails(kind: ModelFailureKind, *, retry_after_s: float | None = None, after_s: float = 0.0) -> Turn:
-    """Return a turn in which no answer comes: `rate_limited`, `timeout`, `connection`, `server` (tried again), `auth`, `quota`, ..."""
+    """Return a turn without an answer: `rate_limited`, `timeout`, `connection`, `server` (tried again), `auth`, `quota`, ..."""
     if kind not in KINDS:
-        raise ConfigError(f"there is no failure {kind!r} of a model call; give one of {', '.join(KINDS)}")
+        raise ConfigError(f"{kind!r} is not a failure of a model call; give one of {', '.join(KINDS)}")
     return Turn(failure=kind, retry_after_s=retry_after_s, after_s=after_s)
 
 
 def _checked(turn: Turn) -> Turn:
     if turn.quirk and turn.quirk not in QUIRKS:
-        raise ConfigError(f"there is no quirk {turn.quirk!r}; give one of {', '.join(QUIRKS)}")
+        raise ConfigError(f"{turn.quirk!r} is not a quirk; give one of {', '.join(QUIRKS)}")
     needs_call = ("text_call", "tagged_call", "fenced_call", "duplicate_ids", "duplicate_calls", "cut_arguments", "quoted_arguments")
     if turn.quirk in (*needs_call, "unknown_argument", "wrong_tool") and not turn.calls:
         raise ConfigError(f"the quirk {turn.quirk!r} needs a call; write calls((...), quirk={turn.quirk!r})")
@@ -97,7 +97,7 @@ def _checked(turn: Turn) -> Turn:
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model was asked: the system prompt, all messages as JSON text, and the names of the tools it was offered."""
+    """A request to the model: the system prompt, all messages as JSON text, and the names of the offered tools."""
 
     instructions: str
     messages: str
@@ -107,13 +107,12 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FakeModel:
-    """A planner that asks a model which follows a scenario: `Engine(planner=FakeModel([...]))`.
+    """A planner with a model that follows a scenario: `Engine(planner=FakeModel([...]))`.
 
-    `turns` are answers in order (a text is `says(text)`), or a function of the view that gives one. Each pass of a run follows the scenario from
-    its beginning, and finds its place by the answers that stand in the transcript; so a run that is resumed goes on where it was, also
-    with a new `FakeModel`. A turn that gives no plan (a failure, an empty answer) is followed by the next one when the model is asked again.
-    After the last turn the run fails with `planner_error`. `prompts` keeps what was asked. `after_s` of a turn moves `clock` on. `settings`
-    are those of `Agent.model_settings`.
+    `turns` are answers in order (a text means `says(text)`), or a function of the view that returns one. Each pass of a run follows the scenario from
+    its beginning and finds its place by the answers in the transcript. So a resumed run continues where it was, even with a new `FakeModel`. If a turn
+    gives no plan (a failure, an empty answer), the next call of the model gets the next turn. After the last turn the run fails with
+    `planner_error`. `prompts` keeps the requests. `after_s` of a turn moves `clock` forward. `settings` are those of `Agent.model_settings`.
     """
 
     def __init__(
@@ -131,13 +130,13 @@ class FakeModel:
         self._planner: Any = None
 
     def begin_run(self, run_id: str) -> None:
-        """Forget what failed in this run so far; called by an engine that starts or resumes it."""
+        """Forget earlier failures in this run; called by an engine that starts or resumes it."""
         self._tried = {key: tried for key, tried in self._tried.items() if key[0] != run_id}
         if self._planner is not None:
             self._planner.begin_run(run_id)
 
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
-        """Return the one model, by the name under which its calls are counted; see `ports.models_asked`."""
+        """Return the one model by its name in the usage counts; see `ports.models_asked`."""
         return [(f"function:{self.name}", "function")]
 
     async def close(self) -> None:
@@ -149,7 +148,7 @@ class FakeModel:
         """Return the model's next plan, as `ModelPlanner` reads it."""
         if self._planner is None:
             self._planner = self._made()
-        if view.agent.small_model:  # this model is asked in place of any other
+        if view.agent.small_model:  # this model replaces any other
             view = msgspec.structs.replace(view, agent=msgspec.structs.replace(view.agent, small_model=""))
         token = _view.set(view)
         try:
@@ -161,9 +160,7 @@ class FakeModel:
         try:
             from pydantic_ai.models.function import FunctionModel
         except ImportError as error:
-            raise ConfigError(
-                'FakeModel speaks through pydantic-ai: pip install "detent[models]"; ScriptedPlanner needs nothing'
-            ) from error
+            raise ConfigError('FakeModel needs pydantic-ai: pip install "detent[models]"; ScriptedPlanner needs nothing') from error
         from detent.planners.model.planner import ModelPlanner
 
         return ModelPlanner(FunctionModel(self._answer, model_name=self.name), settings=self._settings)
@@ -173,11 +170,13 @@ class FakeModel:
         if not isinstance(given, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"a turn is text, says(...), calls(...) or fails(...), not {turn!r}")
         if given.after_s and self._clock is None:
-            raise ConfigError(f"a turn comes after {given.after_s:g} s of no clock; give FakeModel(clock=...) and the engine the same one")
+            raise ConfigError(
+                f"a turn comes after {given.after_s:g} s, but there is no clock; give FakeModel(clock=...) and the engine the same one"
+            )
         return given
 
     async def _answer(self, messages: list[Any], info: Any) -> Any:
-        """Answer a request; the function that pydantic-ai calls."""
+        """Answer a request; pydantic-ai calls this function."""
         view = _view.get()
         self._keep(view, messages, info)
         turn = self._admitted(self._function(view)) if self._function is not None else self._next(view)
@@ -189,7 +188,7 @@ class FakeModel:
         return _response(turn, f"{view.scope}.{view.iteration}")
 
     def _next(self, view: View) -> Turn:
-        """Return the turn that is due: the place is in the transcript, what gave no plan is counted here."""
+        """Return the next turn. The transcript has the place; turns without a plan are counted here."""
         place = sum(item.kind == "model" and item.plan is not None and item.plan.model == self.name for item in view.transcript)
         key = (view.run_id, view.scope, place)
         tried = self._tried.get(key, 0)
@@ -220,7 +219,7 @@ _view: ContextVar[View] = ContextVar("view")
 
 
 def _steps(turns: Iterable[Turn]) -> tuple[tuple[Turn, ...], ...]:
-    """Return the turns in groups that each end with one that gives a plan; the last may not."""
+    """Return the turns in groups. Each group except perhaps the last ends with a turn that gives a plan."""
     steps: list[tuple[Turn, ...]] = []
     open_step: list[Turn] = []
     for turn in turns:
@@ -279,7 +278,7 @@ def _text(turn: Turn) -> str:
 
 
 def _name(name: str, turn: Turn) -> str:
-    """Return a tool's name, misspelt as models do it where that is the quirk: `find_stock` becomes `findStock`, `stock` becomes `Stock_`."""
+    """Return a tool's name; with the quirk, misspelt as models do it: `find_stock` becomes `findStock`, `stock` becomes `Stock_`."""
     if turn.quirk != "wrong_tool":
         return name
     first, *rest = name.split("_")
@@ -287,7 +286,7 @@ def _name(name: str, turn: Turn) -> str:
 
 
 def _arguments(name: str, args: dict[str, Any], turn: Turn, *, last: bool) -> Any:
-    """Return a call's arguments, spoilt where that is the quirk."""
+    """Return a call's arguments, spoilt if that is the quirk."""
     whole = encode(args).decode()
     match turn.quirk:
         case "cut_arguments" if last:

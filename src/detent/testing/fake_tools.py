@@ -1,4 +1,4 @@
-"""`FakeTool`: a tool that answers as a test wants, and a little world that remembers what it did.
+"""`FakeTool`: a tool with scripted answers that remembers its effects.
 
 charge = FakeTool("charge", "receipt 1", args={"amount": int}, idempotent=True)
 charge = FakeTool("charge", breaks(TimeoutError("no answer"), after_effect=True), "receipt 1")
@@ -26,7 +26,7 @@ _SCHEMAS: dict[type, str] = {str: "string", int: "integer", float: "number", boo
 
 
 class Break(msgspec.Struct, frozen=True):
-    """An answer that is an error; see `breaks`."""
+    """An answer that raises an error; see `breaks`."""
 
     error: BaseException
     after_effect: bool = False
@@ -40,14 +40,14 @@ def breaks(error: BaseException, *, after_effect: bool = False) -> Break:
 class FakeTool:
     """A tool for tests; give it to `Agent(tools=[...])`.
 
-    `answers` are taken in order, one a call, and the last one again and again (none: `{"ok": true}`): a value, an exception or `breaks(...)`,
-    or a function of the arguments (plain or async) that returns one. `args` are the names and types of its arguments (`{"city": str}`), or a
-    JSON Schema; without them it takes any. `takes_s` moves `clock` on before it answers.
+    Each call takes the next of `answers`; the last one repeats (default: `{"ok": true}`). An answer is a value, an exception, `breaks(...)`, or a
+    plain or async function of the arguments that returns one. `args` has the names and types of the arguments (`{"city": str}`) or is a JSON Schema;
+    without it the tool takes any arguments. `takes_s` moves `clock` forward before the answer.
 
-    A tool that writes (`side_effect`, "write" unless said otherwise) has an effect with each call that it answers. One that is `idempotent`
-    knows the keys of its effects and answers an old one as before, without another effect. `bug` plants a mistake: "forgets_key" (declared
-    idempotent, and is not), "says_not_happened" and "says_happened" (its reconcile says so whatever happened). `honest` gives it a
-    reconcile that knows. Other options are those of `Tool.from_schema`.
+    A tool that writes (`side_effect`, by default "write") has an effect with each answered call. An `idempotent` tool remembers the keys of its
+    effects and answers a known key as before, without another effect. `bug` plants a mistake: "forgets_key" (declared idempotent but is not),
+    "says_not_happened" and "says_happened" (its reconcile always reports that). `honest` gives it a reconcile that knows. Other options are those of
+    `Tool.from_schema`.
     """
 
     def __init__(
@@ -63,9 +63,11 @@ class FakeTool:
         **options: Unpack[SchemaToolOptions],
     ) -> None:
         if takes_s and clock is None:
-            raise ConfigError(f"tool {name!r} takes {takes_s:g} s of no clock; give clock=FakeClock() and the same one to the engine")
+            raise ConfigError(
+                f"tool {name!r} takes {takes_s:g} s, but there is no clock; give clock=FakeClock() and the same one to the engine"
+            )
         if bug not in ("", "forgets_key", "says_not_happened", "says_happened"):
-            raise ConfigError(f"tool {name!r}: there is no bug {bug!r}; plant forgets_key, says_not_happened or says_happened")
+            raise ConfigError(f"tool {name!r}: {bug!r} is not a bug; give forgets_key, says_not_happened or says_happened")
         options.setdefault("side_effect", "write")
         if honest or bug.startswith("says_"):
             options["reconcile"] = self._reconcile
@@ -100,11 +102,11 @@ class FakeTool:
         return self._tool.settle(context)
 
     def calls_with(self, **args: Any) -> list[dict[str, Any]]:
-        """Return the arguments of the calls that have these, in order; executed ones alone."""
+        """Return the arguments of the executed calls that include these, in order."""
         return [call for call in self.calls if all(name in call and call[name] == value for name, value in args.items())]
 
     def reset(self) -> None:
-        """Forget all calls and effects, and begin the answers anew."""
+        """Forget all calls and effects, and restart the answers."""
         self.effects.clear()
         self.calls.clear()
         self._done.clear()
@@ -139,7 +141,7 @@ class FakeTool:
 
 
 def _schema(args: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the JSON Schema that `args` mean."""
+    """Return the JSON Schema for `args`."""
     if args is None:
         return {"type": "object"}
     if args.get("type") == "object":

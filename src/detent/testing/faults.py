@@ -1,9 +1,9 @@
-"""Stores that fail on purpose, to see what a run makes of it.
+"""Stores that fail on purpose, to test how runs survive it.
 
 inner = open_store("sqlite:///runs.db")
 engine = Engine(store=CrashingStore(inner, at=3, when="after"), ...)   # dies after its third write has taken effect
 ...
-await inner.close()                                                   # the dead process gives its locks up
+await inner.close()                                                   # the dead process releases its locks
 await Engine(store=open_store("sqlite:///runs.db"), ...).resume(run_id)
 """
 
@@ -19,20 +19,19 @@ T = TypeVar("T")
 When = Literal["before", "after"]
 
 WRITES = ("append", "claim", "put_blob")
-"""The operations that a `CrashingStore` counts unless it is told otherwise."""
+"""The operations that a `CrashingStore` counts by default."""
 
 
 class Crash(BaseException):
-    """The process is dead. No `Exception`, so that no handler for foreign code takes it for a failure that it may survive."""
+    """The process is dead. It is not an `Exception`, so that no handler for foreign code treats it as a failure that it can survive."""
 
 
 class CrashingStore:
-    """A store around another one that raises at operation number `at` (from 1) of the kinds `operations`.
+    """A store around another one. It raises at operation number `at` (from 1) of the kinds `operations`.
 
-    `when` says whether the operation takes effect first. What is raised is `error()`. A store that crashed is dead: every later call
-    raises the same and does nothing, as after the end of its process; with `once` it works again instead, as after a passing failure.
-    `at=0` never crashes and only counts. `done` lists the counted operations that took effect. The inner store is not closed by a dead
-    one: close it where the operating system would have ended the process.
+    `when` says whether the operation takes effect first. It raises `error()`. A crashed store is dead: every later call raises the same error and does
+    nothing, as after the end of its process. With `once` it works again, as after a passing failure. `at=0` only counts and never crashes. `done`
+    lists the counted operations that took effect. A dead store does not close the inner store: close it when the process would have ended.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class CrashingStore:
 
     @property
     def dead(self) -> bool:
-        """Whether it crashed for good."""
+        """Whether the store crashed for good."""
         return self.crashed and not self.once
 
     async def _do(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -79,11 +78,11 @@ class CrashingStore:
         return answer
 
     async def open(self) -> None:
-        """Open the store within."""
+        """Open the inner store."""
         await self._do("open", self.inner.open)
 
     async def close(self) -> None:
-        """Close the store within; a dead store does nothing."""
+        """Close the inner store; a dead store does nothing."""
         if not self.dead:
             await self._do("close", self.inner.close)
 

@@ -1,7 +1,7 @@
-"""What a trial shows, held against the undisturbed run: effects repeated, lost or in doubt, another answer, an end that is none.
+"""Judges a trial against the undisturbed run: repeated, lost or doubtful effects, another answer, a run that does not finish.
 
-The ledger says what happened, the log says what the run knows; each finding names the record and the call that show it, why it came
-about as far as that can be seen, and what to do.
+The ledger has what happened, the log has what the run knows. Each finding names the record and the call that show it, the reason if it is visible,
+and what to do.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from detent.testing.stories import story
 from detent.testing.trials import Attempt, where_raised
 
 FOREIGN = ("planner_error", "kernel_error")
-"""Reasons of a run's end that an exception of a user's code leads to."""
+"""The reasons of runs that an exception of the user's code ended."""
 
 
 def findings_of(attempt: Attempt, whole: Attempt, *, seen: frozenset[str], steady: bool) -> tuple[Finding, ...]:
-    """Return what is found in `attempt`; `whole` is the undisturbed one. `steady`: whether undisturbed runs come to the same each time."""
+    """Return the findings of `attempt`; `whole` is the undisturbed run. `steady`: undisturbed runs give the same result each time."""
     if not attempt.disturbance.struck:
         return (_not_reached(attempt),)
     found = [*_ends(attempt, whole), *effects_of(attempt, whole, seen, steady=steady), *_doubts(attempt)]
-    if not any(finding.kind in ("error", "stuck", "repeated", "lost", "changed") for finding in found):  # another answer follows from those
+    if not any(finding.kind in ("error", "stuck", "repeated", "lost", "changed") for finding in found):  # these explain another answer
         found += _answer(attempt, whole, steady=steady)
     if attempt.divergence is not None:
         found.append(
             Finding(
                 kind="replay",
                 what=f"the log has {short(attempt.divergence.expected, 200)}, this code gives {short(attempt.divergence.actual, 200)}",
-                why="a phase, a strategy, a guard or a policy reads something that is not on record",
-                next="take time and chance from the context (`run.now()`, `run.random()`), and make what else it reads part of the state",
+                why="a phase, a strategy, a guard or a policy reads something that is not recorded",
+                next="take time and chance from the context (`run.now()`, `run.random()`), and make everything else that it reads part of the state",
                 record=attempt.divergence.sequence,
             )
         )
@@ -45,9 +45,9 @@ def findings_of(attempt: Attempt, whole: Attempt, *, seen: frozenset[str], stead
 def _not_reached(attempt: Attempt) -> Finding:
     return Finding(
         kind="not_reached",
-        what=f"the run did not come to {attempt.fault.place}; it ended {ended(attempt)}",
-        why="it does not do the same each time",
-        next="give reset= so that the world begins anew with each run, and let tools and planner depend on nothing else",
+        what=f"the run did not reach {attempt.fault.place}; it ended {ended(attempt)}",
+        why="it does not behave the same each time",
+        next="give reset= to restore the world before each run, and let tools and planner depend on nothing else",
     )
 
 
@@ -55,7 +55,7 @@ def _not_reached(attempt: Attempt) -> Finding:
 
 
 def _ends(attempt: Attempt, whole: Attempt) -> list[Finding]:
-    """Return what kept the run from an end, or ended it by an exception."""
+    """Return what kept the run from finishing, or the exception that ended it."""
     state = attempt.state
     last = attempt.records[-1].envelope.seq if attempt.records else 0
     if attempt.error is not None:
@@ -75,9 +75,9 @@ def _ends(attempt: Attempt, whole: Attempt) -> list[Finding]:
         return [
             Finding(
                 kind="stuck",
-                what=f"the run does not finish: {attempt.problem or 'nothing takes it on'}",
+                what=f"the run does not finish: {attempt.problem or 'nothing resumes it'}",
                 record=last,
-                why=f"it is {state.status} after its last record" if state is not None else "nothing of it is on record",
+                why=f"it is {state.status} after its last record" if state is not None else "it has no records",
                 next=_way_out(attempt),
             )
         ]
@@ -87,7 +87,7 @@ def _ends(attempt: Attempt, whole: Attempt) -> list[Finding]:
                 kind="error",
                 what=f"the run failed ({state.reason}): {short(state.error, 300)}",
                 record=last,
-                why="code of the agent's raised where the undisturbed run did not",
+                why="the agent's code raised an exception that the undisturbed run does not raise",
                 next=_bear(attempt),
             )
         ]
@@ -96,25 +96,25 @@ def _ends(attempt: Attempt, whole: Attempt) -> list[Finding]:
 
 def _bear(attempt: Attempt) -> str:
     if attempt.fault.kind == "slow_model":
-        return "let failed requests be tried again: Engine(models=Models(retries=ModelRetries(...))), or a FallbackPlanner"
-    return "let it bear what it gets here: a failed call has no content, and `item.ok` says so"
+        return "retry failed requests: Engine(models=Models(retries=ModelRetries(...))), or a FallbackPlanner"
+    return "let it handle its input here: a failed call has no content, and `item.ok` is false"
 
 
 def _way_out(attempt: Attempt) -> str:
     state = attempt.state
     if state is not None and state.status == "waiting_for_reconciliation":
-        return "let the tool raise ToolFailed or NotExecuted where it knows, give it a `reconcile`, or give effects= so that it can be looked up"
-    return "`detent show` on such a run says what it waits for"
+        return "let the tool raise ToolFailed or NotExecuted if it knows, give it a `reconcile`, or give effects= so that the simulation can check"
+    return "`detent show` on such a run shows what it waits for"
 
 
 def _answer(attempt: Attempt, whole: Attempt, *, steady: bool) -> list[Finding]:
-    """Return the finding that another end is."""
+    """Return the finding for a different end."""
     if same_end(attempt, whole):
         return []
     what = f"it {past(ended(attempt))}, undisturbed it {past(ended(whole))}"
     if not steady or not must_be_the_same(attempt):
-        why = "the agent was told of the fault, and went on from there" if steady else "it does not do the same each time anyway"
-        why = "a bound of time ended it" if out_of_time(attempt) else why
+        why = "the agent was told of the fault and continued from there" if steady else "it does not behave the same each time anyway"
+        why = "a time limit ended it" if out_of_time(attempt) else why
         return [Finding(kind="changed", what=what, why=why)]
     parting, record = _parting(attempt.records, whole.records)
     return [
@@ -123,17 +123,17 @@ def _answer(attempt: Attempt, whole: Attempt, *, steady: bool) -> list[Finding]:
             what=what,
             why=parting,
             record=record,
-            next="let planner and tools depend on the view and their arguments alone: what is kept in the process is gone after a crash",
+            next="let planner and tools depend only on the view and their arguments: anything kept in the process is gone after a crash",
         )
     ]
 
 
 def _parting(records: Sequence[Record], whole: Sequence[Record]) -> tuple[str, int]:
-    """Return in words where two logs part, and the number of the record of the first one."""
+    """Describe where two logs differ, and return the number of the record in the first one."""
     mine, theirs = story(records), story(whole)
     for (seq, one), (_, other) in zip(mine, theirs, strict=False):
         if one != other:
-            return f"the logs part at record {seq}: {short(one.decode(), 200)}; undisturbed: {short(other.decode(), 200)}", seq
+            return f"the logs differ at record {seq}: {short(one.decode(), 200)}; undisturbed: {short(other.decode(), 200)}", seq
     shorter = min(len(mine), len(theirs))
     seq = mine[shorter][0] if shorter < len(mine) else (mine[-1][0] if mine else 0)
     return f"the logs are the same up to record {seq}", seq
@@ -143,7 +143,7 @@ def _parting(records: Sequence[Record], whole: Sequence[Record]) -> tuple[str, i
 
 
 def _doubts(attempt: Attempt) -> list[Finding]:
-    """Return the calls that were in doubt, by the records that say so."""
+    """Return the findings for calls in doubt, by their records."""
     found: list[Finding] = []
     for record in attempt.records:
         event = record.event
@@ -157,7 +157,7 @@ def _doubts(attempt: Attempt) -> list[Finding]:
                 kind="in_doubt",
                 what=f"{what}: the run cannot know whether it happened, {_settled(attempt.records, event.call)}",
                 why=event.why,
-                next=f"a reconcile of {tool or 'the tool'} that looks the key up, or idempotent=True where that is so, saves asking a person",
+                next=f"give {tool or 'the tool'} a reconcile that checks the key, or idempotent=True if it is; then no person has to answer",
                 tool=tool,
                 call_id=event.call,
                 key=made[-1].key if made else "",
@@ -187,8 +187,8 @@ def _unproven(one: Doing, again: Doing) -> Finding:
     tool = one.tool.name
     return Finding(
         kind="unproven",
-        what=f"{one.what} ran twice under one key, with the same result, and never looked at the key",
-        why=f"{tool} is declared idempotent; whether its effect is there once or twice cannot be seen from its results",
+        what=f"{one.what} ran twice with one key and the same result, and never looked at the key",
+        why=f"{tool} is declared idempotent; its results do not show whether its effect happened once or twice",
         next="give simulate(effects=...), a function that returns what happened in the world",
         tool=tool,
         call_id=again.call_id,

@@ -1,6 +1,6 @@
-"""What tools really did while a run was simulated, seen from outside of the run: every call of a tool, whatever became of its record.
+"""The real actions of tools in a simulated run, observed from outside: every tool call, whether or not its outcome was recorded.
 
-A `Ledger` belongs to one trial: to all the workers of one run. A call that only reads is listed and never counted as an effect.
+A `Ledger` belongs to one trial, with all workers of one run. A read-only call is listed but never counts as an effect.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from detent.core.codec import encode
 from detent.ports import ToolOutcome, ToolSpec
 
 Probe = Callable[[], Iterable[Any]]
-"""Returns what happened in the world so far, each effect as JSON data or text; asked before and after every call of a tool."""
+"""Returns the effects in the world so far, each as JSON data or text. Called before and after every tool call."""
 
 RAN = ("result_not_serializable", "output_schema_failed")
-"""Codes of failed calls that did what they do, and whose result cannot be used."""
+"""Codes of failed calls that had their effect but no usable result."""
 
 
 class Doing(msgspec.Struct, kw_only=True):
-    """One call of a tool's own code. `life` numbers the workers of the run from 1; `real` is how it ended, None while it has not.
+    """One call of a tool's own code. `life` numbers the workers of the run from 1; `real` is its real outcome, None while it runs.
 
-    `told` is what the kernel was told instead (a time-out), `caused` what the world had more of afterwards, where that can be seen.
+    `told` is what the kernel was told instead (a timeout). `caused` has the new effects in the world afterwards, if they are visible.
     """
 
     number: int
@@ -41,12 +41,12 @@ class Doing(msgspec.Struct, kw_only=True):
 
     @property
     def what(self) -> str:
-        """The tool and its arguments, as one text: what makes two effects the same."""
+        """The tool and its arguments as one text: equal texts mean the same effect."""
         return f"{self.tool.name}({shown_args(self.args)})"
 
     @property
     def answered(self) -> str:
-        """How it ended, in a few words."""
+        """How the call ended, in a few words."""
         if self.real is None:
             return "not run" if self.told is not None else "not finished"
         if self.real.kind == "ok":
@@ -55,7 +55,7 @@ class Doing(msgspec.Struct, kw_only=True):
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened, and the calls that may have done it, oldest first. `in_world`: the probe shows it."""
+    """One effect and the calls that may have caused it, oldest first. `in_world`: the probe shows it."""
 
     what: str
     times: int
@@ -64,7 +64,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """The calls of one trial. `probe` looks at the world (None: only what the tools answer is known)."""
+    """The calls of one trial. `probe` reads the world (None: only the tools' answers are known)."""
 
     def __init__(self, probe: Probe | None = None) -> None:
         self.doings: list[Doing] = []
@@ -91,7 +91,7 @@ class Ledger:
         return doing
 
     def watch(self) -> Counter[str]:
-        """Return what there is in the world, to be given to `end`."""
+        """Return the current effects in the world, for `end`."""
         return self._world()
 
     def end(self, doing: Doing, outcome: ToolOutcome, before: Counter[str]) -> None:
@@ -100,16 +100,16 @@ class Ledger:
         doing.caused = tuple((self._world() - before).elements())
 
     def close(self) -> None:
-        """Note how the world is at the end of the trial."""
+        """Note the effects in the world at the end of the trial."""
         self._after = self._world()
 
     @property
     def seen(self) -> frozenset[str]:
-        """The tools of which an effect was seen in the world."""
+        """The tools with an effect visible in the world."""
         return frozenset(doing.tool.name for doing in self.doings if doing.caused)
 
     def happened(self, doing: Doing, seen: frozenset[str]) -> bool | None:
-        """Return whether a call had its effect, None where nobody can know; `seen` are the tools whose effects the probe shows."""
+        """Return whether a call had its effect, None if unknown; `seen` are the tools whose effects the probe shows."""
         if doing.tool.name in seen:
             return bool(doing.caused)
         if doing.real is None:
@@ -119,7 +119,7 @@ class Ledger:
         return None if doing.real.kind == "in_doubt" else False
 
     def truth(self, key: str, seen: frozenset[str]) -> tuple[bool | None, Any]:
-        """Return what became of the call with this key (True, False, None: unknown), and its result, None where there is none."""
+        """Return whether the call with this key had its effect (None: unknown), and its result or None."""
         known: bool | None = False
         for doing in self.doings:
             if doing.key != key:
@@ -132,10 +132,10 @@ class Ledger:
         return known, None
 
     def effects(self, seen: frozenset[str]) -> dict[str, Effect]:
-        """Return what happened, by what it was.
+        """Return the effects by their text.
 
-        Of a tool in `seen`, as the probe shows it. Of another one, each call that went well, with one exception: a tool declared idempotent
-        that was called again under the same key and gave the same result is believed to have done it once.
+        For a tool in `seen`: what the probe shows. For any other tool: each successful call. If a tool declared idempotent was called again with the
+        same key and gave the same result, this counts as one effect.
         """
         found: dict[str, list[Doing]] = {}
         times: Counter[str] = Counter()
@@ -160,7 +160,7 @@ class Ledger:
         return any(one.key == doing.key and one.real and doing.real and one.real.result == doing.real.result for one in earlier)
 
     def unproven(self, seen: frozenset[str]) -> list[tuple[Doing, Doing]]:
-        """Return pairs of calls under one key that are believed to be one effect although the tool never looked at the key."""
+        """Return pairs of calls with one key that count as one effect although the tool never read the key."""
         found: list[tuple[Doing, Doing]] = []
         first: dict[tuple[str, str], Doing] = {}
         for doing in self.doings:
@@ -173,11 +173,11 @@ class Ledger:
 
 
 def shown_args(args: dict[str, Any]) -> str:
-    """Return arguments as a call in Python shows them, in an order of their own."""
+    """Return arguments as in a Python call, in a fixed order."""
     return ", ".join(f"{name}={encode(args[name]).decode()}" for name in sorted(args))
 
 
 def short(text: str, most: int = 80) -> str:
-    """Return the text, cut where it is longer than `most` characters."""
+    """Return the text, cut after `most` characters."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,4 +1,4 @@
-"""A phase, or the handler of a meta-tool, without a run: what it records folds onto a state, by the same rules as in a run.
+"""Tests a phase, or the handler of a meta-tool, without a run: its records are folded into a state by the same rules as in a run.
 
 context = fake_context(plans=[ToolCall(tool="look")], results={"look": "seen"})
 state = await run_phase(count, context)
@@ -41,7 +41,7 @@ SCOPE = "main"
 
 
 class FakeContext(PhaseContext, frozen=True, kw_only=True):
-    """What `fake_context` returns: a phase's context. `recorded` are the events that came of it, in order."""
+    """The result of `fake_context`: a phase's context. `recorded` has the events that the phase recorded, in order."""
 
     recorded: list[AnyEvent]
     given: Given
@@ -60,10 +60,10 @@ def fake_context(
     models: Models | None = None,
     time_left_s: float | str | None = None,
 ) -> FakeContext:
-    """Return the context of a turn in which nothing has happened, or of the turn that `state` is in.
+    """Return the context of a fresh turn, or of the current turn of `state`.
 
-    `plans` are what `context.plan()` gives, as for `ScriptedPlanner`. `results` are what `context.execute()` gives for each tool: a value, an
-    exception, or a function of the arguments. `tools` are those that are offered.
+    `plans` are the results of `context.plan()`, as for `ScriptedPlanner`. `results` has for each tool the result of `context.execute()`: a value, an
+    exception, or a function of the arguments. `tools` are the offered tools.
     """
     spec = AgentSpec(name="tester") if agent is None else agent.spec()
     begun = state or KernelState(iteration=1, steps=Seq([Item(kind="user", text=goal)]))
@@ -82,7 +82,7 @@ def fake_context(
         for event in events:
             if not isinstance(event, PHASE_EVENTS):
                 allowed = ", ".join(kind.__name__ for kind in PHASE_EVENTS)
-                raise UnrecordedChange(RUN_ID, f"{type(event).__name__} is the kernel's to record; phases record {allowed}")
+                raise UnrecordedChange(RUN_ID, f"only the kernel may record {type(event).__name__}; phases record {allowed}")
             put(event)
 
     async def plan() -> Planned | None:
@@ -173,9 +173,9 @@ async def _finished(call_id: str, tool: str, args: Any, results: Mapping[str, An
 
 
 async def run_phase(phase: Phase, context: FakeContext | KernelState | None = None, *, number: int = 0, **options: Any) -> KernelState:
-    """Run a phase once and return the state that it leaves behind; raise `UnrecordedChange` where a run would end with `kernel_error`.
+    """Run a phase once and return the resulting state. Raise `UnrecordedChange` if a run would end with `kernel_error`.
 
-    `context` is that of `fake_context`, which tells afterwards what was recorded; or a state, or nothing, and `options` are then those of
+    `context` is a result of `fake_context`, which has the recorded events afterwards. It may also be a state or nothing; `options` are then those of
     `fake_context`. `number` is the phase's place in its kernel.
     """
     if not isinstance(context, FakeContext):

@@ -1,11 +1,11 @@
-"""A run's log as a test: the plans that a model once made, for an agent whose tools and prompts are today's.
+"""A run's log as a test: replays the recorded plans of a model against the current tools and prompts of an agent.
 
     planner = RecordedPlanner.from_file("census.script.json")          # from `detent export --script RUN --output census.script.json`
     result = await Engine(planner=planner).run(agent, planner.script.goal)
     planner.done()
 
-Strict, it compares what the planner would be shown with what it was shown, turn by turn, and refuses to plan at the first difference: a changed
-instruction, tool, result or order. By sequence, it gives plan after plan whatever is shown.
+In strict mode it compares the planner's input with the recorded one, turn by turn. At the first difference it refuses to plan: a changed instruction,
+tool, result or order. By sequence, it returns plan after plan whatever the input is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MISSING = object()
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One answer of the planner: what it was shown (what is new against the entry before it in its pass), and its plan or what it was not."""
+    """One answer of the planner: its new input since the previous entry of the pass, and its plan, or the malformed answer."""
 
     scope: str
     iteration: int
@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded run; `by_sequence` says how it is to be followed."""
+    """A recorded run; `by_sequence` selects how to follow it."""
 
     format: Literal["detent-script"] = "detent-script"
     version: Literal[1] = 1
@@ -58,19 +58,19 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[Entry, ...]
 
     def to_json(self) -> bytes:
-        """Return the script as a file holds it."""
+        """Return the script as the content of a file."""
         return msgspec.json.format(encode(self), indent=1) + b"\n"
 
 
 async def record_script(engine: Engine, run_id: str, *, by_sequence: bool = False) -> Script:
-    """Return a run as a script; raise `Divergence` where a strict one cannot be made, because its log does not come out again here."""
+    """Return a run as a script. Raise `Divergence` if no strict script is possible, because a replay here gives another log."""
     state = await engine.load(run_id)
     entries = await _in_order(engine, run_id) if by_sequence else _shown_entries(await engine.plans(run_id))
     return Script(run_id=run_id, agent=state.agent.name, goal=state.goal, by_sequence=by_sequence, entries=tuple(entries))
 
 
 async def _in_order(engine: Engine, run_id: str) -> list[Entry]:
-    """Return the answers as they stand in the log, without what was shown."""
+    """Return the answers from the log without the planner's input."""
     entries: list[Entry] = []
     for record in await engine.records(run_id):
         where: dict[str, Any] = {"scope": record.envelope.scope, "iteration": record.envelope.iteration}
@@ -86,7 +86,7 @@ async def _in_order(engine: Engine, run_id: str) -> list[Entry]:
 
 
 def _shown_entries(asked: Sequence[tuple[View, Plan | MalformedPlan]]) -> list[Entry]:
-    """Return the answers with what was new to the planner in each."""
+    """Return the answers, each with the planner's new input."""
     before: dict[str, dict[str, Any]] = {}
     entries: list[Entry] = []
     for view, answer in asked:
@@ -107,7 +107,7 @@ def _entry(answer: Plan | MalformedPlan, **where: Any) -> Entry:
 
 
 def seen(view: View) -> dict[str, Any]:
-    """Return what a prompt is made of, as JSON data that two runs of the same can have in common: no ids, times, amounts or secrets."""
+    """Return the parts of a prompt as JSON data that two equal runs share: no ids, times, amounts or secrets."""
     data: dict[str, Any] = {
         "goal": view.goal,
         "task": view.task,
@@ -137,7 +137,7 @@ def _item(item: Item) -> dict[str, Any]:
 
 
 def _attachment(one: Any) -> Any:
-    """Return an attachment with a digest in the place of its data."""
+    """Return an attachment with a digest instead of its data."""
     if not isinstance(one, dict):
         return one
     said = cast("dict[str, Any]", one)
@@ -147,7 +147,7 @@ def _attachment(one: Any) -> Any:
 
 
 def _new(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return what differs from `before`; of the transcript what follows the part that is the same."""
+    """Return the differences to `before`; for the transcript, the items after the common part."""
     changed = {name: value for name, value in now.items() if name != "transcript" and before.get(name, _MISSING) != value}
     old, items = before.get("transcript", []), now["transcript"]
     same = next((i for i, (a, b) in enumerate(zip(old, items, strict=False)) if a != b), min(len(old), len(items)))
@@ -155,14 +155,14 @@ def _new(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return what `_new` was made of."""
+    """Undo `_new`: return the whole value."""
     said = dict(new)
     told = said.pop("transcript", {"after": 0, "items": []})
     return {**before, **said, "transcript": [*before.get("transcript", [])[: told["after"]], *told["items"]]}
 
 
 def difference(expected: Any, actual: Any, path: str = "") -> str:
-    """Return where two values first differ and how, "" where they do not."""
+    """Return where and how two values first differ, or ""."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         one, other = cast("dict[str, Any]", expected), cast("dict[str, Any]", actual)
         for name in [*one, *(name for name in other if name not in one)]:
@@ -182,7 +182,7 @@ def difference(expected: Any, actual: Any, path: str = "") -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are the same in a prompt, where true is not 1; what is missing is the same as nothing."""
+    """Whether two values are equal in a prompt: true is not 1, and a missing value equals nothing."""
     return isinstance(other, one.__class__) and isinstance(one, other.__class__) and one is not _MISSING and bool(one == other)
 
 
@@ -197,17 +197,17 @@ def _told(value: Any) -> str:
 
 
 class RecordedPlanner:
-    """Plans as a recorded run did. A run that is resumed goes on at its turn.
+    """A planner that returns the plans of a recorded run. A resumed run continues at its turn.
 
-    `plan` raises `PlannerFailed` naming the first difference (strict), or that the recording has no further plan; the run then fails with
-    that message. `done` raises `AssertionError` with it, and when plans are left over. `by_sequence` goes before what the script says.
+    `plan` raises `PlannerFailed` with the first difference (strict), or if the recording has no further plan; the run then fails with that message.
+    `done` raises `AssertionError` with it, or if plans are left over. `by_sequence` overrides the script's own mode.
     """
 
     def __init__(self, script: Script, *, by_sequence: bool | None = None) -> None:
         self.script = script
         self.by_sequence = script.by_sequence if by_sequence is None else by_sequence
         if not self.by_sequence and script.by_sequence:
-            raise ConfigError("this script was made with --by-sequence and does not say what was shown; it cannot be followed strictly")
+            raise ConfigError("this script was made with --by-sequence and has no planner input; it cannot be followed strictly")
         self.problem = ""
         self._used: set[int] = set()
         self._next: dict[tuple[str, str], int] = {}
@@ -218,53 +218,51 @@ class RecordedPlanner:
 
     @classmethod
     def from_file(cls, path: str | Path, *, by_sequence: bool | None = None) -> RecordedPlanner:
-        """Return a planner that follows the script in a file; raise `ConfigError` for a file that holds none."""
+        """Return a planner that follows the script in a file. Raise `ConfigError` if the file has no script."""
         try:
             script = msgspec.json.decode(Path(path).read_bytes(), type=Script)
         except OSError as error:
             raise ConfigError(f"cannot read the script {str(path)!r}: {error.strerror or error}") from None
         except msgspec.DecodeError as error:
             raise ConfigError(
-                f"{str(path)!r} is no script of a run: {error}; `detent export --script RUN --output FILE` makes one"
+                f"{str(path)!r} is not a script of a run: {error}; `detent export --script RUN --output FILE` makes one"
             ) from None
         return cls(script, by_sequence=by_sequence)
 
     def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
-        """Return nothing: a recording asks no model; see `ports.models_asked`."""
+        """Return nothing: a recording calls no model; see `ports.models_asked`."""
         return ()
 
     def begin_run(self, run_id: str) -> None:
-        """Find the place in the script anew; called by an engine that starts or resumes the run."""
+        """Find the place in the script again; called by an engine that starts or resumes the run."""
         for key in [key for key in self._next if key[0] == run_id]:
             del self._next[key]
 
     async def plan(self, view: View) -> Plan:
-        """Return the recorded plan for this view; raise `MalformedPlan` where the recorded answer was none, `PlannerFailed`."""
+        """Return the recorded plan for this view. Raise `MalformedPlan` if the recorded answer was not a plan, or `PlannerFailed`."""
         index = self._place(view)
         entry = self.script.entries[index]
         if not self.by_sequence and (found := difference(self._expected[index], seen(view))):
-            raise self._refused(
-                f"turn {view.iteration} of pass {view.scope!r} shows something else than in run {self.script.run_id}: {found}"
-            )
+            raise self._refused(f"turn {view.iteration} of pass {view.scope!r} has another input than in run {self.script.run_id}: {found}")
         self._used.add(index)
         if entry.rejected:
             raise MalformedPlan(entry.rejected, raw=entry.raw)
         return Plan(actions=entry.actions, text=entry.text, thinking=entry.thinking, model=entry.model)
 
     def done(self) -> None:
-        """Raise `AssertionError` when something was shown differently, or when not all of the script was used."""
+        """Raise `AssertionError` if the input differed, or if part of the script was not used."""
         if self.problem:
             raise AssertionError(self.problem)
         left = [entry for index, entry in enumerate(self.script.entries) if index not in self._used]
         if left:
             first = left[0]
             raise AssertionError(
-                f"{len(left)} of {len(self.script.entries)} recorded plans were not asked for, the first is that of turn {first.iteration} "
+                f"{len(left)} of {len(self.script.entries)} recorded plans were not used, the first is that of turn {first.iteration} "
                 f"of pass {first.scope!r}"
             )
 
     def _place(self, view: View) -> int:
-        """Return which entry answers: that of the same turn and attempt, or the next one of the pass."""
+        """Return the matching entry: that of the same turn and attempt, or the next one of the pass."""
         mine = [index for index, entry in enumerate(self.script.entries) if entry.scope == view.scope]
         if not self.by_sequence:
             for index in mine:

@@ -1,4 +1,4 @@
-"""What `simulate` found: plain data, and the text that people read. One line a fault point, then every problem with its reason and a way out."""
+"""The findings of `simulate`, as plain data and as text: one line per fault point, then every problem with its reason and advice."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from detent.testing.ledgers import short
 
 Kind = Literal["repeated", "lost", "answer", "stuck", "error", "replay", "not_reached", "in_doubt", "unproven", "changed"]
 PROBLEMS: tuple[Kind, ...] = ("repeated", "lost", "answer", "stuck", "error", "replay", "not_reached")
-"""What is wrong wherever it is found; the other kinds are for people to know."""
+"""The kinds that are always problems. The other kinds are for information."""
 RUN = "simulated"
-"""The id of every simulated run: with it keys, call ids and records are the same from trial to trial."""
+"""The id of every simulated run, so that keys, call ids and records are the same in every trial."""
 WIDTH = 120
-"""How many columns the explanations take."""
+"""The width of the explanations in columns."""
 PLACES = 3
-"""How many places of one finding are named."""
+"""The maximum number of named places of one finding."""
 _WORDS: dict[Kind, str] = {
     "repeated": "REPEATED EFFECT",
     "lost": "LOST EFFECT",
@@ -36,14 +36,14 @@ _WORDS: dict[Kind, str] = {
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was found at a fault point.
+    """One finding at a fault point.
 
-    `kind`: an effect that happened more often than undisturbed (`repeated`) or less often although the run says otherwise (`lost`); another
-    `answer` or end; a run that did not finish (`stuck`); an exception, or a run that failed by one (`error`); a log that does not come out
-    again (`replay`); a place that was not reached (`not_reached`). No problem by itself: a call `in_doubt`, which somebody had to settle; an
+    `kind`: an effect that happened more often than undisturbed (`repeated`), or less often although the run claims otherwise (`lost`); another
+    `answer` or end; a run that did not finish (`stuck`); an exception, or a run that failed because of one (`error`); a replay that gives another log
+    (`replay`); a place that was not reached (`not_reached`). Not a problem by themselves: a call `in_doubt`, which somebody had to settle; an
     `unproven` claim of a tool; a run that took another course after a fault that the agent was told of (`changed`).
 
-    `record` is the number of the record that shows it, 0 where none does; `why` says how it came about, `next` what to do.
+    `record` is the number of the record that shows it, or 0. `why` is the reason, `next` what to do.
     """
 
     kind: Kind
@@ -57,15 +57,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_problem(self) -> bool:
-        """Whether something is wrong."""
+        """Whether this is a problem."""
         return self.kind in PROBLEMS
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the agent: undisturbed (`fault` is ""), or with one fault at one place.
 
-    `how` is the variant of the fault, `place` says where it struck, `workers` how many engines it took. `effects` holds how often what happened.
-    `log` are the stored lines of the run.
+    `how` is the variant of the fault, `place` is where it struck, `workers` is the number of engines used. `effects` has the count of each effect.
+    `log` has the stored lines of the run.
     """
 
     fault: str
@@ -84,7 +84,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """The records of the run, those that findings name among them."""
+        """The records of the run, including those that findings name."""
         return tuple(read_log(RUN, self.log))
 
     @property
@@ -108,9 +108,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a simulation. `print(report)` shows it; `raise_for_problems` fails a test.
+    """The result of a simulation. `print(report)` shows it; `raise_for_problems` fails a test.
 
-    `undisturbed` is the run to which nothing happened, `trials` those with a fault each. `notes` say what was left out and why.
+    `undisturbed` is the run without a fault, `trials` are those with one fault each. `notes` say what was left out and why.
     """
 
     agent: str
@@ -125,7 +125,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """Everything that is wrong."""
+        """All problems."""
         return tuple(finding for trial in self.trials for finding in trial.problems)
 
     @property
@@ -135,16 +135,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> tuple[Finding, ...]:
-        """The effects that did not happen although the run says that all is well."""
+        """The effects that did not happen although the run claims success."""
         return self.of("lost")
 
     @property
     def in_doubt(self) -> tuple[Finding, ...]:
-        """The calls of which the run alone could not know whether they happened."""
+        """The calls that may or may not have happened as far as the run could know."""
         return self.of("in_doubt")
 
     def raise_for_problems(self, *, in_doubt: bool = False) -> None:
-        """Raise `AssertionError` with the report where there is a problem; with `in_doubt`, also where a person had to settle a call."""
+        """Raise `AssertionError` with the report if there is a problem; with `in_doubt`, also if a person had to settle a call."""
         __tracebackhide__ = True
         if self.problems or (in_doubt and self.in_doubt):
             raise AssertionError(f"\n{self}")
@@ -175,7 +175,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _grouped(trials: tuple[Trial, ...], *, problems: bool) -> list[tuple[Finding, list[str]]]:
-    """Return the findings, those that say the same together, with the places where each was found."""
+    """Return the findings, equal ones merged, each with its places."""
     found: dict[tuple[str, str, str], tuple[Finding, list[str]]] = {}
     for trial in trials:
         for finding in trial.findings:

@@ -1,4 +1,4 @@
-"""A planner that follows a script: for tests, demonstrations and benchmarks, where no model should decide."""
+"""A planner that follows a script, for tests, demonstrations and benchmarks without a model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ _ACTIONS: tuple[type, ...] = get_args(AnyAction)
 
 
 class ScriptedPlanner:
-    """Answers with its entries, one for each `plan` call, retries of a rejected plan included.
+    """A planner that returns its entries, one for each `plan` call, including retries of a rejected plan.
 
     An entry is a Plan, an action, a tuple (or list) of actions, or a function of the view that returns one of these; the function may
-    be a coroutine function and may raise. Each run and scope has its own place in the script, which begins anew when an engine starts
-    or resumes the run (`begin_run`); an approval that the engine's own approver gives is no resume. After the last entry `plan` raises
-    `PlannerFailed`.
+    be a coroutine function and may raise. Each run and scope has its own place in the script. The script restarts when an engine starts or resumes
+    the run (`begin_run`); an approval by the engine's own approver does not restart it. After the last entry `plan` raises `PlannerFailed`.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -34,24 +33,24 @@ class ScriptedPlanner:
                 _as_plan(entry, number)
 
     def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
-        """Return nothing: a script asks no model, whatever its agent names; see `ports.models_asked`."""
+        """Return nothing: a script calls no model, even if its agent names one; see `ports.models_asked`."""
         return ()
 
     def begin_run(self, run_id: str) -> None:
-        """Begin the script anew for this run, in all its scopes; called by an engine that starts or resumes the run."""
+        """Restart the script for this run in all scopes; called by an engine that starts or resumes the run."""
         for key in [key for key in self._next if key[0] == run_id]:
             del self._next[key]
 
     def reset(self, run_id: str) -> None:
-        """The same as `begin_run`, for tests that drive the planner by hand."""
+        """Do the same as `begin_run`, for tests that drive the planner by hand."""
         self.begin_run(run_id)
 
     def go_on(self, run_id: str, scope: str, *, after: int) -> None:
-        """Give the entry after the first `after` ones next in this run and scope: a log that is taken up holds those already."""
+        """Continue after the first `after` entries in this run and scope: the log of a resumed run already has those."""
         self._next[run_id, scope] = after
 
     async def plan(self, view: View) -> Plan:
-        """Return the next entry as a plan; raise `PlannerFailed` when there is none, and whatever an entry that is a function raises."""
+        """Return the next entry as a plan. Raise `PlannerFailed` if there is none, or whatever a function entry raises."""
         key = (view.run_id, view.scope)
         position = self._next.get(key, 0)
         if position >= len(self.entries):

@@ -1,4 +1,4 @@
-"""`simulate`: a user's own agent, run once for every place at which something may go wrong, and held against the run to which nothing happens."""
+"""`simulate`: runs your agent once for every place where something may go wrong, and compares each run with an undisturbed one."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ async def simulate(
 ) -> Report:
     """Run `agent` on `goal` once undisturbed and once for each fault point; return which effects were repeated, lost or in doubt.
 
-    `make_engine(store)` makes the engine as in production, on the store that it is given; it is called once for each worker. `effects`
-    returns what happened in the world (rows, messages), so that a tool that only says that it is idempotent is found out; without it a
-    tool's own answers count. `reset` is called before each run and puts the world back to its beginning. `approve` decides on requests for
-    approval, `reply` is what the agent's user answers (a value, or a function of the question). `at_most`: so many fault points of each
-    kind, spread evenly. `slow_s` is how long a slow model takes, on the clock of the run; `patience_s` how long one trial may take in
-    real time. `options` are those of `Engine.run`.
+    `make_engine(store)` creates the engine as in production, on the given store; it is called once for each worker. `effects` returns what happened in
+    the world (rows, messages); it exposes a tool that is not idempotent although it is declared so. Without it, a tool's own answers count. `reset` is
+    called before each run and restores the world. `approve` decides on requests for approval; `reply` is the answer of the agent's user (a value, or
+    a function of the question). `at_most` limits the fault points of each kind, spread evenly. `slow_s` is the time that a slow model takes on the
+    clock of the run; `patience_s` is the real time that one trial may take. `options` are those of `Engine.run`.
 
-    Runs are kept in memory, their clock stands still unless a fault or a wait moves it, and pauses between attempts take no time. Raises
-    `UnknownName` for a fault that there is not, `ConfigError` where the undisturbed run does not finish or `make_engine` uses another store.
+    Runs are kept in memory. Their clock stands still unless a fault or a wait moves it, and pauses between attempts take no time. Raises
+    `UnknownName` for an unknown fault, and `ConfigError` if the undisturbed run does not finish or `make_engine` uses another store.
     """
     wanted = checked_faults(faults)
     effects, reset = _with_fakes(agent, effects, reset)
@@ -54,7 +53,7 @@ async def simulate(
         raise ConfigError(f"at_most is {at_most}; give at least 1, or leave it out for all fault points")
     for name in ("run_id", "turns"):
         if name in options:
-            raise ConfigError(f"simulate takes no {name}: every run has one id and goes to its end")
+            raise ConfigError(f"simulate does not take {name}: every run has the same id and runs to its end")
     setting = Setting(
         make_engine=make_engine,
         agent=agent,
@@ -88,7 +87,7 @@ async def _all_trials(setting: Setting, wanted: Sequence[FaultName], at_most: in
 
 @contextlib.contextmanager
 def _each_line_once() -> Generator[None]:
-    """Let what Detent logs be said once, not once a trial."""
+    """Log each warning of Detent once, not once for each trial."""
     said: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -108,7 +107,7 @@ def _each_line_once() -> Generator[None]:
 
 
 def _with_fakes(agent: Agent, effects: Probe | None, reset: Callable[[], Any] | None) -> tuple[Probe | None, Callable[[], Any] | None]:
-    """Return the probe and the reset, with those of the agent's fake tools: what these did need not be said."""
+    """Return the probe and the reset, extended by those of the agent's fake tools."""
     fakes = [tool for tool in agent.tools if isinstance(tool, FakeTool)]
     if not fakes:
         return effects, reset
@@ -125,21 +124,21 @@ def _with_fakes(agent: Agent, effects: Probe | None, reset: Callable[[], Any] | 
 
 
 async def _undisturbed(setting: Setting) -> Attempt:
-    """Run the agent to which nothing happens; raise what it raises, and `ConfigError` where it does not finish."""
+    """Run the agent undisturbed. Raise what it raises, and `ConfigError` if it does not finish."""
     attempt = await Attempt(setting, UNDISTURBED).run()
     if attempt.error is not None:
         raise attempt.error
     if attempt.state is None or not attempt.state.terminal:
         raise ConfigError(
             f"agent {setting.agent.name!r} does not finish even undisturbed: {attempt.problem or ended(attempt)}. "
-            "Mend that first, or give what it waits for"
+            "Fix that first, or provide what it waits for"
         )
     attempt.disturbance.struck = True
     return attempt
 
 
 def _uneven(whole: Attempt, again: Attempt, seen: frozenset[str]) -> str:
-    """Return what differs between two undisturbed runs, "" where nothing does."""
+    """Return the differences between two undisturbed runs, or ""."""
     effects = [{what: effect.times for what, effect in one.ledger.effects(seen).items()} for one in (whole, again)]
     what = ""
     if not same_end(whole, again):
@@ -151,8 +150,8 @@ def _uneven(whole: Attempt, again: Attempt, seen: frozenset[str]) -> str:
     if not what:
         return ""
     return (
-        f"two undisturbed runs did not do the same: {what}. Answers and effects are therefore not held against each other; "
-        "give reset= so that the world begins anew with each run, and a planner that decides by the view alone"
+        f"two undisturbed runs did not behave the same: {what}. So answers and effects are not compared; "
+        "give reset= to restore the world before each run, and a planner that decides only by the view"
     )
 
 
@@ -185,7 +184,7 @@ def _told(attempt: Attempt, whole: Attempt, found: Sequence[Any], seen: frozense
 
 
 def _points(whole: Attempt, wanted: Sequence[FaultName], at_most: int | None) -> tuple[list[Fault], list[str]]:
-    """Return the places where each kind of fault may strike, as the undisturbed run shows them, and what is left out and why."""
+    """Return the places for each kind of fault in the undisturbed run, and notes on what is left out and why."""
     makers = {
         "crash": _crashes,
         "tool_timeout": _timeouts,
@@ -238,7 +237,7 @@ def _timeouts(whole: Attempt) -> tuple[list[Fault], str]:
         for doing in able
         for how in (("before",) if doing.tool.read_only else ("before", "after"))
     ]
-    return points, f"{', '.join(without)} left out: timeout_s is None, such a tool is never out of time" if without else ""
+    return points, f"{', '.join(without)} left out: timeout_s is None, such a tool never times out" if without else ""
 
 
 def _duplicates(whole: Attempt) -> tuple[list[Fault], str]:
@@ -284,7 +283,7 @@ def _malformed(whole: Attempt) -> tuple[list[Fault], str]:
     hows = {
         "no_plan": "no plan at first in",
         "blank": "a blank answer at first in",
-        "unknown_tool": "a tool that there is not, in",
+        "unknown_tool": "an unknown tool in",
         "cut_arguments": "arguments cut off in",
     }
     return [

@@ -1,4 +1,4 @@
-"""What a log says apart from the faults that it survived, so that two logs of the same work can be held against each other."""
+"""The content of a log without the faults that it survived, so that two logs of the same work can be compared."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from detent.core.records import Record
 
 
 def story(records: Sequence[Record]) -> list[tuple[int, bytes]]:
-    """Return what a log says apart from faults, each with its record's number.
+    """Return the content of a log without faults, each part with its record number.
 
-    Left out are resumptions, doubts and how they were settled, later attempts, times, signals, how they came and measurements.
+    Left out: resumptions, doubts and their settlement, later attempts, times, signals and their arrival, measurements.
     """
     told: list[tuple[int, bytes]] = []
     for record in records:

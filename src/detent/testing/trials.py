@@ -1,8 +1,8 @@
-"""One trial: a run of a user's agent with one fault, taken to its end by as many workers as that takes.
+"""One trial: a run of the user's agent with one fault, brought to its end by as many workers as needed.
 
-Theory of operation. The runs of a trial live in memory; each worker is an engine of its own, made anew by the user's function, on a store
-that is another holder of claims. Crashes end a worker, everything else is as in production: the next worker takes the run up from its log.
-Whatever the run then waits for is given: approvals, replies, time. A person who is asked about a call in doubt says what the ledger knows.
+Theory of operation. The runs of a trial are in memory. Each worker is a new engine from the user's function, on a store that is another holder of
+claims. A crash ends a worker; everything else is as in production, and the next worker resumes the run from its log. The trial provides whatever the
+run waits for: approvals, replies, time. A call in doubt is settled by what the ledger knows, in the place of a person.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_WORKERS, MOST_ANSWERS = 6, 200
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What all trials of a simulation share; see `simulate`."""
+    """The settings that all trials of a simulation share; see `simulate`."""
 
     make_engine: Callable[[EventStore], Any]
     agent: Agent
@@ -52,7 +52,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt:
-    """A trial while it runs, and what is known of it afterwards."""
+    """A trial while it runs, and its results afterwards."""
 
     def __init__(self, setting: Setting, fault: Fault) -> None:
         self.setting, self.fault = setting, fault
@@ -68,7 +68,7 @@ class Attempt:
         self._shelf = RamStore()
 
     async def run(self) -> Attempt:
-        """Take the run to its end, or as far as it goes; what it raises is kept in `error`."""
+        """Bring the run to its end or as far as possible; an exception is kept in `error`."""
         if self.setting.reset is not None:
             await _awaited(self.setting.reset())
         self.ledger = Ledger(self.setting.effects)
@@ -77,7 +77,7 @@ class Attempt:
         try:
             async with asyncio.timeout(self.setting.patience_s):
                 await self._work_on()
-        except TimeoutError:  # what the run itself raises is in `error`
+        except TimeoutError:  # exceptions of the run itself are in `error`
             self.problem = f"it was still running after {self.setting.patience_s:g} s of real time"
         self.ledger.close()
         self.log = tuple(await self._shelf.read(RUN))
@@ -86,7 +86,7 @@ class Attempt:
         return self
 
     async def _work_on(self) -> None:
-        """Let one worker after another take the run on, until one of them gets to an end of its work."""
+        """Let one worker after another resume the run until one of them finishes its work."""
         while self.workers < MOST_WORKERS:
             try:
                 await self._work()
@@ -96,10 +96,10 @@ class Attempt:
             except Exception as error:  # noqa: BLE001 - whatever a user's agent makes an engine raise is what is looked for
                 self.error = error
                 return
-        self.problem = f"{MOST_WORKERS} workers one after another took it up, and none of them got to its end"
+        self.problem = f"{MOST_WORKERS} workers resumed it one after another, and none of them finished it"
 
     async def _work(self) -> None:
-        """Be one worker."""
+        """Run one worker."""
         self.workers += 1
         life, inner = self.workers, self._shelf.sibling()
         engine = await self._engine(DisturbedStore(inner, self.disturbance, life), life)
@@ -114,7 +114,7 @@ class Attempt:
             await inner.close()
 
     async def _intrude(self, store: EventStore | None) -> str:
-        """Be another worker beside the first one; its claim is lost where its `store` is given."""
+        """Run another worker beside the first one. If `store` is given, the first one loses its claim."""
         if store is not None:
             await store.release(RUN)
         try:
@@ -126,11 +126,11 @@ class Attempt:
         return ""
 
     async def _engine(self, store: Any, life: int) -> Engine:
-        """Make an engine on `store` and put the watched parts into its seams."""
+        """Create an engine on `store` and put the observing parts into its seams."""
         engine: Any = await _awaited(self.setting.make_engine(store))
         if not isinstance(engine, Engine) or engine.store is not store:
-            what = "an engine on another store" if isinstance(engine, Engine) else f"{type(engine).__name__}, which is no Engine"
-            raise ConfigError(f"make_engine gave {what}; write def make_engine(store): return Engine(store=store, ...)")
+            what = "an engine on another store" if isinstance(engine, Engine) else f"{type(engine).__name__}, not an Engine"
+            raise ConfigError(f"make_engine returned {what}; write def make_engine(store): return Engine(store=store, ...)")
         if engine.approver is None:
             engine.approver = "caller"
         engine.wrap(
@@ -144,7 +144,7 @@ class Attempt:
     # Answers --------------------------------------------------------------------------------------------------------------------
 
     async def _answer_everything(self, engine: Engine) -> bool:
-        """Give the run what it waits for until it finishes; say whether it has."""
+        """Give the run what it waits for until it finishes; return whether it did."""
         for number in range(MOST_ANSWERS):
             state = await engine.load(RUN)
             if state.terminal:
@@ -163,18 +163,18 @@ class Attempt:
             if not moved:
                 self.problem = self.problem or f"it is {state.status}"
                 return False
-        self.problem = f"it was given {MOST_ANSWERS} answers and goes on asking"
+        self.problem = f"it got {MOST_ANSWERS} answers and still asks"
         return False
 
     async def _settle(self, engine: Engine, state: RunState) -> bool:
-        """Say of each call in doubt what really became of it."""
+        """Settle each call in doubt by its real outcome."""
         seen = self.ledger.seen
         for call_id in state.in_doubt:
             call = state.call(call_id)
             happened, result = self.ledger.truth(call.key if call else "", seen)
             if happened is None:
                 self.problem = (
-                    f"call {call_id} of {call.tool if call else 'a tool'} is in doubt, and nobody can know: the tool raised an error that "
+                    f"call {call_id} of {call.tool if call else 'a tool'} is in doubt, and its outcome cannot be known: the tool raised an error that "
                     "does not say whether its effect happened"
                 )
                 return False
@@ -215,7 +215,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def where_raised(error: BaseException) -> str:
-    """Return the file and line of the last frame that is not Detent's own, "" where there is none."""
+    """Return the file and line of the last frame outside Detent, or ""."""
     own = str(Path(__file__).resolve().parents[1])
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

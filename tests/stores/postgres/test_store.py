@@ -1360,7 +1360,7 @@ def test_a_claim_in_tables_of_an_earlier_version_is_looked_at_as_it_is(postgres_
         store = PostgresStore(postgres_url)
         assert await store.look()
         assert await store.wrong_with_claim("r") == ""
-        assert "which is no name of a process" in await store.wrong_with_claim("bad")
+        assert "which is not a process name" in await store.wrong_with_claim("bad")
         await store.close()
         assert ask(postgres_url, "SELECT max(version) FROM detent.migrations") == [(version,)]
 

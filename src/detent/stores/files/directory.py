@@ -1,4 +1,4 @@
-"""The directory of a file store: opened, and worked in by one action a run at a time."""
+"""The directory of a file store: opening it, and running one action per run at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _THREADS = 4
 
 
 class StoreDirectory:
-    """Does what has to wait for a disk or for another process in threads. See `FileStore`."""
+    """Uses threads for whatever waits for a disk or another process. See `FileStore`."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class StoreDirectory:
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Be closed: in a forked child, whose parent goes on with what is open."""
+        """Start closed: in a forked child the open files belong to the parent."""
         self._open, self._pending = False, {}
         for part in (self._owed, self._threads, self._logs):
             part.forked()
 
     async def open(self) -> None:
-        """Create the directory where it is missing."""
+        """Create the directory if it is missing."""
         if self._open:
             return
         with self._errors():
@@ -78,7 +78,7 @@ class StoreDirectory:
         self._open = True
 
     async def look(self, *, upgrade: bool = False) -> bool:
-        """Open the directory if it is there, also one that is only for reading, and return whether it is; there is nothing to upgrade in it."""
+        """Open the directory if it exists, even a read-only one, and return whether it does. It never needs an upgrade."""
         with self._errors():
             try:
                 os.scandir(self.path).close()
@@ -88,7 +88,7 @@ class StoreDirectory:
         return True
 
     def _file(self, run_id: str, ending: str) -> Path:
-        """Return a file of the run; raise `ConfigError` for an id that cannot be a file name."""
+        """Return the path of a file of the run; raise `ConfigError` for an id that cannot be a file name."""
         if not self._open:
             raise StoreError(f"the store {self.url} is not open; call open() first")
         if not RUN_ID.fullmatch(run_id):
@@ -99,7 +99,7 @@ class StoreDirectory:
 
     @contextmanager
     def _errors(self) -> Generator[None, None, None]:
-        """Turn the operating system's errors into the store's."""
+        """Translate errors of the operating system into store errors."""
         try:
             yield
         except BlockingIOError:
@@ -107,16 +107,16 @@ class StoreDirectory:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StoreFull(
-                    f"no room left in {str(self.path)!r} ({error.strerror}); nothing of this was recorded. Make room and resume"
+                    f"no room left in {str(self.path)!r} ({error.strerror}); nothing was recorded. Free some space and resume"
                 ) from error
             raise StoreError(
                 f"{error.filename or str(self.path)!r}: {error.strerror}; check the path, its permissions and the disk"
             ) from error
 
     async def _do(self, run_id: str, action: Callable[[float], Any], *, threaded: bool = False) -> Any:
-        """Do something to a run, after all that is going on with it; in a thread if it has to wait for a disk or for another process.
+        """Run an action on a run after its pending actions; in a thread if it has to wait for a disk or another process.
 
-        `action` gets the seconds that it may wait for a lock and raises `BlockingIOError` after them.
+        `action` gets the number of seconds that it may wait for a lock, and then raises `BlockingIOError`.
         """
         while (before := self._pending.get(run_id)) is not None and not before.get_loop().is_closed():
             await asyncio.wait([before])
@@ -135,7 +135,7 @@ class StoreDirectory:
             del self._pending[run_id]
 
     async def _settled(self) -> None:
-        """Wait for all that is going on and can tell so."""
+        """Wait for all pending actions that can still report their end."""
         here = asyncio.get_running_loop()
         if going_on := [future for future in self._pending.values() if future.get_loop() is here]:
             await asyncio.wait(going_on)
@@ -157,7 +157,7 @@ class StoreDirectory:
 
     async def _give_up(self, run_id: str) -> None:
         def action(wait_s: float) -> None:
-            if run_id in self._owed:  # else it was taken again meanwhile
+            if run_id in self._owed:  # else it was used again meanwhile
                 self._claims.release(run_id, wait_s)
 
         await self._do(run_id, action)

@@ -1,4 +1,4 @@
-"""A directory of files as a whole: logs that are gone, and files that belong to no log or to no living process."""
+"""Examines a whole directory of files: missing logs, and files that belong to no log or to no living process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS = (".blobs", ".snapshot", ".torn", ".sealed")
 
 
 def examine(logs: Logs, inboxes: Inboxes, claims: Claims, reserved: Path) -> Examined:
-    """Return what is wrong with the directory; logs themselves are read by who asks."""
+    """Return the faults of the directory. The caller reads the logs themselves."""
     directory, parts = logs.directory, dict[str, list[Path]]()
     names = sorted(os.listdir(directory))  # noqa: PTH208 - names are enough
     there = {name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl") and not name.startswith(".")}
@@ -27,7 +27,7 @@ def examine(logs: Logs, inboxes: Inboxes, claims: Claims, reserved: Path) -> Exa
     for name in inboxes.names():
         parts.setdefault(name, []).append(inboxes.path(name))
     runs = {run_id for run_id in sorted(there | parts.keys()) if _is_run(logs, run_id)}
-    for run_id in parts.keys() - runs:  # a seal that says nothing was made for a first append that never came about, and serves the next
+    for run_id in parts.keys() - runs:  # an empty seal was made for a first append that never happened; the next append uses it
         parts[run_id] = [path for path in parts[run_id] if path.suffix != ".sealed"]
     faults = [_orphan(run_id, parts[run_id]) for run_id in sorted(parts.keys() - runs) if parts[run_id]]
     faults += _left(claims, [directory, reserved])
@@ -35,7 +35,7 @@ def examine(logs: Logs, inboxes: Inboxes, claims: Claims, reserved: Path) -> Exa
 
 
 def _is_run(logs: Logs, run_id: str) -> bool:
-    """Whether there is a log, or was one."""
+    """Whether a log exists or existed."""
     try:
         return logs.head(run_id) is not None
     except (CorruptLog, NewerVersion):
@@ -47,7 +47,7 @@ def _orphan(run_id: str, paths: list[Path]) -> Fault:
     stats = [path.stat() for path in files if path.exists()]
     kinds = ", ".join(path.suffix if path.parent.name != ".inbox" else "inbox" for path in paths)
     return Fault(
-        what=f"files of {run_id!r} ({kinds}; {sum(stat.st_size for stat in stats)} bytes), of which there is no log",
+        what=f"files of {run_id!r} ({kinds}; {sum(stat.st_size for stat in stats)} bytes) without a log",
         run_id=run_id,
         damage=False,
         mend="delete",
@@ -56,11 +56,11 @@ def _orphan(run_id: str, paths: list[Path]) -> Fault:
 
 
 def _left(claims: Claims, places: list[Path]) -> Iterator[Fault]:
-    """Yield what dead processes left."""
+    """Yield the leftovers of dead processes."""
     holder = claims.holder
     locks = [path for path in lock_paths(holder.directory, holder.host) if is_dead(path)]
     halves = [path for place in places for path in temporary(place) if is_dead(path)]
     dead = claims.dead()
     if locks or halves or dead:
-        what = f"claims ({len(dead)}), lock files ({len(locks)}) and half-written files ({len(halves)}) of processes that are gone"
+        what = f"claims ({len(dead)}), lock files ({len(locks)}) and half-written files ({len(halves)}) of dead processes"
         yield Fault(what=what, damage=False, mend="gc")

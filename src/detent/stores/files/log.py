@@ -1,12 +1,12 @@
-"""The format of one run's log file, and how it is read.
+"""The format of one run's log file, and its reader.
 
     ["detent",1,{...}]                     header: format version, listing entry of the first append
-    {...}                                  records, one a line
-    ["commit",2,{...}]                     end of an append: number of records so far, what differs from the header's listing entry
-    ["commit",5,["signal id"],{...}]       the same, of an append that consumed signals
+    {...}                                  records, one per line
+    ["commit",2,{...}]                     end of an append: number of records so far, differences to the header's listing entry
+    ["commit",5,["signal id"],{...}]       the same, for an append that consumed signals
 
-An append is one write of its records and their commit line; a record is a JSON object, so no record looks like a commit line. What follows
-the last complete commit line was never committed: a process or machine died while writing it.
+An append is one write of its records and their commit line. A record is a JSON object, so no record looks like a commit line. Anything after the
+last complete commit line was never committed: a process or machine died while writing it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TAIL_BYTES = 4096
 
 
 class Tail(msgspec.Struct, frozen=True):
-    """Where a log ends: the number of records, the offset after the last commit line, the header's listing entry, the last commit's."""
+    """The end of a log: number of records, offset after the last commit line, listing entries of the header and of the last commit."""
 
     seq: int
     end: int
@@ -42,7 +42,10 @@ class Tail(msgspec.Struct, frozen=True):
 
 def header_line(head: RunHead) -> bytes:
     """Return the first line of a log."""
-    return b'["detent",%d,%b]\n' % (FORMAT_VERSION, _encode(msgspec.structs.replace(head, digest="")))  # it says nothing of later appends
+    return b'["detent",%d,%b]\n' % (
+        FORMAT_VERSION,
+        _encode(msgspec.structs.replace(head, digest="")),
+    )  # without the fields that later appends change
 
 
 def commit_line(seq: int, base: RunHead, head: RunHead, consumed: Sequence[str] = ()) -> bytes:
@@ -56,7 +59,7 @@ def commit_line(seq: int, base: RunHead, head: RunHead, consumed: Sequence[str] 
 
 
 def read_tail(fd: int, size: int, run_id: str) -> Tail | None:
-    """Find the end of a log without reading all of it; None when nothing was ever committed."""
+    """Find the end of a log without reading all of it; None if nothing was ever committed."""
     length = min(size, _TAIL_BYTES)
     while length:
         data = os.pread(fd, length, size - length)
@@ -73,7 +76,7 @@ def read_tail(fd: int, size: int, run_id: str) -> Tail | None:
 
 
 def last_commit(data: bytes) -> tuple[int, int] | None:
-    """Return start and end of the last complete commit line, its newline included."""
+    """Return start and end of the last complete commit line, including its newline."""
     start = len(data)
     while (start := data.rfind(b"\n" + COMMIT, 0, start)) >= 0:
         end = data.find(b"\n", start + 1)
@@ -104,7 +107,7 @@ def parse_header(line: bytes, run_id: str) -> RunHead:
             )
         return msgspec.json.decode(entry, type=RunHead)
     except ValueError as error:
-        raise CorruptLog(run_id, 0, f"its first line is no header of a log ({error})") from error
+        raise CorruptLog(run_id, 0, f"its first line is not a log header ({error})") from error
 
 
 def _parse_commit(line: bytes, base: RunHead, run_id: str) -> tuple[int, RunHead]:
@@ -119,7 +122,7 @@ def _parse_commit(line: bytes, base: RunHead, run_id: str) -> tuple[int, RunHead
 
 
 def parse(data: bytes, run_id: str) -> tuple[list[bytes], int]:
-    """Return the committed record lines and the offset where they end; raise `CorruptLog` when lines and commits do not agree."""
+    """Return the committed record lines and the offset where they end. Raise `CorruptLog` if lines and commits do not agree."""
     found = last_commit(data)
     start, end = found or (0, 0)
     torn = data[end:].split(b"\n")[:-1]
@@ -141,7 +144,7 @@ def parse(data: bytes, run_id: str) -> tuple[list[bytes], int]:
 
 
 def _disagreement(lines: list[bytes], run_id: str) -> CorruptLog:
-    """Return the error for the first place where the lines are not as their commit lines say."""
+    """Return the error for the first place where lines and commit lines disagree."""
     count = 0
     for number, line in enumerate(lines[1:], start=2):
         if line[:1] == b"{":
@@ -159,9 +162,9 @@ def _disagreement(lines: list[bytes], run_id: str) -> CorruptLog:
 
 
 def consumed_ids(data: bytes) -> set[str]:
-    """Return the ids of all signals that the appends in `data` consumed."""
+    """Return the ids of all signals consumed by the appends in `data`."""
     found: set[str] = set()
     for match in _CONSUMING.finditer(data):
-        with suppress(ValueError):  # damaged: what it consumed and is still there is named by `verify`
+        with suppress(ValueError):  # damaged: `verify` names consumed signals that are still there
             found.update(msgspec.json.decode(match[1], type=list[str]))
     return found

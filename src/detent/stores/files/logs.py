@@ -1,4 +1,4 @@
-"""The log files of a file store: opened, locked, appended to, and read. Nothing here waits but for locks and disks."""
+"""The log files of a file store: opening, locking, appending, reading. Code here waits only for locks and disks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _OPEN_FILES = 128
 
 
 class _Log:
-    """An open log file and where it ended when it was last looked at; `named` when its name is known to survive power loss.
+    """An open log file and its last known end. `named`: its name is known to survive power loss.
 
-    `slot` is where its next seal belongs, None where that is not known.
+    `slot` is the slot of its next seal, None if unknown.
     """
 
     __slots__ = ("fd", "named", "size", "slot", "tail")
@@ -40,7 +40,7 @@ class _Log:
 
 
 class Logs:
-    """The logs in one directory. A run's log is used by one thread at a time; `wait_s` is how long to wait for another process."""
+    """The logs in one directory. One thread at a time uses a run's log; `wait_s` is how long to wait for another process."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -52,22 +52,22 @@ class Logs:
         self._reported: set[str] = set()
 
     def path(self, run_id: str) -> Path:
-        """The log of a run."""
+        """Return the path of a run's log."""
         return self.directory / f"{run_id}.jsonl"
 
     def forked(self) -> None:
-        """Have no file open: in a forked child all that were are closed (`locks`), for they and their locks are its parent's."""
+        """Start without open files: a forked child closes them (`locks`), because they and their locks belong to the parent."""
         self._open.clear()
         self.ledger.forked()
 
     def close(self) -> None:
-        """Close the files that are kept open."""
+        """Close the files kept open."""
         while self._open:
             unlock(self._open.popitem()[1].fd)
 
     @contextmanager
     def locked(self, run_id: str, wait_s: float, *, create: bool) -> Generator[_Log | None, None, None]:
-        """Lock the run's log and find its end; None when there is none and `create` is false."""
+        """Lock the run's log and find its end; None if there is no log and `create` is false."""
         path = self.path(run_id)
         entry = self._open.pop(run_id, None)
         keep = False
@@ -119,12 +119,13 @@ class Logs:
         held: Callable[[], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Add records and their commit line in one write; raise `Conflict`, before it what `held` raises, and after it what `check` does.
+        """Add records and their commit line in one write; raise `Conflict`.
 
-        Both are called under the log's lock. On any failure the log is as it was.
+        `held` is called before the check for a conflict, `check` after it, both under the log's lock; both may raise. On any failure the log stays
+        unchanged.
         """
         if held is not None and expected == 0:
-            held()  # before there is a file
+            held()  # before a file exists
         with self.locked(run_id, wait_s, create=expected == 0) as entry:
             tail = entry.tail if entry is not None else None
             count = tail.seq if tail is not None else 0
@@ -163,7 +164,7 @@ class Logs:
                 self._seal(run_id, entry, seq, head.digest)
 
     def _seal(self, run_id: str, entry: _Log, seq: int, digest: str) -> None:
-        """Say outside the log how long it is; the append is durable without, and an older seal says nothing against it."""
+        """Write the length of the log into its seal. The append is durable without it, and an older seal does not contradict the log."""
         slot, entry.slot = entry.slot, None
         try:
             entry.slot = self.seals.write(run_id, (seq, digest), over=slot)
@@ -173,13 +174,13 @@ class Logs:
             )
 
     def _refuse_lost(self, run_id: str) -> None:
-        """Raise `CorruptLog` where there is no log and there was one."""
+        """Raise `CorruptLog` if there is no log but there was one."""
         if (seal := self.seals.read(run_id)) is not None:
-            raise CorruptLog(run_id, 0, f"its log is empty or gone, and had {seal[0]} durable records")
+            raise CorruptLog(run_id, 0, f"its log is empty or missing, but had {seal[0]} durable records")
 
     @contextmanager
     def still(self, run_id: str, wait_s: float, *, shared: bool = False) -> Generator[None]:
-        """Keep every process from appending; what was going on is on disk, or has not happened. `shared`: only to read."""
+        """Lock the log against appends of all processes. Earlier appends are on disk or have not happened. `shared`: for reading only."""
         fd = None
         with suppress(FileNotFoundError):
             fd = lock_file(self.path(run_id), wait_s=wait_s, create=False, shared=shared)
@@ -190,7 +191,7 @@ class Logs:
                 unlock(fd)
 
     def _sync(self, entry: _Log, end: int) -> None:
-        """Make what was written after `end` survive power loss, or take it back."""
+        """Make the data after `end` survive power loss, or take it back."""
         try:
             os.fsync(entry.fd)
             if not entry.named:
@@ -201,7 +202,7 @@ class Logs:
             raise
 
     def _set_aside(self, run_id: str, entry: _Log, end: int) -> None:
-        """Move the bytes after `end`, which no append finished, to `<run>.torn`; under the lock."""
+        """Move the bytes of an unfinished append after `end` to `<run>.torn`; called under the lock."""
         torn = os.pread(entry.fd, entry.size - end, end)
         self._report(run_id, len(torn))
         with open(self.directory / f"{run_id}.torn", "ab", opener=functools.partial(os.open, mode=0o600)) as file:
@@ -258,7 +259,7 @@ class Logs:
         return head
 
     def consumed(self, run_id: str) -> frozenset[str]:
-        """Return the ids of the signals that the run's log consumed; reads only what was added since the last time."""
+        """Return the ids of the signals that the run's log consumed; reads only what was added since the last call."""
         try:
             fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -281,14 +282,14 @@ class Logs:
         return ids
 
     def consumed_on_disk(self, run_id: str) -> frozenset[str]:
-        """Return what `consumed` does, once all of it survives power loss; raise `BlockingIOError` where an append is going on."""
+        """Return the result of `consumed` once all of it survives power loss; raise `BlockingIOError` during an append."""
         try:
             fd = lock_file(self.path(run_id), create=False)
         except FileNotFoundError:
             return frozenset()
         try:
-            os.fsync(fd)  # also for one who died before it did so
-            self._seen.pop(run_id, None)  # of an append that was taken back, too
+            os.fsync(fd)  # also for a process that died before it synced
+            self._seen.pop(run_id, None)  # also those of an append that was taken back
             return self.consumed(run_id)
         finally:
             unlock(fd)
@@ -303,7 +304,7 @@ class Logs:
         wait_s: float,
         held: Callable[[], None] | None = None,
     ) -> None:
-        """Replace the log by one of tombstones, at once; the signals `spent` count as consumed. Raise `RunNotFound`, and what `held` raises."""
+        """Replace the log atomically by one of tombstones. The signals `spent` count as consumed. Raise `RunNotFound`, or what `held` raises."""
         with self.locked(run_id, wait_s, create=False) as entry:
             if held is not None:
                 held()
@@ -316,7 +317,7 @@ class Logs:
 
 
 def _relock(fd: int, path: Path) -> bool:
-    """Lock a file that is still open; false when it has to be opened again, or another process has it."""
+    """Lock a file that is still open; false if it must be opened again, or another process has it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

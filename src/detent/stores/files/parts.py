@@ -1,4 +1,4 @@
-"""What lies beside the logs of a file store: whole files that are replaced at once, inboxes, claims."""
+"""The files beside the logs of a file store: atomically replaced files, inboxes, claims."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPORARY = ".tmp-"
 
 
 def write_all(fd: int, data: bytes, offset: int) -> None:
-    """Write all of `data` at `offset`; where there is no room, cut the file back to `offset` and raise."""
+    """Write all of `data` at `offset`. If the disk is full, cut the file back to `offset` and raise."""
     view = memoryview(data)
     try:
         done = os.pwrite(fd, view, offset)
@@ -43,7 +43,7 @@ def sync_directory(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
-    """Give `path` new content: all of it or, whatever happens, the old."""
+    """Replace the content of `path` atomically: after a crash it has the new content or the old."""
     temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
     fd = lock_file(temporary)
     try:
@@ -61,12 +61,12 @@ def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
 
 
 def temporary(directory: Path) -> list[Path]:
-    """Return the files that are being written, or were left half written."""
+    """Return the files that are being written or were left half written."""
     return [*directory.glob(f"{TEMPORARY}*"), *directory.glob(f"*.blobs/{TEMPORARY}*")]
 
 
 def remove_temporary(directory: Path) -> int:
-    """Remove files that a dead process left half written (a living one has them locked); return the bytes freed."""
+    """Remove half-written files of dead processes (a living process locks its own); return the bytes freed."""
     freed = 0
     for path in temporary(directory):
         try:
@@ -80,7 +80,7 @@ def remove_temporary(directory: Path) -> int:
 
 
 def blob_name(key: str) -> str:
-    """Return the file name for a key: the key itself where that is a plain name. Raise `ConfigError` for one that is too long."""
+    """Return the file name for a key: the key itself if it is a plain name. Raise `ConfigError` if the name is too long."""
     name = quote(key, safe="@+=,") or "%"
     if name.startswith("."):
         name = f"%2E{name[1:]}"
@@ -95,14 +95,14 @@ def blob_key(name: str) -> str:
 
 
 class Inboxes:
-    """One file a run with its signals, one a line; which of them were consumed is said by the run's log (`consumed`)."""
+    """Inboxes: one file per run with one signal per line. The run's log knows which ones were consumed (`consumed`)."""
 
     def __init__(self, directory: Path, consumed: Callable[[str], frozenset[str]], on_disk: Callable[[str], frozenset[str]]) -> None:
-        """`consumed` says what the log has consumed, `on_disk` what of that survives power loss; it raises `BlockingIOError` amid an append."""
+        """`consumed` returns what the log has consumed, `on_disk` what of it survives power loss; it raises `BlockingIOError` during an append."""
         self.directory, self._consumed, self._on_disk = directory, consumed, on_disk
 
     def path(self, run_id: str) -> Path:
-        """The inbox of a run."""
+        """Return the path of a run's inbox."""
         return self.directory / f"{run_id}.jsonl"
 
     def names(self) -> set[str]:
@@ -113,14 +113,14 @@ class Inboxes:
             return set()
 
     def remove(self, run_id: str, wait_s: float) -> None:
-        """Remove the inbox of a run, once nobody is posting to it."""
+        """Remove the inbox of a run once nobody is posting to it."""
         with suppress(FileNotFoundError):
             fd = lock_file(self.path(run_id), wait_s=wait_s, create=False)
             self.path(run_id).unlink(missing_ok=True)
             unlock(fd)
 
     def post(self, run_id: str, signal: Signal, wait_s: float, check: Callable[[], None]) -> None:
-        """Add a signal durably, unless its id is there or was consumed; raise what `check` does, under the inbox's lock."""
+        """Add a signal durably, unless its id is present or was consumed. `check` is called under the inbox's lock and may raise."""
         if not self.directory.exists():
             self.directory.mkdir(exist_ok=True, mode=0o700)
             sync_directory(self.directory.parent)
@@ -135,7 +135,9 @@ class Inboxes:
             if os.fstat(fd).st_size > end:
                 os.ftruncate(fd, end)
             line = written_signal(signal) + b"\n"
-            write_all(fd, b"\n" + line if end else line, max(0, end - 1))  # also over the end of the line before it, which may be damaged
+            write_all(
+                fd, b"\n" + line if end else line, max(0, end - 1)
+            )  # also overwrites the end of the previous line, which may be damaged
             os.fsync(fd)
             if end == 0:
                 sync_directory(self.directory)
@@ -145,7 +147,7 @@ class Inboxes:
             unlock(fd)
 
     def waiting(self, run_id: str, *, tidy: bool = True) -> list[Signal]:
-        """Return the signals that were not consumed; remove the file when there is none, and it is to be tidied."""
+        """Return the unconsumed signals. If there is none and tidying is requested, remove the file."""
         try:
             fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -161,16 +163,16 @@ class Inboxes:
         return left
 
     def refuse_behind_cancel(self, run_id: str, consumed: Sequence[str]) -> None:
-        """Raise `CancelWaits` where a cancellation waits that is not among `consumed`.
+        """Raise `CancelWaits` if a cancellation waits that is not among `consumed`.
 
-        Called under the log's lock, without that of the inbox: who posts a cancellation waits for the log's lock before it returns.
+        Called under the log's lock without the inbox's lock: posting a cancellation waits for the log's lock before it returns.
         """
         refuse_behind_cancel(run_id, self.waiting(run_id, tidy=False), consumed)
 
     def _tidy(self, run_id: str) -> None:
-        """Remove an inbox of which all is consumed by appends that are on disk.
+        """Remove an inbox if appends on disk have consumed all of its signals.
 
-        Where somebody is at work on it, the next look does; where nothing can be written, nobody.
+        If somebody is using it, the next read removes it. On a read-only disk it stays.
         """
         try:
             fd = lock_file(self.path(run_id), create=False)
@@ -190,25 +192,25 @@ def _signals(fd: int) -> tuple[list[Signal], int]:
     """Return the signals in an inbox file and where the last complete line ends."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     end = data.rfind(b"\n") + 1
-    if is_written_signal(data[end:-1]):  # no crash leaves more than the line and less than its end: that is damaged
+    if is_written_signal(data[end:-1]):  # no crash leaves the whole line without its end: this is damage
         data, end = data[:-1] + b"\n", len(data)
     return [read_signal(line) for line in data[:end].split(b"\n")[:-1]], end
 
 
 class Claims:
-    """One file a claimed run, with the holder and the number of the claim. The holder's lock file says until when it may be believed to live."""
+    """Claims: one file per claimed run with the holder and the claim's number. The holder's lock file says until when it counts as alive."""
 
     def __init__(self, holder: Holder) -> None:
         self.holder, self._place = holder, str(holder.directory)
 
     def path(self, run_id: str) -> Path:
-        """The claim of a run."""
+        """Return the path of a run's claim."""
         return self.holder.directory / f"{run_id}.claim"
 
     def take(self, run_id: str, wait_s: float, log_lock: Callable[[], AbstractContextManager[Any]]) -> int:
         """Claim a run and return the claim's number; raise `RunBusy` while another living holder has it.
 
-        A run is taken over under `log_lock`, under which appends look who has the claim: none of the former holder is under way then.
+        A takeover holds `log_lock`. Appends check the claim under the same lock, so none of the former holder is running then.
         """
         self.holder.take()
         with ExitStack() as stack:
@@ -231,19 +233,19 @@ class Claims:
             raise RunBusy(run_id, name)
 
     def refuse_without(self, run_id: str, number: int) -> None:
-        """Raise `ClaimLost` where the claim of a run has another number; called under the log's lock."""
+        """Raise `ClaimLost` if the claim of a run has another number; called under the log's lock."""
         refuse_without_claim(run_id, number, self.number(run_id))
 
     def number(self, run_id: str) -> int:
-        """Return the number of the claim of a run, 0 where it has none."""
+        """Return the number of the claim of a run, 0 if it has none."""
         return self._read(run_id)[2]
 
     def release(self, run_id: str, wait_s: float) -> None:
-        """Give a claim up, if it is held here."""
+        """Release a claim if it is held here."""
         self._remove(run_id, wait_s, lambda name, _host, _number: name == self.holder.name)
 
     def remove(self, run_id: str, wait_s: float) -> None:
-        """Remove whatever claim there is on a run."""
+        """Remove the claim on a run, whoever holds it."""
         self._remove(run_id, wait_s, lambda _name, _host, _number: True)
 
     def dead(self) -> list[Path]:
@@ -281,7 +283,7 @@ class Claims:
         try:
             fd = os.open(
                 f"{self._place}/{run_id}.claim", os.O_RDONLY | os.O_CLOEXEC
-            )  # a Path costs as much as the rest: on the path of every append
+            )  # runs in every append, and a Path costs as much as the rest
         except FileNotFoundError:
             return _NOBODY
         try:
@@ -290,7 +292,7 @@ class Claims:
             os.close(fd)
 
     def wrong(self, run_id: str, wait_s: float) -> str:
-        """Return what is wrong with the claim file of a run, "" where nothing is; one that is empty was begun by a process that died."""
+        """Return the fault of the claim file of a run, or "". An empty file was begun by a process that died."""
         try:
             fd = lock_file(self.path(run_id), wait_s=wait_s, shared=True)
         except FileNotFoundError:
@@ -304,7 +306,7 @@ class Claims:
         try:
             name, host, number = _decoded(data)
         except ValueError:
-            return "its claim cannot be read: two processes may believe that they have the run"
+            return "its claim cannot be read: two processes may believe that they hold the run"
         return self.holder.strange(name, host, number)
 
     def _remove(self, run_id: str, wait_s: float, wanted: Callable[[str, str, int], bool]) -> int:
@@ -323,11 +325,11 @@ class Claims:
 
 _NOBODY = "", "", 0
 _FORMER = 1
-"""Stands for the number of a claim that was taken by a version without numbers."""
+"""The number of a claim that was taken by a version without numbers."""
 
 
 def _claimant(fd: int) -> tuple[str, str, int]:
-    """Return name and host of the holder in a claim file, and the claim's number; none where it says none, as after a crash while it was written."""
+    """Return name and host of the holder in a claim file, and the claim's number. Empty if the file has none, as after a crash during the write."""
     data = os.pread(fd, 4096, 0)
     try:
         return _decoded(data)
@@ -336,7 +338,7 @@ def _claimant(fd: int) -> tuple[str, str, int]:
 
 
 def _decoded(data: bytes) -> tuple[str, str, int]:
-    """Return what a claim file says; raise `ValueError` where it says nothing that can be read."""
+    """Return the content of a claim file; raise `ValueError` if it cannot be read."""
     try:
         return _decode_claim(data)
     except msgspec.ValidationError:

@@ -1,7 +1,7 @@
-"""What runs have reserved in the accounts of tenants, beside the logs of a file store: one file, which is replaced under a lock.
+"""The reservations of runs in the accounts of tenants: one file beside the logs of a file store, replaced under a lock.
 
-An append that gives something back holds the lock from before the log is written: whoever reserves sees the reservation, or what replaced it.
-A process that dies between the two leaves both, until its run is resumed or the reservation lapses.
+An append that returns a reservation takes the lock before it writes the log. So another reserver sees the reservation, or the charge that replaced
+it. A process that dies between the two writes leaves both, until its run is resumed or the reservation lapses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from detent.stores.locks import lock_file, unlock
 log = logging.getLogger("detent.stores.files.store")
 
 _Row = tuple[str, str, float, Spent]
-"""Run, name, when it lapses, and how much."""
+"""Run, name, time of lapse, and amount."""
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[_Row]).decode
 
@@ -33,7 +33,7 @@ class Reserved:
         self._path = directory / "reserved.json"
 
     def reserve(self, asked: Reservation, spent: Callable[[str, str], Spent], wait_s: float) -> Balance:
-        """Keep amounts free where they fit; `spent` is asked for what was used, after what is reserved was read."""
+        """Reserve amounts if they fit. `spent` is called for the used amounts after the reserved ones were read."""
         if not self.directory.exists():
             self.directory.mkdir(exist_ok=True, mode=0o700)
             sync_directory(self.directory.parent)
@@ -51,7 +51,7 @@ class Reserved:
 
     @contextmanager
     def giving_back(self, run_id: str, names: Sequence[str] | None, wait_s: float) -> Generator[None]:
-        """Give back what the run has reserved under these names, or all of it, when the block ends well."""
+        """Return the run's reservations under these names, or all of them, if the block ends without an error."""
         if (names is not None and not names) or not self._path.exists():
             yield
             return
@@ -63,7 +63,7 @@ class Reserved:
                 if left != rows:
                     self._write(left)
             except Exception as error:  # noqa: BLE001 - what the block did is done
-                log.warning("what run %r has reserved is not given back, and lapses: %s", run_id, error)
+                log.warning("the reservations of run %r could not be returned and lapse later: %s", run_id, error)
 
     @contextmanager
     def _locked(self, wait_s: float) -> Generator[None]:
@@ -74,13 +74,13 @@ class Reserved:
             unlock(fd)
 
     def _read(self) -> list[_Row]:
-        """Return what is reserved; a file that nobody can read, as a power cut may leave it, is dropped: what it said would lapse anyway."""
+        """Return the reservations. A file that is unreadable after a power cut is dropped: its reservations would lapse anyway."""
         try:
             return _decode(self._path.read_bytes())
         except FileNotFoundError:
             return []
         except ValueError as error:  # msgspec's errors are ValueErrors
-            log.warning("%s cannot be read, and is dropped: what runs had reserved is free for others (%s)", self._path, error)
+            log.warning("%s cannot be read and is dropped: its reservations are free for other runs (%s)", self._path, error)
             self._path.unlink(missing_ok=True)
             return []
 

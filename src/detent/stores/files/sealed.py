@@ -1,7 +1,7 @@
-"""How long the log of each run was at its last durable append: `RUN.sealed`, beside the log, so that a log that was cut is not taken for whole.
+"""Seals: the length of each run's log at its last durable append, in `RUN.sealed` beside the log. They reveal a log that was cut.
 
-A seal is two slots of which the older is overwritten, each with a checksum: a write that a crash tears leaves the other. It is written and synced
-after the log. A seal that is older than the log says nothing against the log.
+A seal has two slots, each with a checksum, and a write replaces the older one: a write torn by a crash leaves the other slot. The seal is written
+and synced after the log. A seal that is older than the log does not contradict the log.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Seal = tuple[int, str]
 
 
 class Seals:
-    """The seals in one directory; a run's seal is written under the lock of its log."""
+    """The seals in one directory. A run's seal is written under the lock of its log."""
 
     def __init__(self, directory: Path) -> None:
-        self._in = str(directory)  # a `Path` of each seal would take as long as the rest of an append
+        self._in = str(directory)  # building a `Path` for each seal would take as long as the rest of an append
 
     def path(self, run_id: str) -> str:
-        """The seal of a run."""
+        """Return the path of a run's seal."""
         return f"{self._in}/{run_id}.sealed"
 
     def prepare(self, run_id: str) -> bool:
-        """Make room for a seal where there is none, and return whether that was done: sealing itself must not fail for want of room."""
+        """Allocate space for a seal if there is none; return whether it was allocated. So sealing itself cannot fail on a full disk."""
         fd = os.open(self.path(run_id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(fd).st_size == len(_BLANK):
@@ -46,9 +46,9 @@ class Seals:
             os.close(fd)
 
     def write(self, run_id: str, seal: Seal, *, over: int | None = None) -> int:
-        """Write the seal durably, over the older of the two that are there, and return which one is the older then.
+        """Write the seal durably over the older of the two slots, and return which slot is the older one then.
 
-        `over` is what the last call returned, where nobody else has written one since.
+        `over` is the result of the last call, if nobody else has written a seal since.
         """
         fd = os.open(self.path(run_id), os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -62,18 +62,18 @@ class Seals:
         return 1 - over
 
     def read(self, run_id: str) -> Seal | None:
-        """Return the later of the two, None where nothing was sealed yet; raise `CorruptLog` where neither can be read."""
+        """Return the later of the two slots, None if nothing was sealed yet. Raise `CorruptLog` if neither can be read."""
         try:
             data = Path(self.path(run_id)).read_bytes()
         except FileNotFoundError:
             return None
         found = [seal for seal in _slots(data) if seal is not None]
         if not found and data.strip():
-            raise CorruptLog(run_id, 0, f"{run_id}.sealed, which says how long its log must be, cannot be read")
+            raise CorruptLog(run_id, 0, f"{run_id}.sealed, which has the length of its log, cannot be read")
         return max(found, default=None)
 
     def remove(self, run_id: str) -> None:
-        """Remove the seal; before its log, which would else seem to be lost."""
+        """Remove the seal. Remove it before the log, which would otherwise look lost."""
         Path(self.path(run_id)).unlink(missing_ok=True)
 
 

@@ -1,8 +1,8 @@
-"""What tenants have used, beside the logs of a file store: one file a tenant and day, to which every append that charges adds a line.
+"""The usage of tenants, beside the logs of a file store: one file per tenant and day. Every append that charges adds a line.
 
-A line is written before the append that it belongs to, under the lock of the run's log, and names run and position: an append that never
-came about is tried again from the same position, and then the later line stands for both. So a sum is right whatever a process died of,
-and at worst counts once what a run was about to record when it was given up for good.
+A line is written before its append, under the lock of the run's log, and names run and position. If the append never happens, the next attempt
+starts from the same position, and its line replaces the earlier one. So the sum is right however a process dies. At worst it counts one append that
+a run was about to make when it was abandoned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Line = tuple[str, int, int, int, int, int, float]
 
 
 class _Day:
-    """One file as far as it was read: the sum, and the last line of each run, which a later one from the same position replaces."""
+    """One file as far as it was read: the sum, and the last line of each run. A later line from the same position replaces it."""
 
     __slots__ = ("last", "offset", "total")
 
@@ -34,7 +34,7 @@ class _Day:
         self.last: dict[str, tuple[int, Spent]] = {}
 
     def take(self, line: bytes) -> None:
-        """Count a line; one that a dying process left half written is none."""
+        """Count a line, unless a dying process left it half written."""
         try:
             run, position, runs, model_calls, tool_calls, tokens, cost_usd = msgspec.json.decode(line, type=_Line)
         except ValueError:  # msgspec's errors are ValueErrors
@@ -44,7 +44,7 @@ class _Day:
             tenant=whose.tenant, day=whose.day, runs=runs, model_calls=model_calls, tool_calls=tool_calls, tokens=tokens, cost_usd=cost_usd
         )
         known = self.last.get(run)
-        if known is not None and known[0] == position and position:  # 0: a run under the id of one that was deleted
+        if known is not None and known[0] == position and position:  # 0: a new run with the id of a deleted one
             self.total = self.total.plus(_negative(known[1]))
         self.last[run] = position, spent
         self.total = self.total.plus(spent)
@@ -58,12 +58,12 @@ class Ledger:
         self.forked()
 
     def forked(self) -> None:
-        """Have read nothing yet."""
+        """Start with nothing read."""
         self._days: dict[tuple[str, str], _Day] = {}
         self._lock = threading.Lock()
 
     def add(self, head: RunHead, position: int, spent: Spent, *, durable: bool) -> None:
-        """Charge what the append after `position` records of the run is about to record."""
+        """Charge the append that follows `position` records of the run."""
         path = self._path(spent.tenant, spent.day)
         new = not path.exists()
         if new and not path.parent.exists():
@@ -76,7 +76,7 @@ class Ledger:
         try:
             if new:
                 sync_directory(path.parent)
-            data = b"\n%b\n" % line  # whatever half a line is there before, this one stands alone
+            data = b"\n%b\n" % line  # starts a new line even after a half-written one
             while data:
                 data = data[os.write(fd, data) :]
             if durable:
@@ -85,7 +85,7 @@ class Ledger:
             os.close(fd)
 
     def sum(self, tenant: str, since: str) -> Spent:
-        """Return what the tenant has used since that day; reads only what was added since the last time."""
+        """Return what the tenant has used since that day; reads only what was added since the last call."""
         total = Spent(tenant=tenant, day=since)
         with self._lock:
             try:

@@ -1,7 +1,7 @@
-"""The store of plain files: one JSONL file a run (see `log`), readable with any tool; several processes of one host may use it at once.
+"""The store of plain files: one JSONL file per run (see `log`), readable with any tool. Several processes of one host may use it at once.
 
-An append locks the run's file, checks that nobody appended meanwhile, and adds records and commit line in one write. What a dying process left
-half written is never read; the next append moves it to `<run>.torn`.
+An append locks the run's file, checks that nobody appended meanwhile, and adds records and commit line in one write. A half-written append of a dead
+process is never read; the next append moves it to `<run>.torn`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ log = logging.getLogger("detent.stores.files.store")
 
 
 class FileStore(StoreDirectory):
-    """An `EventStore` in the directory `path`, which is created where it is missing; files are readable by their owner alone.
+    """An `EventStore` in the directory `path`, which is created if it is missing. Files are readable only by their owner.
 
-    `busy_timeout_s` is how long to wait for another process before `StoreBusy`; `lease_s` how long others believe that this holder lives, `stuck_s`
-    how long it renews that while its event loop stands still; `now` and `monotonic` the clocks of leases, for other hosts and for this one;
-    `host` the identity of this machine. Run ids are letters, digits, `_`, `-` and `.`, at most 200.
+    `busy_timeout_s` is how long to wait for another process before `StoreBusy`. `lease_s` is how long others consider this holder alive after its
+    last renewal; `stuck_s` is how long it keeps renewing while its event loop hangs. `now` and `monotonic` are the clocks of leases, for other hosts
+    and for this host. `host` is the identity of this machine. Run ids have at most 200 letters, digits, `_`, `-` and `.`.
     """
 
     # Opening and closing ----------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Wait for what is going on, release all claims, and close. The store can be opened again."""
+        """Wait for pending actions, release all claims, and close. The store can be opened again."""
         if not self._open:
             return
         await self._settled()
@@ -72,12 +72,12 @@ class FileStore(StoreDirectory):
         intent: bool = False,
         claim: int | None = None,
     ) -> None:
-        """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
+        """Add records; see `EventStore.append`. A cancelled call takes effect entirely or not at all."""
         self._file(run_id, ".jsonl")
         for line in records:
             if line[:1] != b"{" or b"\n" in line:
-                raise ValueError(f"a record is one JSON object in one line, not {line[:80]!r}")
-        durable = durable or bool(consumed)  # signals are kept durably, and in another file: none may leave it for a log that is not kept
+                raise ValueError(f"a record must be one JSON object on one line, not {line[:80]!r}")
+        durable = durable or bool(consumed)  # signals are durable in another file: none may leave it for a log that is not
 
         def action(wait_s: float) -> None:
             with self._reserved.giving_back(run_id, released, wait_s):
@@ -103,7 +103,7 @@ class FileStore(StoreDirectory):
             return self._logs.ledger.sum(tenant, since)
 
     async def reserve(self, asked: Reservation) -> Balance:
-        """Keep amounts free in a tenant's account; see `EventStore.reserve`."""
+        """Reserve amounts in a tenant's account; see `EventStore.reserve`."""
         self._file(asked.run_id, "")
         return await self._do(asked.run_id, lambda wait_s: self._reserved.reserve(asked, self._logs.ledger.sum, wait_s))
 
@@ -120,13 +120,13 @@ class FileStore(StoreDirectory):
         return await self._do(run_id, lambda _wait_s: self._logs.head(run_id))
 
     async def sealed(self, run_id: str) -> tuple[int, str] | None:
-        """Return what the last durable append said, from `RUN.sealed`; see `EventStore.sealed`."""
+        """Return the seal of the last durable append, from `RUN.sealed`; see `EventStore.sealed`."""
         self._file(run_id, "")
         with self._errors():
             return self._logs.seals.read(run_id)
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
-        """Return the page of runs that the query asks for, newest first; a run whose file cannot be read is left out and logged."""
+        """Return the page of runs that match the query, newest first. A run with an unreadable file is left out and logged."""
         self._file("_", "")
         heads: dict[str, RunHead] = {}
         with self._errors():
@@ -146,7 +146,7 @@ class FileStore(StoreDirectory):
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
     async def claim(self, run_id: str) -> int:
-        """Take the run for this store instance and return the claim's number; raise `RunBusy` while another living holder has it."""
+        """Claim the run for this store instance and return the claim's number. Raise `RunBusy` while another living holder has it."""
         self._file(run_id, "")
         had = run_id in self._claims.holder.runs
         owed = self._owed.forget(run_id)
@@ -162,7 +162,7 @@ class FileStore(StoreDirectory):
         return number
 
     async def release(self, run_id: str) -> None:
-        """Give the claim up, if it is held."""
+        """Release the claim if it is held."""
         self._file(run_id, "")
         if run_id in self._claims.holder.runs:
             del self._claims.holder.runs[run_id]
@@ -182,7 +182,7 @@ class FileStore(StoreDirectory):
         return lost
 
     async def wrong_with_claim(self, run_id: str) -> str:
-        """Return what is wrong with the claim on a run; see `ReadsClaims`."""
+        """Return the faults of the claim on a run; see `ReadsClaims`."""
         self._file(run_id, "")
         return await self._do(run_id, functools.partial(self._claims.wrong, run_id))
 
@@ -198,30 +198,30 @@ class FileStore(StoreDirectory):
             refuse_erased(head)
 
         def action(wait_s: float) -> None:
-            check()  # before there is a file
+            check()  # before a file exists
             self._inboxes.post(run_id, signal, wait_s, check)
             if signal.kind == "cancel":
                 with self._logs.still(run_id, wait_s):
-                    pass  # an append that has not seen it is over
+                    pass  # appends that have not seen it are over
             self._bell.ring()
 
         self._file(run_id, "")
         await self._do(run_id, action, threaded=True)
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
-        """Return when a signal was posted by a process of this host, at the latest after so many seconds; see `Wakes`."""
+        """Wait until a process of this host posts a signal, at most so many seconds; see `Wakes`."""
         self._file("_", "")
         await self._bell.wait(timeout_s, records=records)
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
-        """Return the waiting signals of these runs, oldest first; one look into a directory while nothing waits anywhere."""
+        """Return the waiting signals of these runs, oldest first. If no signal waits anywhere, this lists one directory."""
         self._file("_", "")
         names = self._inboxes.names()
         with self._errors():
             return {run_id: waiting for run_id in run_ids if run_id in names and (waiting := self._inboxes.waiting(run_id))}
 
     async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
-        """Keep a blob, durably; the run need not exist yet."""
+        """Store a blob durably; the run need not exist yet."""
         path = self._file(run_id, ".blobs") / blob_name(key)
 
         def action(_wait_s: float) -> None:
@@ -244,12 +244,12 @@ class FileStore(StoreDirectory):
         return sorted(blob_key(name) for name in names if not name.startswith(TEMPORARY))
 
     async def delete_blob(self, run_id: str, key: str) -> None:
-        """Remove a blob; nothing happens when there is none."""
+        """Remove a blob, if there is one."""
         path = self._file(run_id, ".blobs") / blob_name(key)
         await self._do(run_id, lambda _wait_s: path.unlink(missing_ok=True))
 
     async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
-        """Keep the run's snapshot unless a later one is there; nothing is kept for an unknown run."""
+        """Store the run's snapshot unless a later one exists. For an unknown run nothing is stored."""
         path = self._file(run_id, ".snapshot")
 
         def action(_wait_s: float) -> None:
@@ -267,7 +267,7 @@ class FileStore(StoreDirectory):
     # Removing -----------------------------------------------------------------------------------------------------------------------
 
     async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
-        """Replace the log by one of tombstones at once, then remove blobs, snapshot, inbox, torn bytes and what dead processes left half written.
+        """Replace the log atomically by tombstones, then remove blobs, snapshot, inbox, torn bytes and half-written files of dead processes.
 
         Raise `RunNotFound`, `ClaimLost`. A disk may keep old blocks until it writes over them.
         """
@@ -278,12 +278,12 @@ class FileStore(StoreDirectory):
             held = functools.partial(self._claims.refuse_without, run_id, claim) if claim is not None else None
             self._logs.erase(run_id, tombstone, head, spent=spent, wait_s=wait_s, held=held)
             self._remove_parts(run_id, wait_s)
-            remove_temporary(self.path)  # of whichever run: their names do not say
+            remove_temporary(self.path)  # of any run: their names do not tell which
 
         await self._do(run_id, action, threaded=True)
 
     async def delete(self, run_id: str) -> None:
-        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        """Remove the run and everything that belongs to it; raise `RunNotFound`."""
         path = self._file(run_id, ".jsonl")
 
         def action(wait_s: float) -> None:
@@ -294,12 +294,12 @@ class FileStore(StoreDirectory):
                 self._logs.seals.remove(run_id)
                 path.unlink(missing_ok=True)
                 sync_directory(self.path)
-                self._remove_parts(run_id, wait_s)  # last: who finds no blob and then a log has found a run that nobody was deleting
+                self._remove_parts(run_id, wait_s)  # last: if a reader finds no blob but a log, nobody was deleting the run
 
         await self._do(run_id, action, threaded=True)
 
     def _remove_parts(self, run_id: str, wait_s: float) -> None:
-        """Remove all files of a run but its log and its claim."""
+        """Remove all files of a run except its log and its claim."""
         shutil.rmtree(self._file(run_id, ".blobs"), ignore_errors=True)
         for path in self._parts(run_id)[1:-1]:
             path.unlink(missing_ok=True)
@@ -307,17 +307,17 @@ class FileStore(StoreDirectory):
         sync_directory(self.path)
 
     def _parts(self, run_id: str) -> list[Path]:
-        """Return where all of a run may lie but its log, its seal and its claim; its blobs first, its inbox last."""
+        """Return the possible files of a run except log, seal and claim; blobs first, inbox last."""
         return [*(self._file(run_id, ending) for ending in (".blobs", ".snapshot", ".torn")), self._inboxes.path(run_id)]
 
     async def examine(self) -> Examined:
-        """Look for logs that are gone, and for files that belong to nothing; see `Examines`."""
+        """Look for missing logs and for files that belong to nothing; see `Examines`."""
         self._file("_", "")
         with self._errors():
             return examine(self._logs, self._inboxes, self._claims, self._reserved.directory)
 
     async def gc(self) -> int:
-        """Remove what dead processes left: claims, lock files, half-written files; return the bytes freed."""
+        """Remove leftovers of dead processes: claims, lock files, half-written files. Return the bytes freed."""
         self._file("_", "")
         with self._errors():
             return (

@@ -1,8 +1,8 @@
-"""Connections to PostgreSQL: what a URL says, how one is opened, tried again and set up, and the pool that reads and single statements use.
+"""Connections to PostgreSQL: parsing the URL, opening with retries, setup, and the pool for reads and single statements.
 
-A commit that was acknowledged is on the server's disk, always: workers outlive a server that crashes, and one that believed in a record which
-the server then lost would go on with a log that is not there. So `synchronous_commit` is raised to `on` where it is weaker, for ordinary
-appends too; group commit makes that cheap.
+An acknowledged commit is always on the server's disk. Workers outlive a server crash, and a worker that relied on a record which the server lost
+would continue with a log that does not exist. So a weaker `synchronous_commit` is raised to `on`, for ordinary appends too; group commit makes this
+cheap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from detent.ports.processes import keep
 from detent.stores.passwords import without_password
 from detent.stores.postgres.errors import absent, in_one_line, is_lost, nobody_listens, refuses_for_good, translate, unreachable
 
-logging.getLogger("psycopg").addHandler(logging.NullHandler())  # its warnings are for who configures logging, not for the terminal
+logging.getLogger("psycopg").addHandler(logging.NullHandler())  # its warnings go to configured logging, not to the terminal
 
 T = TypeVar("T")
 Connection = psycopg.AsyncConnection[Any]
@@ -36,7 +36,7 @@ Connection = psycopg.AsyncConnection[Any]
 SCHEMA = "detent"
 _PATIENCE_MS = 10_000
 _RETRY_S = 0.5
-"""How long the pool tries to make a connection, and who waits for one waits before it asks again: its own pauses double up to the patience."""
+"""How long the pool tries to open a connection, and the pause of a waiter before it asks again. The pool's own pauses would double up to the patience."""
 _DEFAULTS: dict[str, str | int] = {
     "application_name": "detent",
     "connect_timeout": 10,
@@ -53,7 +53,7 @@ _SETTINGS = """SELECT set_config('search_path', %s, false),
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What a URL says: `conninfo` for the driver, `shown` for people (without password), `schema` where the tables stand."""
+    """A parsed URL: `conninfo` for the driver, `shown` for people (without password), `schema` has the tables."""
 
     conninfo: str
     shown: str
@@ -61,14 +61,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def target_of(url: str) -> Target:
-    """Return what a `postgresql://` URL says; `?schema=NAME` is Detent's own. Raise `ConfigError`; no message shows a password."""
+    """Parse a `postgresql://` URL; `?schema=NAME` is Detent's own parameter. Raise `ConfigError`; no message shows a password."""
     scheme, _, rest = url.partition("://")
     base, _, query = rest.partition("?")
     shown = without_password(url)
     options = [part for part in query.split("&") if part]
     schema = next((unquote(part[7:]) for part in options if part.startswith("schema=")), SCHEMA)
     if not schema or len(schema.encode()) > 63 or "\x00" in schema:
-        raise ConfigError(f"store URL {shown}: schema={schema[:80]!r} is no name of a schema; give 1 to 63 bytes, such as ?schema=detent")
+        raise ConfigError(f"store URL {shown}: schema={schema[:80]!r} is not a schema name; give 1 to 63 bytes, such as ?schema=detent")
     plain = "&".join(part for part in options if not part.startswith("schema="))
     try:
         given = conninfo_to_dict(f"{scheme}://{base}" + (f"?{plain}" if plain else ""))
@@ -83,9 +83,9 @@ def target_of(url: str) -> Target:
 
 @contextlib.contextmanager
 def given_until(db: Connection, deadline: float) -> Generator[None]:
-    """Break the connection off when the loop's time is `deadline`: what waits on it then fails as if the server had gone.
+    """Break the connection at the loop time `deadline`: whatever waits on it fails as if the server had gone.
 
-    A cancellation would not do: the driver asks the server to cancel, and waits for its answer.
+    A cancellation is not enough: the driver asks the server to cancel, and waits for its answer.
     """
     timer = asyncio.get_running_loop().call_at(deadline, break_off, db)
     try:
@@ -101,7 +101,7 @@ def break_off(db: Connection) -> None:
 
 
 class Connections:
-    """Opens connections to one target; one that cannot be had is tried again until `patience_s` seconds have passed."""
+    """Opens connections to one target, and retries until `patience_s` seconds have passed."""
 
     def __init__(self, target: Target, *, most: int, patience_s: float) -> None:
         self.target, self.patience_s, self._most = target, patience_s, most
@@ -111,10 +111,10 @@ class Connections:
         self._made: WeakSet[Connection] = WeakSet()
 
     def forget(self, *, close: bool = False) -> None:
-        """Have no connection: their event loop stands still (`close`), or they are those of the parent of a forked child.
+        """Drop all connections: their event loop hangs (`close`), or they belong to the parent of a forked child.
 
-        Then the server must not hear of it, and the child not put off their end. The number of each socket stays taken, by nothing: what the
-        driver still says when it forgets a connection goes nowhere.
+        In a child, the server must not notice, and the child must not delay the end of the connections. The number of each socket stays taken by a
+        dummy, so that anything the driver still sends when it forgets a connection goes nowhere.
         """
         with Path(os.devnull).open("r+b", buffering=0) as nothing:
             for db in self._made:
@@ -123,15 +123,15 @@ class Connections:
                         db.pgconn.finish()
                     else:
                         os.dup2(nothing.fileno(), db.fileno(), inheritable=False)
-        keep(self._pool, *self._made)  # the driver and its pool warn of what goes while it is open
+        keep(self._pool, *self._made)  # the driver and its pool warn about objects that are dropped while open
         self._pool, self._failed, self._uses, self._made = None, None, set(), WeakSet()
 
     async def open(self) -> None:
-        """Make the pool; the first connection is opened when it is needed."""
+        """Create the pool; the first connection is opened on demand."""
         connections = self
 
         class Remembering(psycopg.AsyncConnection[Any]):
-            """A connection of which it is remembered why it could not be opened: the pool itself only waits."""
+            """A connection class that remembers why it could not be opened: the pool itself only waits."""
 
             @classmethod
             async def connect(cls, conninfo: str = "", **options: Any) -> Any:
@@ -157,7 +157,7 @@ class Connections:
         await self._pool.open()
 
     async def close(self) -> None:
-        """Close the pool and its connections, when what uses them has ended."""
+        """Close the pool and its connections after their users have ended."""
         if self._uses:
             await asyncio.wait(self._uses)
         if self._pool is not None:
@@ -170,14 +170,14 @@ class Connections:
         row = await (
             await db.execute(_SETTINGS, (quoted, f"{int(self.patience_s * 1000) or 1}ms", f"{_PATIENCE_MS}ms"), prepare=False)
         ).fetchone()
-        encoding = "UTF8" if row is None else row[-1] if isinstance(row[-1], str) else row[-1].decode()  # bytes where it is SQL_ASCII
+        encoding = "UTF8" if row is None else row[-1] if isinstance(row[-1], str) else row[-1].decode()  # bytes if it is SQL_ASCII
         if encoding != "UTF8":
             raise ConfigError(f"{target.shown}: the database is encoded in {encoding}; create one with ENCODING 'UTF8'")
 
     async def connect(self, deadline: float, *, refused_by: float | None = None) -> Connection:
-        """Return a connection that is the caller's own; raise `StoreBusy` when none is to be had before `deadline` (the loop's time).
+        """Return a connection for the caller alone; raise `StoreBusy` if none can be opened before `deadline` (the loop's time).
 
-        An address where no server listens is tried until `refused_by`, unless one did meanwhile: it may be starting again.
+        An address without a server is tried until `refused_by`. If a server was there meanwhile, it may be restarting and is tried longer.
         """
         loop, pause = asyncio.get_running_loop(), 0.02
         while True:
@@ -204,45 +204,47 @@ class Connections:
             pause = min(pause * 2, 0.5)
 
     def _refuse(self, error: BaseException | None) -> None:
-        """Raise `StoreError` for a refusal that waiting does not help."""
+        """Raise `StoreError` for a permanent refusal."""
         if isinstance(error, psycopg.Error) and (advice := refuses_for_good(error)):
             raise StoreError(f"{self.target.shown} refuses the connection ({in_one_line(error)}); {advice}") from error
 
     async def check_session(self, db: Connection, deadline: float) -> None:
-        """Raise `ConfigError` where somebody between gives each transaction another session of the server; `StoreBusy`, `psycopg.Error`.
+        """Raise `ConfigError` if a pooler gives each transaction another session of the server; also `StoreBusy`, `psycopg.Error`.
 
-        The session that a connection says it has is then another than the one that it has. A pooler in session mode does that, too; but there
-        the session stays, and is nobody else's.
+        With such a pooler, the session that a connection reports differs from the one that it has. That is also so in session mode, but there the
+        session stays and belongs to nobody else.
         """
         mine = await _backend(db)
         if mine == db.info.backend_pid:
             return
         try:
             async with await self.connect(deadline) as other, other.transaction():
-                with given_until(other, deadline):  # some session is the other's until the end of its transaction
+                with given_until(other, deadline):  # some session belongs to the other until the end of its transaction
                     moved = await _backend(other) == mine or await _backend(db) != mine
         except psycopg.errors.ProtocolViolation as error:
-            if "transaction" not in str(error):  # poolers say so of all that goes wrong between
+            if "transaction" not in str(error):  # poolers report this for every failure on their side
                 raise
-            moved = True  # each statement another one: such a pool refuses transactions
+            moved = True  # a new session for each statement: such a pool refuses transactions
         if moved:
             raise ConfigError(
-                f"{self.target.shown} is a pooler that gives each transaction another session; claims (advisory locks), notifications and"
+                f"{self.target.shown} is a pooler that gives each transaction another session. Claims (advisory locks), notifications and"
                 " prepared statements need one that stays. Give the address of the server itself, or of a pool in session mode"
                 " (PgBouncer: pool_mode = session)"
             )
 
     async def use(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do `work` with a connection of the pool and return its result; again when the connection broke, so it must bear to be repeated.
+        """Run `work` with a connection of the pool and return its result. It is repeated if the connection breaks, so it must be repeatable.
 
-        Raise what Detent calls the error.
+        Raise the translated error.
         """
         if self._pool is None:
             raise StoreError(f"the store {self.target.shown} is not open; call open() first")
         task = asyncio.create_task(self._use(self._pool, work))
         self._uses.add(task)
         task.add_done_callback(self._uses.discard)
-        return await asyncio.shield(task)  # who is cancelled goes; what was sent ends by itself, for the driver would wait for the server
+        return await asyncio.shield(
+            task
+        )  # on cancellation return at once: the driver would wait for the server; a statement already sent ends by itself
 
     async def _use(self, pool: AsyncConnectionPool[Connection], work: Callable[[Connection], Awaitable[T]]) -> T:
         loop, where = asyncio.get_running_loop(), self.target.shown
@@ -268,7 +270,7 @@ class Connections:
                 raise unreachable(where, self._failed, self.patience_s)
 
     async def rows(self, statement: Any, values: Any = ()) -> list[Any]:
-        """Return the rows of one statement, which bears to be repeated."""
+        """Return the rows of one statement, which must be repeatable."""
 
         async def work(db: Connection) -> list[Any]:
             async with db.cursor(binary=True) as cursor:
@@ -279,6 +281,6 @@ class Connections:
 
 
 async def _backend(db: Connection) -> int:
-    """Return the number of the session that the server has for this connection now."""
+    """Return the number of the server's current session for this connection."""
     (pid,) = await (await db.execute("SELECT pg_backend_pid()", prepare=False)).fetchone() or (0,)
     return pid

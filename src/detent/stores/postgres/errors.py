@@ -1,4 +1,4 @@
-"""What the errors of PostgreSQL and its driver mean for Detent. No message holds a password."""
+"""Translates the errors of PostgreSQL and its driver. No message contains a password."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAITS = (
     "40001",  # serialization_failure
 )
 _OWN_CLASSES = ("21", "22", "23", "40", "54", "P0")
-"""Classes of errors that are about one operation of a group: cardinality, data, integrity, rollback, limits, raised by a trigger."""
+"""Error classes that concern one operation of a group: cardinality, data, integrity, rollback, limits, raised by a trigger."""
 
 _FULL = ("53100", "53400")
 _FOR_GOOD = (
@@ -34,26 +34,26 @@ _FOR_GOOD = (
     ("database", "create it (`createdb NAME`) or correct the URL"),
     ("role", "create the role or correct the user in the URL"),
 )
-"""Why a server refuses a connection for good: waiting would not help. A server that speaks another language is tried until the timeout."""
+"""Texts of permanent refusals: waiting would not help. A server with messages in another language is tried until the timeout."""
 
 
 _NOBODY = ("Connection refused", "No such file or directory", "resolve host", "Name or service not known")
 _NO_WAY = ("Network is unreachable", "Cannot assign requested address", "Address family not supported")
-"""What is said of an address that cannot be tried from here, such as one of IPv6 where there is none: it says nothing about the server."""
+"""Texts for addresses that this host cannot reach, such as IPv6 addresses without IPv6: they reveal nothing about the server."""
 
 
 def nobody_listens(error: BaseException) -> bool:
-    """Whether there is no server at any address of the URL: one that starts, stops, hangs or is full is worth waiting for."""
+    """Whether no address of the URL has a server. A server that starts, stops, hangs or is full is worth waiting for."""
     said = str(error)
-    tried = said.partition("All failures were:")[2].split("\n- host: ")[1:] or [said]  # so the driver lists them where there were several
+    tried = said.partition("All failures were:")[2].split("\n- host: ")[1:] or [said]  # the driver's list of several addresses
     tried = [one for one in tried if not any(text in one for text in _NO_WAY)]
     return bool(tried) and all(any(text in one for text in _NOBODY) for one in tried)
 
 
 def is_lost(error: BaseException, db: psycopg.AsyncConnection[object] | None = None) -> bool:
-    """Whether the connection is gone, so that it is not known whether a statement that was under way took effect.
+    """Whether the connection is gone, so that a running statement may or may not have taken effect.
 
-    So is one whose session was reset by somebody between: its prepared statements are not there any more, nor its settings.
+    A connection whose session was reset by a pooler counts as gone: it has lost its prepared statements and its settings.
     """
     if isinstance(error, psycopg.errors.InvalidSqlStatementName):
         return True
@@ -63,13 +63,13 @@ def is_lost(error: BaseException, db: psycopg.AsyncConnection[object] | None = N
 
 
 def concerns_all(error: psycopg.Error) -> bool:
-    """Whether the error is about the server rather than about the one operation that met it."""
+    """Whether the error concerns the server, not only one operation."""
     state = error.sqlstate or ""
     return bool(state) and state[:2] not in _OWN_CLASSES
 
 
 def refuses_for_good(error: psycopg.Error) -> str:
-    """Return what to do about a refused connection that no waiting helps; "" where it may."""
+    """Return what to do about a permanently refused connection; "" if waiting may help."""
     said = str(error)
     if "does not exist" not in said:
         return next((advice for text, advice in _FOR_GOOD[:-2] if text in said), "")
@@ -77,12 +77,12 @@ def refuses_for_good(error: psycopg.Error) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return what the driver said, on one line."""
+    """Return the driver's message on one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def unreachable(where: str, error: BaseException | None, waited_s: float) -> StoreBusy:
-    """Return the error for a server that gave no connection, or no answer, for so long."""
+    """Return the error for a server that gave no connection or no answer for this time."""
     said = in_one_line(error) if error is not None else "no answer"
     if "too many" in said or "remaining connection slots" in said:
         return StoreBusy(
@@ -90,35 +90,35 @@ def unreachable(where: str, error: BaseException | None, waited_s: float) -> Sto
             " workers, or lower their `connections`, and resume"
         )
     return StoreBusy(
-        f"{where} could not be reached for {waited_s:g} s ({said}). What was under way may or may not be recorded; resuming reads"
-        " what is there. Check the server and the network, and resume"
+        f"{where} could not be reached for {waited_s:g} s ({said}). Pending operations may or may not be recorded; resuming reads"
+        " the actual log. Check the server and the network, and resume"
     )
 
 
 def absent(where: str, error: BaseException) -> StoreBusy:
-    """Return the error for a store that cannot be opened, because no server is at its address."""
+    """Return the error for a store with no server at its address."""
     return StoreBusy(
-        f"no server listens where the store {where} should be ({in_one_line(error)}); nothing was begun. Start the server, or correct host and port"
+        f"no server listens at the address of the store {where} ({in_one_line(error)}); nothing was started. Start the server, or correct host and port"
     )
 
 
 def translate(error: BaseException, where: str) -> BaseException:
-    """Return the error of Detent that stands for one of PostgreSQL; any other error as it is."""
+    """Translate an error of PostgreSQL into one of Detent. Return any other error unchanged."""
     if isinstance(error, DetentError) or not isinstance(error, psycopg.Error):
         return error
     state, said = error.sqlstate or "", in_one_line(error)
     if state in _FULL:
         return StoreFull(
-            f"no room left on the server of {where} ({said}); nothing of this was recorded, what was there is intact. Make room and resume"
+            f"no room left on the server of {where} ({said}); nothing was recorded, earlier records are intact. Free some space and resume"
         )
     if state in _WAITS or isinstance(error, PoolTimeout) or is_lost(error):
-        return StoreBusy(f"{where} did not get it done ({said}); nothing of this is known to be recorded. Resume when it answers again")
+        return StoreBusy(f"{where} could not execute this ({said}); it is not confirmed as recorded. Resume when the server answers again")
     if state == "42501":
-        return StoreError(f"{where}: the user may not do this ({said}); grant it the schema and its tables")
+        return StoreError(f"{where}: the user lacks a privilege ({said}); grant it the schema and its tables")
     if state == "25006":
-        return StoreError(f"{where} only reads ({said}); is it a standby? Give the URL of the primary server")
+        return StoreError(f"{where} is read-only ({said}); is it a standby? Give the URL of the primary server")
     if state in ("3D000", "3F000", "42P01", "42703"):
-        return ConfigError(f"{where} is not what it was when it was opened ({said}); check the database and its schema, and open it again")
+        return ConfigError(f"{where} has changed since it was opened ({said}); check the database and its schema, and open it again")
     if state[:2] in ("XX", "58"):
-        return StoreError(f"{where} is damaged or its disk fails ({said}); look at the server's log before anything else")
-    return StoreError(f"{where}: PostgreSQL said {said} ({state or type(error).__name__})")
+        return StoreError(f"{where} is damaged or its disk fails ({said}); read the server's log first")
+    return StoreError(f"{where}: PostgreSQL reported {said} ({state or type(error).__name__})")

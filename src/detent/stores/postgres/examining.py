@@ -1,4 +1,4 @@
-"""The tables of a PostgreSQL store as a whole: their indexes, and rows that belong to nothing. Pages are the server's (`initdb --data-checksums`)."""
+"""Examines the tables of a PostgreSQL store: indexes, and rows that belong to nothing. The server checks pages (`initdb --data-checksums`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _INDEXES = (
     " JOIN pg_am a ON a.oid=c.relam WHERE n.nspname=%s AND a.amname='btree' ORDER BY 1"
 )
 _CORRUPTED = ("XX001", "XX002")
-"""States of errors: data_corrupted, index_corrupted. Another one may be a right that this user does not have."""
+"""Error states: data_corrupted, index_corrupted. Another state may be a missing privilege."""
 
 
 async def examined(connections: Connections, schema: str, runs: tuple[str, ...]) -> Examined:
-    """Return what is wrong with the tables of a schema."""
+    """Return the faults of the tables of a schema."""
     faults: list[Fault] = []
     indexes = [name for (name,) in await connections.rows(_INDEXES, (schema,))]
     unchecked = (
@@ -36,15 +36,15 @@ async def examined(connections: Connections, schema: str, runs: tuple[str, ...])
             if getattr(error.__cause__, "sqlstate", "") not in _CORRUPTED:
                 unchecked = str(error)
                 break
-            faults.append(Fault(what=f"index {name} does not fit its table: {error}", mend="reindex", advice="--repair makes it again"))
+            faults.append(Fault(what=f"index {name} does not fit its table: {error}", mend="reindex", advice="--repair rebuilds it"))
     gone = await connections.rows(_LOST)
     for number, count in gone:
         advice = "they are kept; restore the entry from a backup"
-        faults.append(Fault(what=f"the listing entry of a run (number {number}) is gone, its {count} records are there", advice=advice))
+        faults.append(Fault(what=f"the listing entry of a run (number {number}) is missing, its {count} records exist", advice=advice))
     for (run_id,) in await connections.rows(_BLOBS):
         faults.append(artifacts_without_log(run_id, lost=bool(gone)))
     ((signals,),) = await connections.rows(_SIGNALS)
     if signals:
-        faults.append(Fault(what=f"signals of runs that are not there: {signals}", damage=False, mend="gc"))
+        faults.append(Fault(what=f"signals of runs that do not exist: {signals}", damage=False, mend="gc"))
     said = f"rows (and no index: {unchecked})" if unchecked else f"rows and {len(indexes)} indexes"
     return Examined(runs=runs, faults=tuple(faults), looked_at=said)

@@ -1,4 +1,4 @@
-"""The PostgreSQL store's connections: opened and closed, and the writer that commits with one of them."""
+"""Opens and closes the PostgreSQL store's connections, and the writer that commits with one of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from detent.stores.unreleased import Owed
 
 
 class PostgresOpening:
-    """Opens the tables, and closes everything again. See `PostgresStore`."""
+    """Opens the tables and closes everything again. See `PostgresStore`."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class PostgresOpening:
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Be closed: in a forked child, whose parent goes on with what is open."""
+        """Start closed: in a forked child the open connections belong to the parent."""
         self._connections.forget()
         self._opening, self._writer, self._tell = Opening(), None, None
-        keep(self._holder)  # with what its thread has opened
+        keep(self._holder)  # including what its thread has opened
         self._holder = self._new_holder()
         self._owed.forked()
 
@@ -79,7 +79,7 @@ class PostgresOpening:
         await self._open()
 
     async def look(self, *, upgrade: bool = False) -> bool:
-        """Connect if the schema has a store, and return whether it has; an earlier version is left as it is unless `upgrade`. See `open`."""
+        """Connect if the schema has a store, and return whether it has. An earlier version stays unchanged unless `upgrade`. See `open`."""
         return await self._open(create=False, upgrade=upgrade)
 
     async def _open(self, *, create: bool = True, upgrade: bool = True) -> bool:
@@ -99,7 +99,7 @@ class PostgresOpening:
         return True
 
     async def _begin(self, *, create: bool, upgrade: bool) -> Writer | None:
-        """Return a writer on a connection to the tables, None where there are none; again when the connection breaks."""
+        """Return a writer on a connection to the tables, None if there are no tables. Retries if the connection breaks."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._connections.patience_s
         refused_by = min(deadline, loop.time() + self._refused_s)
@@ -123,7 +123,7 @@ class PostgresOpening:
                 raise
 
     async def close(self) -> None:
-        """Commit what was handed over, release all claims, and close. The store can be opened again."""
+        """Commit the queued operations, release all claims, and close. The store can be opened again."""
         if self._writer is None:
             return
         if self._loop is not asyncio.get_running_loop():
@@ -141,7 +141,7 @@ class PostgresOpening:
         await self._connections.close()
 
     async def _leave(self) -> None:
-        """Close what was opened in another event loop, which stands still: over a connection of its own."""
+        """Close connections of another event loop, which no longer runs; uses a new connection."""
         await self._holder.forget()
         self._connections.forget(close=True)
         self._writer = self._tell = None
@@ -153,7 +153,7 @@ class PostgresOpening:
             await db.close()
 
     async def _goodbye(self, db: Connection) -> None:
-        """Give up all claims; with the last use of the writer's connection."""
+        """Release all claims as the last use of the writer's connection."""
         await db.execute("DELETE FROM claims WHERE holder=%s", (self._holder.name,))
         await db.execute("DELETE FROM holders WHERE name=%s", (self._holder.name,))
 
@@ -163,6 +163,6 @@ class PostgresOpening:
         return self._writer
 
     async def _rows(self, run_id: str, statement: Any, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows of a statement, after everything of this run that is under way."""
+        """Return the rows of a statement that runs after all pending operations of this run."""
         await self._open_writer().settled(run_id)
         return await self._connections.rows(statement, values)

@@ -1,7 +1,7 @@
-"""What the writer of the PostgreSQL store commits: many operations of one kind are one statement over arrays.
+"""The operations that the writer of the PostgreSQL store commits: many operations of one kind are one statement over arrays.
 
-A statement finds out for each operation whether it may happen, and changes nothing for those that may not: one run's conflict fails no
-other, without a savepoint. Each statement can be sent again: what had happened already is found to be there.
+A statement checks each operation and changes nothing for those that may not happen. So one run's conflict does not fail another run, without a
+savepoint. Each statement can be sent again: it detects what has already happened.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ Statement = tuple[LiteralString, Sequence[Any]]
 
 
 class Lines(list[bytes]):
-    """Byte strings that are handed over as one array."""
+    """Byte strings that are passed as one array."""
 
 
 class Texts(list[str]):
-    """Texts that are handed over as one array."""
+    """Texts that are passed as one array."""
 
 
 class Numbers(list["int | None"]):
-    """Numbers of 64 bits that are handed over as one array."""
+    """64-bit numbers that are passed as one array."""
 
 
 _EIGHT = Struct(">iq").pack
@@ -52,13 +52,13 @@ _FOUR = Struct(">i").pack
 
 
 class _ArrayDumper(Dumper):
-    """Writes PostgreSQL's binary form of an array of one dimension, without a step of the driver for each element."""
+    """Writes PostgreSQL's binary form of a one-dimensional array without a call of the driver for each element."""
 
     format = Format.BINARY
     element: ClassVar[int]
 
     def dump(self, obj: Any) -> bytes:
-        """Return the array: dimensions, whether it holds nulls, type of the elements, length, lower bound, then each with its length."""
+        """Return the array: dimensions, whether it has nulls, element type, length, lower bound, then each element with its length."""
         parts = [b"\x00\x00\x00\x01\x00\x00\x00\x01", _FOUR(self.element), _FOUR(len(obj)), b"\x00\x00\x00\x01"]
         self.add(parts, obj)
         return b"".join(parts)
@@ -102,21 +102,21 @@ class NumbersDumper(_ArrayDumper):
 
 
 def tip_of(line: bytes) -> int:
-    """Return what an append says of the line before it: a hash, as the database's 64-bit integer."""
+    """Return the hash of a line as a 64-bit integer of the database. An append gives the hash of the line before it."""
     return int.from_bytes(blake2b(line, digest_size=8).digest(), "big", signed=True)
 
 
 class Operation:
-    """Something to commit, for the caller that waits for `future`.
+    """An operation to commit, for the caller that waits for `future`.
 
-    `uncertain`: it was sent before and nobody knows what became of it.
+    `uncertain`: it was sent before, and its outcome is unknown.
     """
 
     __slots__ = ("error", "future", "outcome", "run_id", "uncertain")
     alone: ClassVar[bool] = False
-    """Whether two of one run must not be in one group: those of a group are done kind by kind, not in their order."""
+    """Whether a group may have only one of them for each run: a group runs kind by kind, not in the original order."""
     exclusive: bool = False
-    """Whether the run is locked first, as it is by every append: no other operation on it is committed in between."""
+    """Whether the run is locked first, as by every append, so that no other operation on it commits in between."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id, self.uncertain = run_id, False
@@ -125,7 +125,7 @@ class Operation:
         self.error: BaseException | None = None
 
     def settle(self) -> None:
-        """Tell the caller."""
+        """Complete the caller's future."""
         if not self.future.done():
             if self.error is None:
                 self.future.set_result(self.outcome)
@@ -134,12 +134,12 @@ class Operation:
 
     @classmethod
     def statement(cls, operations: Sequence[Any]) -> Statement:
-        """Return the one statement for all."""
+        """Return one statement for all operations."""
         raise NotImplementedError
 
     @classmethod
     async def conclude(cls, operations: Sequence[Any], rows: Sequence[Any], db: Connection) -> None:
-        """Give each operation its outcome or error, from the rows that the statement returned."""
+        """Set the outcome or error of each operation from the returned rows."""
 
 
 # Records ------------------------------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Operation:
 _KIND: LiteralString = (
     r"""substring(encode(i.signal, 'escape') from '^\{"id":"(?:[^"\\]|\\\\(?:\\\\|[^\\])|\\[0-7]{3})*","kind":"([a-z]+)"')"""
 )
-"""What an inbox says the kind of a signal is, NULL for what is none. Bytes as text (`encode`) can always be looked at."""
+"""SQL for the kind of a signal in an inbox, NULL if it is not a signal. Bytes as text (`encode`) are always readable."""
 _CANCELLED: LiteralString = f"""SELECT r.run_id FROM unnest(%b::text[]) AS u(run_id) JOIN runs r USING (run_id) JOIN inbox i ON i.run=r.id
     WHERE i.signal IS NOT NULL AND {_KIND}='cancel'
     AND NOT EXISTS (SELECT FROM unnest(%b::text[], %b::text[]) AS c(run_id, id) WHERE c.run_id=r.run_id AND c.id=i.id)"""
@@ -190,9 +190,9 @@ def _append_statement(*, begins: bool, consumes: bool, spends: bool, releases: b
 
 
 class Append(Operation):
-    """Add records to a run, fenced by the number of those that are there, where it is known by the last of them (`before`), and by that of the claim.
+    """Add records to a run, fenced by the number of existing records, by the hash of the last one if known (`before`), and by the claim's number.
 
-    The claim's row is locked, so that the run is taken over before the append or after it.
+    The claim's row is locked, so a takeover happens before the append or after it.
     """
 
     __slots__ = ("before", "claim", "consumed", "exclusive", "expected", "head", "records", "released", "spent", "tip")
@@ -213,7 +213,7 @@ class Append(Operation):
     ) -> None:
         super().__init__(run_id)
         self.exclusive, self.claim = intent, claim
-        self.spent, self.released = spent, ("",) if released is None else released  # no name is empty
+        self.spent, self.released = spent, ("",) if released is None else released  # names are never empty
         self.expected, self.records, self.head, self.consumed = expected, tuple(records), head, consumed
         self.before: int | None = None
         self.tip = tip_of(records[-1]) if records else None
@@ -272,7 +272,7 @@ class Append(Operation):
                 await operation.explain(db)
 
     async def explain(self, db: Connection) -> None:
-        """Say why it did not happen: another writer was first, or it had happened already when the connection broke."""
+        """Set the reason why nothing happened: another writer was first, or it had already happened when the connection broke."""
         found = await (await db.execute("SELECT id, seq FROM runs WHERE run_id=%s", (self.run_id,))).fetchone()
         run, seq = found if found is not None else (0, 0)
         if self.uncertain and self.records and await self._is_there(db, run):
@@ -300,13 +300,13 @@ class Append(Operation):
 
 
 def _named(operations: Sequence[Append]) -> tuple[Texts, Texts]:
-    """Return the signals that are consumed: runs and ids."""
+    """Return the consumed signals: runs and ids."""
     consumed = [(o.run_id, signal_id) for o in operations for signal_id in o.consumed]
     return Texts(run_id for run_id, _ in consumed), Texts(signal_id for _, signal_id in consumed)
 
 
 def _columns(spent: Sequence[tuple[str, Spent]]) -> list[Any]:
-    """Return what tenants used, column by column."""
+    """Return the usage of tenants, column by column."""
     return [
         Texts(run_id for run_id, _ in spent),
         Texts(used.tenant for _, used in spent),
@@ -320,7 +320,7 @@ def _columns(spent: Sequence[tuple[str, Spent]]) -> list[Any]:
 
 
 def microseconds(at: datetime) -> int:
-    """Return a time as whole microseconds since 1970, exactly."""
+    """Return a time as exact whole microseconds since 1970."""
     return (at - _EPOCH) // _MICROSECOND
 
 
@@ -342,15 +342,15 @@ _POST = f"""WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal, u.most,
         AS fits FROM given g),
     put AS (INSERT INTO inbox (run, id, signal) SELECT run, id, signal FROM said WHERE fits AND erased IS NULL ON CONFLICT (run, id) DO NOTHING)
     SELECT run_id, fits, erased, pg_notify(%s::text, '')::text FROM said"""
-"""A quote inside a JSON string is escaped: `"reason":"erased"` stands in a listing entry only where it says so."""
+"""A quote inside a JSON string is escaped, so `"reason":"erased"` occurs in a listing entry only as that field."""
 LOCK = "SELECT 1 FROM runs WHERE run_id=ANY(%b::text[]) ORDER BY run_id FOR NO KEY UPDATE"
-"""What is done to a run whose `exclusive` operations see all that was committed before them; a statement of its own, for the next one to see it."""
+"""Locks a run, so that its `exclusive` operations see all earlier commits. It is a separate statement, so that the next one sees them."""
 
 
 class Claim(Operation):
-    """Renew the lease of the holder (`renewal`: its row) and take a run that nobody has.
+    """Renew the lease of the holder (`renewal`: its row) and claim a run that nobody has.
 
-    The outcome is the number of the claim, or None where another holder has it, dead or alive.
+    The outcome is the number of the claim, or None if another holder has it, dead or alive.
     """
 
     __slots__ = ("renewal",)
@@ -368,14 +368,14 @@ class Claim(Operation):
 
     @classmethod
     async def conclude(cls, operations: Sequence[Claim], rows: Sequence[Any], db: Connection) -> None:
-        """See `Operation.conclude`; a run in no row was taken by somebody in this very moment."""
+        """See `Operation.conclude`. A run without a row was taken by somebody in the same moment."""
         mine = {run_id: number for run_id, other, number in rows if other is None}
         for operation in operations:
             operation.outcome = mine.get(operation.run_id)
 
 
 class Release(Operation):
-    """Give claims of one holder up."""
+    """Release claims of one holder."""
 
     __slots__ = ("holder",)
     alone = True
@@ -391,7 +391,7 @@ class Release(Operation):
 
 
 class Post(Operation):
-    """Put a signal into an inbox, and wake who listens; an id that was there, or was consumed, changes nothing."""
+    """Put a signal into an inbox and wake listeners. An id that is already there or was consumed changes nothing."""
 
     __slots__ = ("channel", "signal")
     alone = True
@@ -427,7 +427,7 @@ class Post(Operation):
 
 
 class Tell(Operation):
-    """Wake who follows records. Apart from their commit, because notifying one serialises the commits of all processes."""
+    """Wake followers of records. Not part of the commit, because a commit with a notification serialises the commits of all processes."""
 
     __slots__ = ("channel",)
 
@@ -442,14 +442,14 @@ class Tell(Operation):
 
 
 def register(db: psycopg.AsyncConnection[Any]) -> None:
-    """Let a connection hand over `Lines`, `Texts` and `Numbers`."""
+    """Register the dumpers of `Lines`, `Texts` and `Numbers` with a connection."""
     db.adapters.register_dumper(Lines, LinesDumper)
     db.adapters.register_dumper(Texts, TextsDumper)
     db.adapters.register_dumper(Numbers, NumbersDumper)
 
 
 def by_kind(operations: Iterable[Operation]) -> dict[type[Operation], list[Operation]]:
-    """Return the operations of each kind, in order."""
+    """Return the operations grouped by kind, in order."""
     kinds: dict[type[Operation], list[Operation]] = {}
     for operation in operations:
         kinds.setdefault(type(operation), []).append(operation)

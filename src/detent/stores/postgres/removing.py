@@ -1,4 +1,4 @@
-"""Erasing and deleting a run: transactions of several statements, which can be sent again when nobody knows what became of them."""
+"""Erasing and deleting a run: transactions of several statements that can be sent again if their outcome is unknown."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from detent.stores.postgres.schema import Connection
 
 
 class Erasing:
-    """Puts tombstones in place of a run's lines, and removes what else has content."""
+    """Replaces a run's lines by tombstones and removes everything else that has content."""
 
     def __init__(self, run_id: str, tombstone: Callable[[bytes], bytes], head: RunHead, claim: int | None) -> None:
         self._run_id, self._tombstone, self._head, self._claim = run_id, tombstone, head, claim
         self._done: list[bytes] = []
 
     async def apply(self, db: Connection) -> None:
-        """Do it in one transaction; nothing when an earlier one had been committed as its connection broke. Raise `RunNotFound`, `ClaimLost`."""
+        """Erase in one transaction; do nothing if an earlier attempt was committed before its connection broke. Raise `RunNotFound`, `ClaimLost`."""
         register(db)
         async with db.transaction():
             found = await (await db.execute("SELECT id FROM runs WHERE run_id=%s FOR UPDATE", (self._run_id,))).fetchone()
@@ -36,13 +36,13 @@ class Erasing:
 
 
 class Deleting:
-    """Removes a run with all that belongs to it, or the blobs of one that never began."""
+    """Removes a run with everything that belongs to it, or the blobs of a run that never began."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id, self._sent = run_id, False
 
     async def apply(self, db: Connection) -> None:
-        """Do it in one transaction; a run that is gone when it is sent again had been deleted. Raise `RunNotFound`."""
+        """Delete in one transaction. If a second attempt does not find the run, the first one deleted it. Raise `RunNotFound`."""
         again, self._sent = self._sent, True
         async with db.transaction():
             found = await (await db.execute("DELETE FROM runs WHERE run_id=%s RETURNING id", (self._run_id,))).fetchone()
@@ -56,7 +56,7 @@ class Deleting:
 
 
 async def _replace(db: Connection, run_id: str, run: int, lines: Sequence[bytes], head: RunHead) -> None:
-    """Write other lines in place of a run's, and remove what else has content."""
+    """Replace a run's lines and remove everything else that has content."""
     await db.execute(
         "UPDATE records r SET data=l.data FROM unnest(%b::bytea[]) WITH ORDINALITY AS l(data, n) WHERE r.run=%s AND r.seq=l.n",
         (Lines(lines), run),

@@ -1,4 +1,4 @@
-"""Reserving in a tenant's account: a transaction that has the account to itself, and that can be sent again."""
+"""Reserving in a tenant's account: a transaction that locks the account and can be sent again."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _PUT = (
 
 
 class Reserving:
-    """Keeps amounts free where they fit. `now` is None for the server's clock."""
+    """Reserves amounts if they fit. `now` is None for the server's clock."""
 
     def __init__(self, asked: Reservation, schema: str, now: float | None) -> None:
         self._asked, self._schema, self._now = asked, schema, now
 
     async def apply(self, db: Connection) -> Balance:
-        """Do it in one transaction; the lock is one that no append waits for.
+        """Reserve in one transaction; no append waits for its lock.
 
-        What is reserved is read first: an append that charges and gives back in between is then seen twice, and never not at all.
+        The reservations are read first: an append that charges and returns a reservation in between is then counted twice, but never missed.
         """
         asked, now = self._asked, self._now
         async with db.transaction():
@@ -56,5 +56,5 @@ class Reserving:
 
 
 def spent_of(tenant: str, day: str, row: Sequence[Any]) -> Spent:
-    """Return what such columns say."""
+    """Return the amounts in such columns."""
     return Spent(tenant=tenant, day=day, runs=row[0], model_calls=row[1], tool_calls=row[2], tokens=row[3], cost_usd=row[4])

@@ -1,12 +1,12 @@
 """The tables of the PostgreSQL store, version by version, and how a schema is brought up to the version that this code knows.
 
-Every version is a list of statements that is never edited again. What is missing is applied in one transaction under an advisory lock, so
-that any number of processes may open a store at once and a migration happened entirely or not at all. All tables stand in one schema of
-their own, so that a store can share a database with an application and with other stores.
+Every version is a list of statements that is never edited again. Missing versions are applied in one transaction under an advisory lock. So any number
+of processes may open a store at once, and a migration happens entirely or not at all. All tables are in one schema of their own, so a store can
+share a database with an application and with other stores.
 
-`runs.head` is the listing entry as JSON; the columns beside it repeat what listings filter and sort by. A record's key is (run, sequence).
-`runs.tip` is a hash of the last line: an append is fenced by it too, so that a worker that outlived records (a failover or a restored backup
-lost them) can never continue a log that has been continued otherwise.
+`runs.head` is the listing entry as JSON; the other columns repeat what listings filter and sort by. A record's key is (run, sequence). `runs.tip` is
+a hash of the last line and also fences appends. If a failover or a restored backup lost records, a worker that still knows them can never continue
+a log that another worker has continued.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VERSION_1: Sequence[LiteralString] = (
 """The first version."""
 
 VERSION_2: Sequence[LiteralString] = ("ALTER TABLE runs ADD COLUMN tip bigint",)
-"""Appends are fenced by a hash of the last line, too; NULL where it is not known."""
+"""Appends are also fenced by a hash of the last line; NULL if it is not known."""
 
 VERSION_3: Sequence[LiteralString] = (
     """CREATE TABLE spent (
@@ -54,7 +54,7 @@ VERSION_3: Sequence[LiteralString] = (
         tool_calls bigint NOT NULL, tokens bigint NOT NULL, cost_usd double precision NOT NULL, PRIMARY KEY (tenant, day)
         ) WITH (fillfactor = 50)""",
 )
-"""What tenants use on each day is counted by the appends."""
+"""Appends count the usage of tenants for each day."""
 
 VERSION_4: Sequence[LiteralString] = (
     """CREATE TABLE reserved (
@@ -64,13 +64,13 @@ VERSION_4: Sequence[LiteralString] = (
     "CREATE INDEX reserved_by_tenant ON reserved (tenant)",
     "DELETE FROM blobs WHERE key='reserved' AND starts_with(run_id, '_tenant-')",
 )
-"""What runs have reserved in the accounts of tenants has a table; before, it was kept in blobs."""
+"""A table for reservations in the accounts of tenants; before, they were kept in blobs."""
 
 VERSION_5: Sequence[LiteralString] = (
     "ALTER TABLE claims ADD COLUMN number bigint NOT NULL DEFAULT 1",
     "ALTER TABLE holders ADD COLUMN monotonic double precision",
 )
-"""Claims have numbers, which appends are fenced by; holders of one host are compared by the clock that they share."""
+"""Claims have numbers that fence appends. Holders of one host are compared by the clock that they share."""
 
 MIGRATIONS: Sequence[Sequence[LiteralString]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5)
 SCHEMA_VERSION = len(MIGRATIONS)
@@ -80,10 +80,10 @@ _LOCK = 0x44544E54 << 32
 
 
 async def prepare(db: Connection, schema: str, where: str, *, create: bool = True, upgrade: bool = True) -> bool:
-    """Bring the schema to the version of this code and return whether there is a store; without `create` none is made where none is.
+    """Bring the schema to the version of this code and return whether there is a store. Without `create` no new store is created.
 
-    Without `upgrade` an earlier version stays as it is: what only reads works on each. Raise `NewerVersion` for one that is ahead,
-    `ConfigError` for tables of another program.
+    Without `upgrade` an earlier version stays unchanged: reading works on every version. Raise `NewerVersion` for a later version, and `ConfigError`
+    for tables of another program.
     """
     version = await stored_version(db, schema)
     if version == 0 and not create:
@@ -95,8 +95,8 @@ async def prepare(db: Connection, schema: str, where: str, *, create: bool = Tru
 
 
 async def stored_version(db: Connection, schema: str) -> int:
-    """Return the version of the store in this schema, 0 where there is none."""
-    # Asked of the catalog itself: a name that was not there a moment ago may be remembered as missing.
+    """Return the version of the store in this schema, 0 if there is none."""
+    # Read the catalog directly: a name that did not exist a moment ago may be cached as missing.
     there = "SELECT 1 FROM pg_tables WHERE schemaname=%s AND tablename='migrations'"
     if await (await db.execute(there, (schema,))).fetchone() is None:
         return 0
@@ -106,7 +106,7 @@ async def stored_version(db: Connection, schema: str) -> int:
 
 
 async def migrate(db: Connection, schema: str, where: str, *, to: int = SCHEMA_VERSION) -> None:
-    """Apply the versions that are missing, up to `to`, in one transaction."""
+    """Apply the missing versions up to `to` in one transaction."""
     async with db.transaction():
         await db.execute("SELECT pg_advisory_xact_lock(%s + hashtext(%s)::bit(32)::bigint)", (_LOCK, schema))
         version = await stored_version(db, schema)
@@ -125,16 +125,16 @@ async def migrate(db: Connection, schema: str, where: str, *, to: int = SCHEMA_V
 
 
 async def _refuse_foreign(db: Connection, schema: str, where: str) -> None:
-    """Raise `ConfigError` where other tables are."""
+    """Raise `ConfigError` if there are other tables."""
     found = await (await db.execute("SELECT count(*) FROM pg_tables WHERE schemaname=%s", (schema,))).fetchone()
     if found is not None and found[0]:
         raise ConfigError(
-            f"{where}: the schema {schema!r} holds tables, but no Detent store; nothing was changed, name another one with ?schema=NAME"
+            f"{where}: the schema {schema!r} has tables but no Detent store; nothing was changed, name another schema with ?schema=NAME"
         )
 
 
 async def _begin(db: Connection, schema: str, where: str) -> None:
-    """Create the schema and its list of migrations; raise `ConfigError` where other tables are."""
+    """Create the schema and its list of migrations; raise `ConfigError` if there are other tables."""
     await _refuse_foreign(db, schema, where)
     if await (await db.execute("SELECT 1 FROM pg_namespace WHERE nspname=%s", (schema,))).fetchone() is None:
         await db.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))

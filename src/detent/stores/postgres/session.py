@@ -1,17 +1,17 @@
-"""Who holds claims, and whether that holder still lives; and being woken when something was posted or recorded.
+"""Holders of claims and whether they still live; and waking when something is posted or recorded.
 
-Theory of operation. A store instance is one holder. From its first claim on it keeps a connection of its own, on which it holds an advisory
-lock that the server drops the moment the connection ends, and listens. Beside the lock stand, in the table of holders, who it is (host,
-process, when the process began) and when it last renewed, by the server's clock: no wall clock of a worker decides anything.
+Theory of operation. A store instance is one holder. From its first claim on it keeps its own connection. The connection listens, and it holds an
+advisory lock that the server drops the moment the connection ends. The table of holders records its identity (host, process, start of the process)
+and its last renewal by the server's clock: no wall clock of a worker decides anything.
 
 A holder is dead when
 - its process was on this host and is gone: at once after SIGKILL,
 - it is elsewhere, its lock is free, and it has not renewed for `ORPHAN_S`: its connection ended and it did not come back,
-- it has not renewed for the length of its lease: its process stands still, or the network was cut, which does not end connections.
+- it has not renewed for the length of its lease: its process hangs, or the network was cut, which does not end connections.
 
-How long ago that was is said by the server's clock, and between processes of one host by the monotonic clock that they share: while the host was
-suspended none of them has aged. A server that restarts drops all locks while the holders live on, so no lease runs while the server is down: ages
-count from its start.
+Ages are measured by the server's clock, and between processes of one host by their shared monotonic clock: while the host was suspended, none of
+them has aged. A server that restarts drops all locks although the holders still live. So no lease runs while the server is down: ages count from
+its start.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ OF_ALL = _AGES.replace("c.holder, c.number", "h.name, 0::bigint") + " FROM holde
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of the holder of a claim: all but its name and the claim's number is None where nobody knows it any more.
+    """The known facts about the holder of a claim. Unknown ones are None; name and claim number are always known.
 
-    `age_s` is since its last renewal, `monotonic` the time of its host then, `up_s` how long the server has been up where that counts.
+    `age_s` is the time since its last renewal, `monotonic` the time of its host then, `up_s` the server's uptime if it counts.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a holder is believed to live, and by which clocks; `now` is None for the server's."""
+    """How long a holder counts as alive, and by which clocks; `now` is None for the server's."""
 
     lease_s: float
     stuck_s: float
@@ -81,7 +81,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holder(Leased):
-    """This store instance as a holder of claims. The thread renews over a connection of its own, `connections` makes it when it is needed."""
+    """This store instance as a holder of claims. The thread renews over its own connection, which `connections` opens on demand."""
 
     def __init__(self, connections: Connections, *, host: str | None, lease: Lease) -> None:
         beats = lease.now is None and lease.monotonic is time.monotonic
@@ -93,15 +93,15 @@ class Holder(Leased):
         self.name = f"{self.host.partition('/')[0]}:{os.getpid()}:{secrets.token_hex(6)}"
         self.lock_key = secrets.randbits(62)
         self.tips: dict[str, tuple[int, int]] = {}
-        """Of runs that are held here: how many records they have, and the hash of the last."""
+        """For each run held here: its number of records and the hash of the last one."""
 
     @property
     def now(self) -> float | None:
-        """The time of leases, None for the server's."""
+        """The time for leases, None for the server's."""
         return self._now() if self._now is not None else None
 
     def renewal(self) -> tuple[Any, ...]:
-        """Return this holder's row; the time is None for the server's."""
+        """Return this holder's row; a time of None means the server's."""
         return self.name, self.lock_key, self.host, os.getpid(), process_began(os.getpid()) or "", self.monotonic(), self.now
 
     def renewed(self, renewal: tuple[Any, ...]) -> None:
@@ -109,7 +109,7 @@ class Holder(Leased):
         self.signed = renewal[5]
 
     def sign(self) -> None:
-        """Renew the lease, from the thread; raise where that takes longer than until the next time."""
+        """Renew the lease, from the thread. Raise if it takes longer than until the next renewal."""
         if self.runs:
             self._runner = self._runner or asyncio.Runner()
             self._runner.run(self._sign())
@@ -131,7 +131,7 @@ class Holder(Leased):
         return self._db
 
     def rest(self) -> None:
-        """Give back what was claimed in loops that were closed, and close the thread's connection."""
+        """Release the claims of closed loops and close the thread's connection."""
         try:
             if stranded := self.strands():
                 self._runner = self._runner or asyncio.Runner()
@@ -155,7 +155,7 @@ class Holder(Leased):
             gone.get_loop().call_soon_threadsafe(gone.set_result, None)
 
     async def forget(self) -> None:
-        """Hold nothing, and wait for the thread to be done with its connection."""
+        """Forget all claims and wait until the thread no longer uses its connection."""
         gone = self._gone = asyncio.get_running_loop().create_future()
         HEARTBEAT.leave(self)
         self.runs.clear()
@@ -175,14 +175,14 @@ class Holder(Leased):
 
 
 def _own_host() -> str:
-    """Return this boot of this machine, and where the system says it this space of process numbers."""
+    """Return the identity of this boot of this machine and, if the system has it, of this process namespace."""
     with contextlib.suppress(OSError):
         return f"{host_identity()}/{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - not a path
     return host_identity()
 
 
 def process_began(pid: int) -> str | None:
-    """Return when a process began, as the system counts; None where it does not say, "" for one that has ended."""
+    """Return the start of a process as the system counts it; None if unknown, "" for an ended process."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -191,7 +191,7 @@ def process_began(pid: int) -> str | None:
 
 
 def process_lives(pid: int, began: str) -> bool:
-    """Whether the process of this host with this number, which began then, is still there."""
+    """Whether the process of this host with this number and start still exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -203,7 +203,7 @@ def process_lives(pid: int, began: str) -> bool:
 
 
 class Session:
-    """A connection that holds the advisory lock `lock_key` (None: none) and listens to `channel`; opened again whenever it breaks."""
+    """A connection that holds the advisory lock `lock_key` (None: no lock) and listens to `channel`. It reopens whenever it breaks."""
 
     def __init__(self, connections: Connections, channel: str, *, lock_key: int | None = None) -> None:
         self._connections, self._channel, self._lock_key = connections, channel, lock_key
@@ -213,7 +213,7 @@ class Session:
         self._db: Connection | None = None
 
     def begin(self) -> asyncio.Future[None]:
-        """Begin to open the connection, unless that was done; return the future of the first time that it is open."""
+        """Begin to open the connection unless that was done; return the future of its first opening."""
         if self._task is None or self._task.done():
             loop = asyncio.get_running_loop()
             self._ready = loop.create_future()
@@ -222,7 +222,7 @@ class Session:
         return self._ready
 
     async def start(self) -> None:
-        """Wait until the connection has been opened; raise `StoreError` when it cannot be had."""
+        """Wait until the connection is open; raise `StoreError` if it cannot be opened."""
         await asyncio.shield(self.begin())
 
     async def stop(self) -> None:
@@ -237,7 +237,7 @@ class Session:
         self._wake()
 
     async def woken(self, timeout_s: float) -> None:
-        """Return when the channel was notified, or the connection broke or came back, at the latest after so many seconds."""
+        """Wait until the channel is notified or the connection breaks or comes back, at most so many seconds."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         try:
@@ -251,7 +251,7 @@ class Session:
                 waiting.set_result(None)
 
     async def _keep(self, ready: asyncio.Future[None]) -> None:
-        """Listen, and again after the connection broke; give up only when the first connection cannot be had."""
+        """Listen, and again after the connection breaks. Give up only if the first connection cannot be opened."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -282,7 +282,7 @@ class Session:
 
 
 def _closed(ready: asyncio.Future[None], _: asyncio.Task[None]) -> None:
-    """Say to who waits for a connection that it does not come any more."""
+    """Fail those who wait for a connection that will not come."""
     if not ready.done():
-        ready.set_exception(StoreError("the store was closed while a run was being claimed in it; nothing was claimed"))
+        ready.set_exception(StoreError("the store was closed during a claim; nothing was claimed"))
         ready.exception()

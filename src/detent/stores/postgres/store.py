@@ -1,7 +1,7 @@
 """The store in a PostgreSQL database: any number of processes on any number of machines may use it at once.
 
-Appends, claims and signals go through the writer, which commits all that is ready in one turn of the event loop as one transaction (see
-`writer`); reads and everything rare take a connection of the pool. A read waits for what its run has under way.
+Appends, claims and signals go through the writer, which commits all operations of one turn of the event loop as one transaction (see `writer`).
+Reads and rare operations take a connection of the pool. A read waits for the pending operations of its run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from detent.stores.postgres.schema import Connection
 from detent.stores.postgres.session import OF_ALL, OF_CLAIM, Seen
 
 TELL_S = 0.1
-"""Followers of records hear of them once in so many seconds."""
+"""The number of seconds between two notifications of record followers."""
 
 _WAITING = (
     "SELECT r.run_id, i.id, i.signal FROM unnest(%s::text[]) u JOIN runs r ON r.run_id=u JOIN inbox i ON i.run=r.id"
@@ -39,18 +39,18 @@ _PUT_SNAPSHOT = (
 _WRITTEN = """SELECT c.holder, (to_jsonb(c)->>'number')::bigint, h.host, h.pid,
     h.renewed - coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8)
     FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=%s"""
-"""What is kept of a claim, and how far ahead its holder has renewed; also in tables of an earlier version, whose claims have no number."""
+"""The stored fields of a claim, and how far ahead its holder has renewed. Also works with tables of an earlier version, without claim numbers."""
 _TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent", "reserved")
 
 
 class PostgresStore(PostgresOpening):
-    """An `EventStore` in the database that `url` names, whose tables are created where they are missing.
+    """An `EventStore` in the database that `url` names. Missing tables are created.
 
-    `connections` is how many connections reads may use beside the three of each store (commits; claims and notifications; renewing what is claimed);
-    `busy_timeout_s` how long anything waits for the server before `StoreBusy`; `refused_s` how long opening tries an address where no server
-    listens (None: as long); `lease_s` how long a holder is believed to live that does not renew, `stuck_s` how long this one renews while its
-    event loop stands still; `now` a clock for leases instead of the server's, `monotonic` the one between processes of this host; `host` the
-    identity of this machine.
+    `connections` is the number of connections for reads, besides the three of each store (commits; claims and notifications; renewing claims).
+    `busy_timeout_s` is how long anything waits for the server before `StoreBusy`. `refused_s` is how long opening tries an address without a server
+    (None: as long). `lease_s` is how long a holder counts as alive after its last renewal; `stuck_s` is how long this one keeps renewing while its
+    event loop hangs. `now` replaces the server's clock for leases, `monotonic` is the clock between processes of this host. `host` is the identity
+    of this machine.
     """
 
     async def append(
@@ -67,7 +67,7 @@ class PostgresStore(PostgresOpening):
         intent: bool = False,
         claim: int | None = None,
     ) -> None:
-        """Add records; see `EventStore.append`. Every append is durable. A cancelled call happened entirely or not at all."""
+        """Add records; see `EventStore.append`. Every append is durable. A cancelled call takes effect entirely or not at all."""
         writer, holder = self._open_writer(), self._holder
         operation = Append(
             run_id, expected_seq, records, head=head, consumed=consumed, spent=spent, released=released, intent=intent, claim=claim
@@ -85,7 +85,7 @@ class PostgresStore(PostgresOpening):
         return spent_of(tenant, since, (await self._rows("", SPENT, (tenant, since)))[0])
 
     async def reserve(self, asked: Reservation) -> Balance:
-        """Keep amounts free in a tenant's account; see `EventStore.reserve`."""
+        """Reserve amounts in a tenant's account; see `EventStore.reserve`."""
         await self._open_writer().settled(asked.run_id)
         return await self._connections.use(Reserving(asked, self._target.schema, self._holder.now).apply)
 
@@ -95,7 +95,7 @@ class PostgresStore(PostgresOpening):
             self._writer.submit(Tell(self._channels[1])).add_done_callback(_look_at)
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
-        """Return record lines; see `EventStore.read`. Raise `CorruptLog` when a row is missing."""
+        """Return record lines; see `EventStore.read`. Raise `CorruptLog` if a row is missing."""
         await self._open_writer().settled(run_id)
 
         async def work(db: Connection) -> tuple[list[Any], list[Any]]:
@@ -120,7 +120,7 @@ class PostgresStore(PostgresOpening):
         return lines
 
     async def _find_gap(self, run_id: str, run: int, after: int) -> None:
-        """Raise `CorruptLog` for the first record that is missing; the run may also have been deleted just now, which is no damage."""
+        """Raise `CorruptLog` for the first missing record. If the run has just been deleted, that is not damage."""
         rows = await self._rows(run_id, "SELECT seq FROM records WHERE run=%s AND seq>%s ORDER BY seq", (run, after))
         if await self._rows(run_id, "SELECT id FROM runs WHERE id=%s", (run,)):
             missing = next((index for index, (seq,) in enumerate(rows, after + 1) if seq != index), after + len(rows) + 1)
@@ -132,12 +132,12 @@ class PostgresStore(PostgresOpening):
         return unsealed(entry_of(run_id, found[0][0])) if found else None
 
     async def sealed(self, run_id: str) -> tuple[int, str] | None:
-        """Return what the last append said; see `EventStore.sealed`."""
+        """Return the seal of the last append; see `EventStore.sealed`."""
         found = await self._rows(run_id, "SELECT seq, head FROM runs WHERE run_id=%s", (run_id,))
         return (found[0][0], entry_of(run_id, found[0][1]).digest) if found else None
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
-        """Return the page of runs that the query asks for, newest first."""
+        """Return the page of runs that match the query, newest first."""
         check_query(query)
         wanted: list[tuple[str, Sequence[Any]]] = []
         if query.after is not None:
@@ -162,7 +162,7 @@ class PostgresStore(PostgresOpening):
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
     async def claim(self, run_id: str) -> int:
-        """Take the run for this store instance and return the claim's number; raise `RunBusy` while another living holder has it."""
+        """Claim the run for this store instance and return the claim's number. Raise `RunBusy` while another living holder has it."""
         self._open_writer()
         holder = self._holder
         self._owed.forget(run_id)
@@ -176,14 +176,14 @@ class PostgresStore(PostgresOpening):
         except RunBusy:
             raise
         except BaseException:
-            if run_id not in holder.runs and self._writer is not None:  # it may have been taken, or was still owed
+            if run_id not in holder.runs and self._writer is not None:  # the claim may have succeeded, or its release is still pending
                 self._owed.begin(run_id)
             raise
         holder.has_taken(run_id, number)
         return number
 
     async def _take_over(self, run_id: str) -> int:
-        """Take a claim whose holder is dead, and return its new number; raise `RunBusy` where it lives."""
+        """Take over the claim of a dead holder and return its new number. Raise `RunBusy` if the holder lives."""
         holder, now, number = self._holder, self._holder.now, new_number()
         while True:
             found = await self._connections.rows(OF_CLAIM, (now, now, now, run_id))
@@ -199,7 +199,7 @@ class PostgresStore(PostgresOpening):
             )
 
     async def release(self, run_id: str) -> None:
-        """Give the claim up, if it is held."""
+        """Release the claim if it is held."""
         self._open_writer()
         self._holder.tips.pop(run_id, None)
         if self._holder.runs.pop(run_id, None) is not None:
@@ -223,20 +223,20 @@ class PostgresStore(PostgresOpening):
         return lost
 
     async def wrong_with_claim(self, run_id: str) -> str:
-        """Return what is wrong with the claim on a run; see `ReadsClaims`."""
+        """Return the faults of the claim on a run; see `ReadsClaims`."""
         now = self._holder.now
         found = await self._connections.rows(_WRITTEN, (now, run_id))
         if not found:
             return ""
         name, number, host, pid, ahead_s = found[0]
         if pid is not None and str(pid) not in name.split(":"):
-            return f"the claim is held by {name!r}, and that is said to be process {pid}"
+            return f"the claim is held by {name!r}, but it names the process {pid}"
         return strange(name, host, 1 if number is None else number, [] if ahead_s is None else [(max(0.0, ahead_s), 0.0)])
 
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
 
     async def post(self, run_id: str, signal: Signal) -> None:
-        """Put a signal into the inbox, durably and once, and wake whoever waits for one; raise `RunNotFound`, `RunErased`."""
+        """Put a signal into the inbox, durably and once, and wake waiters. Raise `RunNotFound`, `RunErased`."""
         await self._open_writer().submit(Post(run_id, signal, self._channels[0]))
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
@@ -247,14 +247,14 @@ class PostgresStore(PostgresOpening):
         return found
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
-        """Return when a signal was posted by anyone (`records`: when anything was recorded), at the latest after so many seconds."""
+        """Wait until anyone posts a signal (`records`: until anything is recorded), at most so many seconds."""
         self._open_writer()
         session = self._follower if records else self._session
         session.begin()
         await session.woken(timeout_s)
 
     async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
-        """Keep a blob, durably; the run need not exist yet."""
+        """Store a blob durably; the run need not exist yet."""
         statement = "INSERT INTO blobs (run_id, key, data) VALUES (%s, %s, %b) ON CONFLICT (run_id, key) DO UPDATE SET data=excluded.data"
         await self._rows(run_id, statement, (run_id, key, data))
 
@@ -268,11 +268,11 @@ class PostgresStore(PostgresOpening):
         return [key for (key,) in await self._rows(run_id, "SELECT key FROM blobs WHERE run_id=%s ORDER BY key", (run_id,))]
 
     async def delete_blob(self, run_id: str, key: str) -> None:
-        """Remove a blob; nothing happens when there is none."""
+        """Remove a blob, if there is one."""
         await self._rows(run_id, "DELETE FROM blobs WHERE run_id=%s AND key=%s", (run_id, key))
 
     async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
-        """Keep the run's snapshot unless a later one is there; nothing is kept for an unknown run."""
+        """Store the run's snapshot unless a later one exists. For an unknown run nothing is stored."""
         await self._rows(run_id, _PUT_SNAPSHOT, (seq, data, run_id))
 
     async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None:
@@ -293,13 +293,13 @@ class PostgresStore(PostgresOpening):
         await self._connections.use(Erasing(run_id, tombstone, head, claim).apply)
 
     async def delete(self, run_id: str) -> None:
-        """Remove the run with all that belongs to it; raise `RunNotFound`."""
+        """Remove the run and everything that belongs to it; raise `RunNotFound`."""
         await self._open_writer().settled(run_id)
         self._holder.tips.pop(run_id, None)
         await self._connections.use(Deleting(run_id).apply)
 
     async def gc(self) -> int:
-        """Forget dead holders and what belongs to no run any more, and vacuum; return the bytes that the tables became smaller."""
+        """Remove dead holders and rows that belong to no run, and vacuum. Return the bytes by which the tables shrank."""
         before = await self._size()
         now, holder = self._holder.now, self._holder
         dead = [
@@ -315,15 +315,15 @@ class PostgresStore(PostgresOpening):
         return max(0, before - await self._size())
 
     async def examine(self) -> Examined:
-        """Look at the indexes, where the server can, and for rows that belong to nothing; see `Examines`."""
+        """Check the indexes, if the server can, and look for rows that belong to nothing; see `Examines`."""
         self._open_writer()
         runs = tuple(run_id for (run_id,) in await self._connections.rows("SELECT run_id FROM runs ORDER BY id"))
         return await examined(self._connections, self._target.schema, runs)
 
     async def mend(self, fault: Fault) -> str:
-        """Make the indexes again; see `Mends`."""
+        """Rebuild the indexes; see `Mends`."""
         if fault.mend != "reindex":
-            raise StoreError(f"{self.url}: nothing here can be made again ({fault.what}); restore it from a backup")
+            raise StoreError(f"{self.url}: this cannot be rebuilt here ({fault.what}); restore it from a backup")
         for table in _TABLES:
             await self._connections.rows(f"REINDEX TABLE {table}")
         return "its indexes were made again"
@@ -337,6 +337,6 @@ class PostgresStore(PostgresOpening):
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:
-    """Nobody waits for the outcome: a release or a notification that failed is not missed."""
+    """Ignore the outcome: nobody misses a failed release or notification."""
     if not future.cancelled():
         future.exception()

@@ -1,8 +1,8 @@
-"""How operations of the PostgreSQL store are committed: all that is ready in one turn of the event loop is one transaction.
+"""Commits operations of the PostgreSQL store: all operations of one turn of the event loop are one transaction.
 
-While one group is under way the next gathers, so that the more runs are advanced at once, the fewer commits each of them costs. One
-connection commits; it is opened again when it breaks. What was under way then is sent again, and each operation finds out whether it had
-happened: nothing is recorded twice, nothing is lost, whatever the moment at which the server died.
+While one group is being committed, the next one gathers. So the more runs are advanced at once, the fewer commits each of them costs. One connection
+commits; it is reopened when it breaks. The pending operations are then sent again, and each finds out whether it has already happened: nothing is
+recorded twice or lost, at whatever moment the server dies.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LAST_S = 5.0
 """How long closing waits for a server that does not answer."""
 
 _PLANS = "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', 'off', false)"
-"""The statements are made for any number of operations, and each row is found by its key."""
+"""Settings of the writer's session: statements take any number of operations and find each row by its key."""
 
 
 class Writer:
-    """Commits operations in groups, in order for each run."""
+    """Commits operations in groups; those of one run stay in order."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -41,12 +41,12 @@ class Writer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, db: Connection) -> None:
-        """Begin with a connection, which is the writer's from now on."""
+        """Start with a connection, which belongs to the writer from now on."""
         await self._set_up(db)
         self._db = db
 
     async def stop(self, last: Callable[[Connection], Awaitable[None]]) -> None:
-        """Finish what was handed over, do `last` if the server still answers, and close the connection."""
+        """Finish the queued operations, run `last` if the server still answers, and close the connection."""
         while self._task is not None:
             await asyncio.wait([self._task])
         if self._db is not None:
@@ -58,7 +58,7 @@ class Writer:
             await self._drop()
 
     def submit(self, operation: Operation) -> asyncio.Future[Any]:
-        """Hand an operation over; return the future of its outcome."""
+        """Queue an operation; return the future of its outcome."""
         loop = asyncio.get_running_loop()
         future = operation.future = loop.create_future()
         self._queue.append(operation)
@@ -68,14 +68,14 @@ class Writer:
         return future
 
     async def settled(self, run_id: str) -> None:
-        """Wait until everything of this run that was handed over has its outcome, cancelled or not."""
+        """Wait until all queued operations of this run have their outcome, cancelled or not."""
         while run_id in self._last:
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(run_id, []).append(waiting)
             await waiting
 
     def _leave(self, operation: Operation) -> None:
-        """The operation is no longer under way; whoever waits for the run's last one is told."""
+        """Mark an operation as finished and wake those who wait for the run's last one."""
         if self._last.get(operation.run_id) is operation.future:
             del self._last[operation.run_id]
             for waiting in self._waiting.pop(operation.run_id, ()):
@@ -96,8 +96,8 @@ class Writer:
                         operation.error = translate(error, self._connections.target.shown)
                 half = (len(group) + 1) // 2
                 self._tell(group[:half])
-                await asyncio.sleep(0)  # those who were told hand over what they have next
-                self._tell(group[half:])  # these do so while the server is at work on that
+                await asyncio.sleep(0)  # callers with an outcome queue their next operations
+                self._tell(group[half:])  # these callers do so while the server works
                 if not self._queue:
                     await asyncio.sleep(0)
         finally:
@@ -109,7 +109,7 @@ class Writer:
             operation.settle()
 
     def _next(self) -> list[Operation]:
-        """Take what can be one transaction: of operations that must stand alone, one a run."""
+        """Take the operations for one transaction. Operations that must be alone: at most one for each run."""
         group: list[Operation] = []
         rest: list[Operation] = []
         taken: set[str] = set()
@@ -126,7 +126,7 @@ class Writer:
         return group
 
     async def _commit(self, group: Sequence[Operation]) -> None:
-        """Give every operation its outcome or error; raise what concerns all of them."""
+        """Set the outcome or error of every operation; raise an error that concerns all of them."""
         loop, patience = asyncio.get_running_loop(), self._connections.patience_s
         deadline = loop.time() + patience
         while True:
@@ -149,14 +149,14 @@ class Writer:
                     raise unreachable(self._connections.target.shown, error, patience) from error
 
     async def _part(self, group: Sequence[Operation], error: Exception) -> None:
-        """Commit each operation by itself, when one of them failed the group; raise an error that concerns all."""
+        """Commit each operation by itself after one of them failed the group. Raise an error that concerns all."""
         if isinstance(error, psycopg.Error) and concerns_all(error):
             raise error
         if len(group) == 1:
             group[0].error = translate(error, self._connections.target.shown)
             return
         for operation in group:
-            operation.uncertain, operation.error = True, None  # of several statements the first may have been committed
+            operation.uncertain, operation.error = True, None  # the first of several statements may have been committed
             try:
                 await self._commit([operation])
             except (DetentError, psycopg.Error) as own:
@@ -193,7 +193,7 @@ class Writer:
             except psycopg.Error as error:
                 await db.close()
                 if asyncio.get_running_loop().time() >= deadline:
-                    raise StoreBusy(f"{self._connections.target.shown} closes every new connection ({error}); look at its log") from error
+                    raise StoreBusy(f"{self._connections.target.shown} closes every new connection ({error}); read its log") from error
                 continue
             self._db = db
         return self._db

@@ -1,4 +1,4 @@
-"""The SQLite store's connections: opened, committed with, read from, and closed."""
+"""The connections of the SQLite store: opening, committing, reading, closing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TURN_S = 0.01
 
 
 class SqliteConnection:
-    """Commits operations on the event loop's thread where that needs no waiting, else on the writer thread. See `SqliteStore`."""
+    """Commits operations on the event loop's thread if that needs no waiting, else on the writer thread. See `SqliteStore`."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class SqliteConnection:
         self._writer: Writer
         self._checkpointer: Checkpointer
         self._turned = 0.0
-        self._listed: dict[str, RunHead] = {}  # the entries in `runs` of claimed runs, as they were last written here
+        self._listed: dict[str, RunHead] = {}  # the `runs` entries of claimed runs, as last written here
         self._owed = Owed(lambda run_id: self._submit(Release(run_id, self._holder.name), self._connection()))
         self._batch: list[Operation] = []
         self._batch_loop: asyncio.AbstractEventLoop | None = None
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Be closed: in a forked child, whose parent goes on with what is open (see `inherited`)."""
+        """Start closed: in a forked child the open connections belong to the parent (see `inherited`)."""
         if self._db is not None:
             self._db = None
             store_files.unregister(self._real)
@@ -78,11 +78,11 @@ class SqliteConnection:
         self._owed.forked()
 
     async def open(self) -> None:
-        """Open the file, or create it. Raise `NewerVersion`, `StoreBusy`, or `ConfigError` when it is another kind of database."""
+        """Open or create the file. Raise `NewerVersion`, `StoreBusy`, or `ConfigError` if it is another kind of database."""
         await self._start()
 
     async def look(self, *, upgrade: bool = False) -> bool:
-        """Open the file if it is there and no empty one, and return whether it is; an earlier version is left as it is unless `upgrade`."""
+        """Open the file if it exists and is not empty; return whether it was opened. An earlier version stays unchanged unless `upgrade`."""
         try:
             await self._start(create=False, upgrade=upgrade)
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class SqliteConnection:
                     raise
 
     async def close(self) -> None:
-        """Commit what was handed over, release all claims, and close. The store can be opened again."""
+        """Commit the queued operations, release all claims, and close. The store can be opened again."""
         if self._db is None:
             return
         here = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ class SqliteConnection:
         return self._db
 
     def _submit(self, operation: Operation, _db: Db) -> asyncio.Future[Any]:
-        """Let the operation be committed with all others of this turn of the event loop; return the future of its outcome."""
+        """Queue an operation for the commit of this turn of the event loop; return the future of its outcome."""
         loop = asyncio.get_running_loop()
         future = operation.future = loop.create_future()
         self._batch.append(operation)
@@ -140,7 +140,7 @@ class SqliteConnection:
         return future
 
     def _flush(self) -> None:
-        """Commit the batch here if that needs no waiting, else hand it to the writer thread."""
+        """Commit the batch here if that needs no waiting, else pass it to the writer thread."""
         batch, self._batch, self._batch_loop = self._batch, [], None
         operations = [operation for operation in batch if not operation.future.cancelled()]
         if not operations or self._db is None:
@@ -170,9 +170,9 @@ class SqliteConnection:
         settle_all(operations)
 
     def _committed_alone(self, operation: Append, db: Db) -> bool:
-        """Commit at once where no other run is advanced here that could share the transaction; raise what the operation met.
+        """Commit at once if no other run here could share the transaction; raise the error of the operation.
 
-        It saves two turns of the event loop a commit; the loop still gets its turn every `_TURN_S`.
+        This saves two turns of the event loop for each commit. The loop still gets its turn every `_TURN_S`.
         """
         if operation.durable or self._batch or not self._writer.idle or len(self._holder.runs) > 1:
             return False
@@ -193,7 +193,7 @@ class SqliteConnection:
         return True
 
     async def _rows(self, run_id: str, sql: str, values: Sequence[Any]) -> list[Any]:
-        """Return the rows of a read; after everything of this run that is still queued."""
+        """Return the rows of a read that runs after all queued operations of this run."""
         db = self._connection()
         if not self._writer.has(run_id):
             try:

@@ -1,6 +1,6 @@
-"""A SQLite file as a whole: its pages, its indexes, and rows that belong to nothing; and a sound file in the place of a damaged one.
+"""Examines a whole SQLite file: its pages, its indexes, and rows that belong to nothing. Replaces a damaged file by a sound one.
 
-Examining has a connection of its own, which only reads: others append meanwhile. Who makes the file again must be the only one that has it open.
+Examining uses its own read-only connection, so others can append meanwhile. To rebuild the file, nobody else may have it open.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from detent.stores.sqlite.schema import RAISED, SEQ_BITS, Db, connect, how_to_lo
 
 _OF_AN_INDEX = re.compile(r"(?:row \d+ missing from|wrong # of entries in|non-unique entry in) index (\S+)")
 _MOST = 100
-_REBUILD = (
-    "stop what works on this store, then --repair writes a sound copy in its place; if that fails: `sqlite3 FILE .recover`, or a backup"
-)
+_REBUILD = "stop everything that uses this store, then --repair replaces it by a sound copy; if that fails, use `sqlite3 FILE .recover` or a backup"
 
 
 def examine(path: Path, holder: Holder) -> Examined:
-    """Return what is wrong with the file; raise `StoreError` where it cannot be opened at all."""
+    """Return the faults of the file; raise `StoreError` if it cannot be opened at all."""
     try:
         with closing(connect(path, synchronous="NORMAL", how=how_to_look(path))) as db:
             faults = [*_pages(db), *_rows(db), *_left(db, holder)]
@@ -37,7 +35,7 @@ def examine(path: Path, holder: Holder) -> Examined:
                 runs = ()
                 faults.append(Fault(what=f"the table of runs cannot be read ({error})", mend="rebuild", advice=_REBUILD))
             for kept in sorted(path.parent.glob(f"{path.name}.damaged-*")):
-                what = f"{kept.name}, which --repair kept, has what was erased since; remove it when nobody needs it"
+                what = f"{kept.name}, kept by --repair, still has data that was erased since; remove it when nobody needs it"
                 faults.append(Fault(what=what, damage=False))
             count, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     except RAISED as error:
@@ -46,7 +44,7 @@ def examine(path: Path, holder: Holder) -> Examined:
 
 
 def _pages(db: Db) -> Iterator[Fault]:
-    """Yield what SQLite's own check finds, as one fault for the indexes or one for the pages."""
+    """Yield the findings of SQLite's own check: one fault for the indexes or one for the pages."""
     try:
         found = [str(text) for (text,) in db.execute(f"PRAGMA integrity_check({_MOST})")]
     except RAISED as error:
@@ -58,7 +56,7 @@ def _pages(db: Db) -> Iterator[Fault]:
     indexes = sorted({match[1] for text in found if (match := _OF_AN_INDEX.match(text))})
     said = f"{found[0]}{f', and {len(found) - 1} more' if len(found) > 1 else ''}"
     if all(_OF_AN_INDEX.match(text) for text in found):
-        advice = "--repair makes them again from the rows, and names what only they still know of"
+        advice = "--repair rebuilds them from the rows and lists what only they still name"
         yield Fault(what=f"index {', '.join(indexes)} does not fit its table: {said}", mend="reindex", advice=advice)
     else:
         yield Fault(what=f"pages are damaged: {said}", mend="rebuild", advice=_REBUILD)
@@ -71,28 +69,28 @@ def _rows(db: Db) -> Iterator[Fault]:
         gone = db.execute(lost).fetchall()
         for number, count in gone:
             advice = "they are kept; restore the entry, or the file, from a backup"
-            yield Fault(what=f"the listing entry of a run (number {number}) is gone, its {count} records are there", advice=advice)
+            yield Fault(what=f"the listing entry of a run (number {number}) is missing, its {count} records exist", advice=advice)
         for (run_id,) in db.execute("SELECT DISTINCT run_id FROM blobs WHERE run_id NOT IN (SELECT run_id FROM runs)").fetchall():
             yield artifacts_without_log(str(run_id), lost=bool(gone))
         for what, sql in DEAD_ROWS.items():
             count: Any = db.execute(f"SELECT count(*) FROM {sql}").fetchone()[0]
             if count:
-                yield Fault(what=f"{what} of runs that are not there: {count}", damage=False, mend="gc")
+                yield Fault(what=f"{what} of runs that do not exist: {count}", damage=False, mend="gc")
 
 
 def _left(db: Db, holder: Holder) -> Iterator[Fault]:
-    """Yield what dead processes left."""
+    """Yield the leftovers of dead processes."""
     with suppress(*RAISED, TypeError, AttributeError, ValueError):
         rows = db.execute("SELECT run_id, holder, host FROM claims").fetchall()
         claims = [run_id for run_id, name, host in rows if name != holder.name and not holder.lives(str(name), str(host))]
         locks = [path for path in lock_paths(holder.directory, holder.host) if is_dead(path)]
         if claims or locks:
-            what = f"claims ({len(claims)}) and lock files ({len(locks)}) of processes that are gone"
+            what = f"claims ({len(claims)}) and lock files ({len(locks)}) of dead processes"
             yield Fault(what=what, damage=False, mend="gc")
 
 
 class Reindex(Operation):
-    """Make all indexes again from their tables; the outcome is what only the indexes named."""
+    """Rebuild all indexes from their tables. The outcome lists what only the indexes named."""
 
     __slots__ = ()
     alone = True
@@ -104,16 +102,16 @@ class Reindex(Operation):
 
 
 def rebuild(path: Path, stamp: str) -> tuple[Path, list[str]]:
-    """Write a copy of the database in its place; return under which name the damaged file is kept, and what is not in the copy.
+    """Replace the database by a copy. Return the name of the kept damaged file, and what is missing in the copy.
 
-    A damaged page may hide rows without an error: what a unique index names and its table does not have is missing. Raise `StoreBusy` where
-    somebody has it open, `StoreError` where not everything in it can be read: then nothing was changed.
+    A damaged page may hide rows without an error: a row is missing if a unique index names it and its table does not have it. Raise `StoreBusy`
+    if somebody has the file open, and `StoreError` if not everything can be read; nothing is changed then.
     """
     fresh, kept = (path.with_name(f"{path.name}.{what}-{stamp}") for what in ("rebuilt", "damaged"))
     try:
         with closing(connect(path, synchronous="FULL")) as db:
             db.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
-            db.execute("PRAGMA journal_mode=DELETE").fetchall()  # takes the write-ahead log into the file; only who is alone can do that
+            db.execute("PRAGMA journal_mode=DELETE").fetchall()  # moves the write-ahead log into the file; this needs exclusive use
             db.execute("BEGIN EXCLUSIVE")
             db.execute("COMMIT")
             os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -124,18 +122,18 @@ def rebuild(path: Path, stamp: str) -> tuple[Path, list[str]]:
                 if made.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
                     raise StoreError(f"{str(path)!r}: its rows contradict each other; nothing was changed. {_REBUILD}")
                 made.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            os.link(path, kept)  # before the name is given away: at no moment is there no store, which somebody would make anew
-            fresh.replace(path)  # who waits for the lock opens the file again by its name
+            os.link(path, kept)  # before the rename: without a store under this name, somebody would create a new one
+            fresh.replace(path)  # waiters for the lock open the file again by its name
     except RAISED as error:
         if is_busy(error):
             raise StoreBusy(
                 f"{str(path)!r} is open in another process; stop the workers and commands that use it, then try again"
             ) from error
         raise StoreError(
-            f"{str(path)!r} cannot be made again ({error}); nothing was changed: `sqlite3 FILE .recover`, or a backup"
+            f"{str(path)!r} cannot be rebuilt ({error}); nothing was changed. Use `sqlite3 FILE .recover` or a backup"
         ) from error
     except OSError as error:
-        raise StoreError(f"{str(path)!r} cannot be made again ({error.strerror}: {error.filename}); nothing was changed") from error
+        raise StoreError(f"{str(path)!r} cannot be rebuilt ({error.strerror}: {error.filename}); nothing was changed") from error
     finally:
         for left in (fresh, Path(f"{fresh}-wal"), Path(f"{fresh}-shm")):
             left.unlink(missing_ok=True)
@@ -143,7 +141,7 @@ def rebuild(path: Path, stamp: str) -> tuple[Path, list[str]]:
 
 
 def _copy(db: Db, made: Db) -> None:
-    """Copy every row of every table; not as VACUUM does, which copies the pages of indexes, too."""
+    """Copy every row of every table. VACUUM would also copy the pages of indexes."""
     made.execute("BEGIN IMMEDIATE")
     for (table,) in made.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall():
         columns = [name for _, name, *_ in made.execute(f"PRAGMA table_info({table})").fetchall()]
@@ -154,14 +152,14 @@ def _copy(db: Db, made: Db) -> None:
 
 _NAMED = {
     "runs": ("run_id, id", "the listing entry of run {0!r}"),
-    "inbox": ("run, id", "signal {1!r} of run {0!r}, or that it was taken up"),
+    "inbox": ("run, id", "signal {1!r} of run {0!r}, or the fact that it was consumed"),
     "blobs": ("run_id, key", "blob {1!r} of run {0!r}"),
 }
-"""Tables that have a unique index beside their rows: what it says of each, and what that is."""
+"""Tables with a separate unique index: what the index says about each row, and what that means."""
 
 
 def _lost(db: Db, made: Db) -> list[str]:
-    """Return what unique indexes of one database name and the tables of the other do not have; an index that cannot be read names nothing."""
+    """Return what unique indexes of one database name and the tables of the other lack. An unreadable index names nothing."""
     lost: list[str] = []
     ids: dict[Any, Any] = dict(made.execute("SELECT id, run_id FROM runs NOT INDEXED").fetchall())
     for table, (columns, what) in _NAMED.items():

@@ -1,9 +1,9 @@
-"""Connections to SQLite, and what becomes of them in a process that is forked.
+"""SQLite connections and their fate in a forked process.
 
-SQLite keeps in memory which locks its process has on a file. A forked child inherits that memory and not the locks: whatever it opened of the same
-file would take itself to be locked, and another process could remove the write-ahead log under it. So a child closes all that it inherited, before
-anything is opened there: SQLite then forgets what it believed to have. That is done to a connection that nobody is using; a fork waits for those
-who are, for `PATIENCE_S` at most. A file of which a connection was still used then can be opened in the parent alone.
+SQLite remembers in memory which locks its process has on a file. A forked child inherits this memory but not the locks: if it opened the same file,
+it would believe that it has locks, and another process could remove the write-ahead log under it. So the child first closes all inherited
+connections, and SQLite forgets the locks. This only works for a connection that is not in use, so a fork waits up to `PATIENCE_S` for busy ones.
+If a connection is still busy then, the child cannot open its file; only the parent can.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from detent.core.errors import StoreError
 
 PATIENCE_S = 5.0
-"""How long a fork waits for what is being committed."""
+"""How long a fork waits for running commits."""
 
 
 class Db(sqlite3.Connection):
-    """A connection; whoever uses it has `using`, in whichever thread."""
+    """A connection. Its user holds `using`, in whichever thread."""
 
     def __init__(self, path: str, *args: Any, **options: Any) -> None:
         super().__init__(path, *args, **options)
@@ -38,7 +38,7 @@ _lost: set[str] = set()
 
 
 def refuse_inherited(file: str) -> None:
-    """Raise `StoreError` for the file of a connection that this process has inherited and could not close."""
+    """Raise `StoreError` if this process inherited a connection to the file and could not close it."""
     if file in _lost:
         raise StoreError(
             f"{file!r} was being written when this process was forked, and SQLite cannot open it here any more; close the engine before"
@@ -60,7 +60,9 @@ def _in_child() -> None:
     for db in list(_open):
         if db not in _held:
             _lost.add(db.file)
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))  # to close it, also at the end, would wait for a thread that is not here
+            ctypes.pythonapi.Py_IncRef(
+                ctypes.py_object(db)
+            )  # closing it, even at the end, would wait for a thread that does not exist here
     while _held:
         db = _held.pop()
         db.close()

@@ -1,6 +1,6 @@
-"""What the SQLite store does inside a transaction: one class an operation, applied by whichever thread commits it.
+"""The operations of the SQLite store inside a transaction: one class each, applied by the thread that commits.
 
-An operation finds out whether it may happen before it changes anything, or raises; the transaction around it, or its savepoint, undoes the rest.
+An operation checks whether it may happen before it changes anything. If it raises, its transaction or savepoint undoes the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, Db, microsecond
 encode_head = msgspec.json.Encoder().encode
 
 FENCE = "ifnull(ifnull((SELECT number FROM claims WHERE claims.run_id={run_id}), 0)={number}, 1)"
-"""Whether the claim of a run has this number; where none is asked for (NULL) it has."""
+"""Whether the claim of a run has this number; always true for NULL."""
 OF_RUN = FENCE.format(run_id="runs.run_id", number="?")
 CREATE = (
     "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, head) SELECT ?, ?, ?, ?, ?, ?, ?, ?"
@@ -64,7 +64,7 @@ RESERVE = (
 
 
 class Operation:
-    """Something to commit. `future` belongs to the loop of the caller; after the commit, `outcome` or `error` is what it gets."""
+    """An operation to commit. `future` belongs to the caller's loop; after the commit it gets `outcome` or `error`."""
 
     __slots__ = ("durable", "error", "future", "outcome", "run_id")
     alone = False
@@ -77,14 +77,14 @@ class Operation:
         self.error: Exception | None = None
 
     def apply(self, db: Db) -> Any:
-        """Do it and return its outcome."""
+        """Execute the operation and return its outcome."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Tell the caller; on its event loop."""
+        """Complete the caller's future; called on its event loop."""
         if self.future.done():
             return
-        with suppress(RuntimeError):  # the caller's loop was closed
+        with suppress(RuntimeError):  # the caller's loop is closed
             if self.error is None:
                 self.future.set_result(self.outcome)
             else:
@@ -92,10 +92,10 @@ class Operation:
 
 
 class Append(Operation):
-    """Add records to a run, fenced by the number of those that are there and by that of the claim.
+    """Add records to a run, fenced by the number of existing records and by the claim's number.
 
-    `listed_at`: the entry is the one that was written with that record, but for its counts, and need not be written where it is still there;
-    0, also afterwards: it was written.
+    `listed_at`: the entry equals the one written with that record, except for its counts. It need not be written if that one is still there.
+    0: the entry must be written; afterwards it is 0 if it was written.
     """
 
     __slots__ = ("claim", "consumed", "expected", "head", "intent", "listed_at", "records", "released", "spent")
@@ -149,7 +149,7 @@ class Append(Operation):
             db.executemany(f"{GIVE_BACK} AND name=?", [(self.run_id, name) for name in self.released])
 
     def _listed(self, db: Db, columns: tuple[Any, ...]) -> list[Any]:
-        """Write the listing entry; return the row of the run, none where the log is at another sequence."""
+        """Write the listing entry and return the row of the run; no row if the log is at another sequence."""
         run_id, expected, entry = self.run_id, self.expected, encode_head(self.head)
         seq = expected + len(self.records)
         if expected == 0 and (made := db.execute(CREATE, (run_id, seq, *columns, entry, run_id, self.claim)).fetchall()):
@@ -159,7 +159,7 @@ class Append(Operation):
 
 
 class Reserve(Operation):
-    """Keep amounts free in a tenant's account; the outcome is what the account says."""
+    """Reserve amounts in a tenant's account; the outcome is the state of the account."""
 
     __slots__ = ("asked", "now")
 
@@ -181,7 +181,7 @@ class Reserve(Operation):
 
 
 class Claim(Operation):
-    """Take the right to advance a run; the outcome is the claim's number."""
+    """Claim a run; the outcome is the claim's number."""
 
     __slots__ = ("holder",)
 
@@ -203,7 +203,7 @@ class Claim(Operation):
 
 
 class Release(Operation):
-    """Give a claim up, or all of them when `run_id` is empty."""
+    """Release a claim, or all claims if `run_id` is empty."""
 
     __slots__ = ("name",)
 
@@ -219,7 +219,7 @@ class Release(Operation):
 
 
 class Post(Operation):
-    """Put a signal into an inbox; an id that was there, or was consumed, changes nothing."""
+    """Put a signal into an inbox. An id that is already there or was consumed changes nothing."""
 
     __slots__ = ("signal",)
 
@@ -239,7 +239,7 @@ class Post(Operation):
 
 
 class Statement(Operation):
-    """One statement, or one read that has to wait for what is queued; the outcome is its rows."""
+    """One statement, or one read that waits for queued operations; the outcome is its rows."""
 
     __slots__ = ("sql", "values")
 
@@ -252,7 +252,7 @@ class Statement(Operation):
 
 
 class Erase(Operation):
-    """Replace the run's lines by tombstones and remove what else has content."""
+    """Replace the run's lines by tombstones and remove everything else that has content."""
 
     __slots__ = ("claim", "head", "tombstone")
 
@@ -276,7 +276,7 @@ class Erase(Operation):
 
 
 class Delete(Operation):
-    """Remove a run, or the blobs of one that never began."""
+    """Remove a run, or the blobs of a run that never began."""
 
     __slots__ = ()
 
@@ -296,11 +296,11 @@ class Delete(Operation):
 
 _NO_RUN = f"run NOT IN (SELECT id FROM runs) AND run NOT IN (SELECT key>>{SEQ_BITS} FROM records)"
 DEAD_ROWS = {"signals": f"inbox WHERE {_NO_RUN}", "snapshots": f"snapshots WHERE {_NO_RUN}"}
-"""Rows of runs of which there is neither a listing entry nor a record."""
+"""Rows of runs without a listing entry and without records."""
 
 
 class DropDead(Operation):
-    """Forget holders that died, and their claims, and what belongs to no run."""
+    """Remove dead holders with their claims, and rows that belong to no run."""
 
     __slots__ = ("holder",)
 
@@ -318,7 +318,7 @@ class DropDead(Operation):
 
 
 class Vacuum(Operation):
-    """Rewrite the database without free space, and empty the write-ahead log, so that nothing removed is left in either."""
+    """Rewrite the database without free space and empty the write-ahead log, so that neither contains removed data."""
 
     __slots__ = ()
     alone = True
@@ -335,21 +335,21 @@ def truncate(db: Db) -> None:
 
 
 class StillRead(Exception):
-    """A reader keeps the write-ahead log from being emptied; to be tried again."""
+    """A reader prevents emptying the write-ahead log; try again later."""
 
 
 def amounts(said: Spent) -> tuple[int, int, int, int, float]:
-    """Return the columns of what was spent or is reserved."""
+    """Return the columns of spent or reserved amounts."""
     return said.runs, said.model_calls, said.tool_calls, said.tokens, said.cost_usd
 
 
 def spent_of(tenant: str, day: str, row: Sequence[Any]) -> Spent:
-    """Return what such columns say."""
+    """Return the amounts in such columns."""
     return Spent(tenant=tenant, day=day, runs=row[0], model_calls=row[1], tool_calls=row[2], tokens=row[3], cost_usd=row[4])
 
 
 def bounds(run: int, after: int = 0) -> tuple[int, int]:
-    """Return the first and the last key that records of the run beyond `after` can have."""
+    """Return the first and the last possible key of the run's records after `after`."""
     return (run << SEQ_BITS) + after + 1, (run << SEQ_BITS) + LAST_SEQ
 
 
@@ -362,6 +362,6 @@ def run_number(db: Db, run_id: str) -> int:
 
 
 def stored_seq(db: Db, run_id: str) -> int:
-    """Return how many records a run has."""
+    """Return the number of records of a run."""
     found = db.execute(f"SELECT {SEQ} FROM runs WHERE run_id=?", (run_id,)).fetchall()
     return found[0][0] if found else 0

@@ -1,9 +1,9 @@
-"""The tables of the SQLite store, how its connections are opened, and what SQLite's errors mean.
+"""The tables of the SQLite store, how its connections are opened, and how SQLite's errors are translated.
 
-A record's key is `run * 2**32 + sequence`: the log of a run is one range of one table, and a row costs some ten bytes beside its data.
-`runs.head` is the listing entry as JSON; the columns beside it repeat what listings filter and sort by. An append that changes nothing of
-the entry but its counts writes them beside its last record, on the page that it writes anyway, and leaves `runs` as it is: `runs.seq` is
-then behind, and `SEQ` is how many records there are.
+A record's key is `run * 2**32 + sequence`: the log of a run is one range of one table, and a row costs about ten bytes besides its data.
+`runs.head` is the listing entry as JSON; the other columns repeat what listings filter and sort by. An append that changes only the counts of the
+entry writes them beside its last record, on the page that it writes anyway, and leaves `runs` unchanged. `runs.seq` is then behind, and `SEQ`
+computes the number of records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from detent.stores.sqlite.inherited import Db, refuse_inherited
 
 SCHEMA_VERSION = 5
 READABLE_FROM = 3
-"""The earliest version whose tables what only looks can read as they are."""
+"""The earliest version whose tables read-only commands can read without an upgrade."""
 APPLICATION_ID = 0x44544E54
 
 SEQ_BITS = 32
@@ -31,7 +31,7 @@ LAST_SEQ = (1 << SEQ_BITS) - 1
 LAST_KEY = f"(SELECT max(key) FROM records WHERE key BETWEEN (id<<{SEQ_BITS})+1 AND (id<<{SEQ_BITS})+{LAST_SEQ})"
 """The key of the last record of a row of `runs`."""
 SEQ = f"max(seq, coalesce({LAST_KEY}-(id<<{SEQ_BITS}), 0))"
-"""How many records a row of `runs` has."""
+"""The number of records of a row of `runs`."""
 
 TABLES = """
 CREATE TABLE runs (
@@ -63,7 +63,7 @@ MIGRATIONS = {
     5: """ALTER TABLE claims ADD COLUMN host TEXT NOT NULL DEFAULT ''; ALTER TABLE claims ADD COLUMN number INTEGER NOT NULL DEFAULT 1;
         UPDATE claims SET host=coalesce((SELECT host FROM holders WHERE name=holder), ''); DROP TABLE holders""",
 }
-"""What later versions added: version -> statements. A new store is made of `TABLES` and all of them."""
+"""The statements that later versions added: version -> statements. A new store runs `TABLES` and all of them."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -72,17 +72,17 @@ _CREATING = threading.Lock()
 
 
 def microseconds(at: datetime) -> int:
-    """Return a time as whole microseconds since 1970, exactly."""
+    """Return a time as exact whole microseconds since 1970."""
     return (at - _EPOCH) // _MICROSECOND
 
 
 def moment(microseconds: int) -> datetime:
-    """Return the time that so many microseconds after 1970 is."""
+    """Return the time so many microseconds after 1970."""
     return _EPOCH + microseconds * _MICROSECOND
 
 
 def connect(path: Path, *, synchronous: str, how: str = "") -> Db:
-    """Open a connection that never waits, commits by hand, and leaves checkpoints to the store; `how` are parameters of SQLite's URI."""
+    """Open a connection that never waits, commits explicitly and leaves checkpoints to the store. `how` are SQLite URI parameters."""
     where, uri = (f"{path.as_uri()}?{how}", True) if how else (path, False)
     refuse_inherited(str(path))
     db = sqlite3.connect(where, timeout=0, isolation_level=None, check_same_thread=False, uri=uri, factory=Db)
@@ -91,19 +91,19 @@ def connect(path: Path, *, synchronous: str, how: str = "") -> Db:
         db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
         db.execute(f"PRAGMA synchronous={synchronous}").fetchall()
         db.execute("PRAGMA secure_delete=ON").fetchall()
-    except BaseException:  # it is no database, or somebody has locked it
+    except BaseException:  # not a database, or locked by somebody
         db.close()
         raise
     return db
 
 
 def holds_something(db: Db) -> bool:
-    """Whether the database has a version or tables; an empty one is no store yet."""
+    """Whether the database has a version or tables. An empty database does not count as a store."""
     return bool(_number(db, "PRAGMA user_version") or _number(db, "SELECT count(*) FROM sqlite_master"))
 
 
 def prepare(db: Db, path: Path, *, upgrade: bool = True) -> None:
-    """Check that the database is a store of this version, or make an empty one a store; an earlier version is left as it is unless `upgrade`."""
+    """Check that the database is a store of this version, or set up an empty one. An earlier version stays unchanged unless `upgrade`."""
     version = _number(db, "PRAGMA user_version")
     if version > SCHEMA_VERSION:
         raise NewerVersion(
@@ -120,15 +120,15 @@ def prepare(db: Db, path: Path, *, upgrade: bool = True) -> None:
 
 
 def older(where: str, version: int, readable: int) -> str:
-    """Return what is said of a store that has to be upgraded before this code can read it, to somebody who only looks."""
+    """Return the error for a read-only command on a store that needs an upgrade first."""
     return (
-        f"{where} was written by an older Detent (store version {version}, this one reads from {readable} on), and looking upgrades nothing:"
-        " `detent gc` on this store upgrades it, so does every command that changes a run; older Detents cannot use it any more then"
+        f"{where} was written by an older Detent (store version {version}, this one reads from {readable} on), and reading does not upgrade it:"
+        " `detent gc` on this store upgrades it, and so does every command that changes a run. Older Detents cannot use it afterwards"
     )
 
 
 def keep_ahead(db: Db, path: Path) -> None:
-    """See that the database has a write-ahead log, as a copy that another program made of one may not."""
+    """Turn the write-ahead log on if it is off, as in a copy made by another program."""
     mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(
@@ -154,7 +154,7 @@ def _create(db: Db, path: Path) -> None:
 
 
 def _migrate(db: Db) -> None:
-    """Bring a store of an earlier version to this one, in one transaction; nothing happens where another process just did."""
+    """Upgrade a store of an earlier version in one transaction. Do nothing if another process just did."""
     if _number(db, "PRAGMA user_version") == SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
@@ -178,24 +178,24 @@ def _foreign(path: Path) -> str:
 
 
 RAISED = (sqlite3.Error, UnicodeError)
-"""What a statement may raise: the second where a damaged page is named in an error whose text is none."""
+"""The errors that a statement may raise. The second occurs if an error's text holds bytes of a damaged page and cannot be decoded."""
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether another connection holds a lock that is needed, so that the same may succeed later."""
+    """Whether another connection holds a needed lock, so that a retry may succeed."""
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def concerns_all(error: sqlite3.Error) -> bool:
-    """Whether the error is about the database rather than about the one operation that met it."""
+    """Whether the error concerns the database, not only one operation."""
     return not isinstance(error, (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError))
 
 
 def translate(error: Exception, path: Path) -> Exception:
-    """Return the error of Detent that stands for one of SQLite, or for a row that holds what was never written; any other error as it is."""
+    """Translate an error of SQLite, or of a row with impossible content, into one of Detent. Return any other error unchanged."""
     if isinstance(error, (TypeError, AttributeError, OverflowError, UnicodeError)):
         damage = StoreError(
-            f"{str(path)!r} is damaged: a row holds what was never written ({error}); keep a copy, then try `sqlite3 FILE .recover`"
+            f"{str(path)!r} is damaged: a row has impossible content ({error}); keep a copy, then try `sqlite3 FILE .recover`"
         )
         damage.__cause__ = error
         return damage
@@ -209,17 +209,17 @@ def translate(error: Exception, path: Path) -> Exception:
         )
     if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and _no_room(path)):
         return StoreFull(
-            f"no room left for {where} ({error}); nothing of this was recorded, what was there is intact. Make room and resume"
+            f"no room left for {where} ({error}); nothing was recorded, earlier records are intact. Free some space and resume"
         )
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreError(f"{where} is damaged or no SQLite database ({error}); keep a copy, then try `sqlite3 FILE .recover`")
+        return StoreError(f"{where} is damaged or not a SQLite database ({error}); keep a copy, then try `sqlite3 FILE .recover`")
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return StoreError(f"{where} cannot be written ({error}); check that the file and its directory belong to you and are writable")
-    return StoreError(f"{where}: SQLite said {error} ({getattr(error, 'sqlite_errorname', 'no code')})")
+    return StoreError(f"{where}: SQLite reported {error} ({getattr(error, 'sqlite_errorname', 'no code')})")
 
 
 def _no_room(path: Path) -> bool:
-    """Whether the file system is as good as full, or a limit on the size of files is in force: SQLite calls both an I/O error."""
+    """Whether the file system is nearly full, or a file size limit applies: SQLite reports both as an I/O error."""
     try:
         return shutil.disk_usage(path.parent).free < 1 << 20 or resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
     except OSError:
@@ -227,11 +227,11 @@ def _no_room(path: Path) -> bool:
 
 
 def how_to_look(path: Path) -> str:
-    """Return how a file is opened to be looked at; raise `FileNotFoundError` where there is none, `StoreError`.
+    """Return the URI parameters for opening a file read-only. Raise `FileNotFoundError` if it is missing, or `StoreError`.
 
-    While it is in use, for reading: its write-ahead log is read, too, and is left to those who write it. At rest as always, "", or, where it
-    cannot be written, as it stands: SQLite would make a write-ahead log beside it, which would be the reader's. One that a copy brought along is
-    never passed over: it has the latest commits.
+    In use: open for reading; SQLite reads the write-ahead log, too, and leaves it to its writers. Not in use: open as always (""). If nothing can be
+    written: open as immutable, because SQLite would otherwise create a write-ahead log that belongs to the reader. A write-ahead log that came with
+    a copy is never ignored: it has the latest commits.
     """
     try:
         path.stat()
@@ -241,25 +241,25 @@ def how_to_look(path: Path) -> str:
             return ""
         if (left := Path(f"{path}-wal")).exists() and left.stat().st_size:
             raise StoreError(
-                f"{str(path)!r} has a write-ahead log ({left.name}) with commits that are not in it yet, and SQLite cannot read them where nothing"
-                " can be written: copy both files to a place where you can write, and look there"
+                f"{str(path)!r} has a write-ahead log ({left.name}) with commits that are not in it yet. SQLite cannot read them where nothing"
+                " can be written: copy both files to a writable place and read them there"
             )
         return "immutable=1"
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise FileNotFoundError(path) from error
-        raise StoreError(f"{str(path)!r} cannot be looked at ({error.strerror}); check the path and its permissions") from error
+        raise StoreError(f"{str(path)!r} cannot be read ({error.strerror}); check the path and its permissions") from error
 
 
 def create_file(path: Path) -> None:
-    """Create an empty database file that only its owner can read, where there is none; see that one that is there can be written.
+    """Create an empty database file, readable only by its owner, if there is none; check that an existing one is writable.
 
-    That one is not opened: closing it would take from this process all locks that it has on the file (POSIX), also those of other stores;
-    the next process to close the database would then believe itself the last one, and remove the write-ahead log that these still write to.
+    An existing file is not opened: closing it would drop all locks of this process on the file (POSIX), also those of other stores. The next
+    process that closes the database would then believe that it is the last one, and remove the write-ahead log that these stores still write to.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _CREATING:  # who opens the file in another thread comes by here first
+        with _CREATING:  # another thread that opens the file comes by here first
             if not path.exists():
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             elif path.is_dir():

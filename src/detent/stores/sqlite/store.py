@@ -1,7 +1,7 @@
 """The store in one SQLite file: any number of processes of one host may use it at once.
 
-Ordinary commits run on the event loop's thread, because a hop to another thread costs more than the commit: all that became ready in one turn
-of the loop is one transaction. A lock that is taken, and whatever has to survive power loss, goes to the writer thread (see `writer`).
+Ordinary commits run on the event loop's thread, because a hop to another thread costs more than the commit. All operations that become ready in
+one turn of the loop are one transaction. If a lock is taken, or the commit must survive power loss, it goes to the writer thread (see `writer`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WAITING_OF = (
 )
 _MANY_SIGNALS = 200
 _NAMED = 20
-"""So many of the rows that a damaged file has lost are named."""
+"""How many lost rows of a damaged file the error names."""
 _BYTES = frozenset((bytes,))
 _PUT_SNAPSHOT = (
     "INSERT INTO snapshots (run, seq, data) SELECT id, ?, ? FROM runs WHERE run_id=?"
@@ -60,11 +60,12 @@ _PUT_SNAPSHOT = (
 
 
 class SqliteStore(SqliteConnection):
-    """An `EventStore` in the SQLite file `path`, which is created with its directory where it is missing, readable by its owner alone.
+    """An `EventStore` in the SQLite file `path`. A missing file is created with its directory, readable only by its owner.
 
-    `busy_timeout_s` is how long a commit waits for another process before `StoreBusy`; `lease_s` how long others believe that this holder lives,
-    `stuck_s` how long it renews that while its event loop stands still; `now` and `monotonic` the clocks of leases, for other hosts and for this
-    one; `host` the identity of this machine; `wal_limit_bytes` when the write-ahead log is worked off.
+    `busy_timeout_s` is how long a commit waits for another process before it raises `StoreBusy`. `lease_s` is how long others consider this holder
+    alive after its last renewal; `stuck_s` is how long it keeps renewing while its event loop hangs. `now` and `monotonic` are the clocks of leases,
+    for other hosts and for this host. `host` is the identity of this machine. `wal_limit_bytes` is the size of the write-ahead log that starts a
+    checkpoint.
     """
 
     async def append(
@@ -81,11 +82,11 @@ class SqliteStore(SqliteConnection):
         intent: bool = False,
         claim: int | None = None,
     ) -> None:
-        """Add records; see `EventStore.append`. A cancelled call happened entirely or not at all."""
+        """Add records; see `EventStore.append`. A cancelled call takes effect entirely or not at all."""
         db = self._connection()
         known = self._listed.get(run_id)
         counts_only = known is not None and _same_but_counts(known, head) and head.records == expected_seq + len(records) > expected_seq
-        listed_at = known.records if known is not None and counts_only and not durable else 0  # a durable one is sealed by its entry
+        listed_at = known.records if known is not None and counts_only and not durable else 0  # the entry seals a durable append
         operation = Append(
             run_id,
             expected_seq,
@@ -110,30 +111,30 @@ class SqliteStore(SqliteConnection):
         return spent_of(tenant, since, row)
 
     async def reserve(self, asked: Reservation) -> Balance:
-        """Keep amounts free in a tenant's account; see `EventStore.reserve`."""
+        """Reserve amounts in a tenant's account; see `EventStore.reserve`."""
         return await self._submit(Reserve(asked, self._holder.now), self._connection())
 
     # Reading ----------------------------------------------------------------------------------------------------------------------
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
-        """Return record lines; see `EventStore.read`. Raise `CorruptLog` when a row is missing."""
+        """Return record lines; see `EventStore.read`. Raise `CorruptLog` if a row is missing."""
         found = await self._rows(run_id, f"SELECT id, {SEQ} FROM runs WHERE run_id=?", (run_id,))
         if not found:
             return []
         run, seq = found[0]
         if type(seq) is not int:
-            raise CorruptLog(run_id, 0, "how many records it has cannot be read")
+            raise CorruptLog(run_id, 0, "its number of records cannot be read")
         lines = [row[0] for row in await self._rows(run_id, _READ, (*bounds(run, after), -1 if limit is None else limit))]
         wanted = seq - after if limit is None else min(limit, seq - after)
         if len(lines) < wanted:
             await self._find_gap(run_id, run, after)
         if not _BYTES.issuperset(map(type, lines)):
             odd = next(number for number, line in enumerate(lines, after + 1) if type(line) is not bytes)
-            raise CorruptLog(run_id, odd, "what is stored is not a record")
+            raise CorruptLog(run_id, odd, "the stored value is not a record")
         return lines
 
     async def _find_gap(self, run_id: str, run: int, after: int) -> None:
-        """Raise `CorruptLog` for the first record that is missing; the run may also have been deleted just now, which is no damage."""
+        """Raise `CorruptLog` for the first missing record. If the run has just been deleted, that is not damage."""
         keys = await self._rows(run_id, "SELECT key FROM records WHERE key BETWEEN ? AND ? ORDER BY key", bounds(run, after))
         if await self._rows(run_id, "SELECT id FROM runs WHERE id=?", (run,)):
             first = bounds(run, after)[0]
@@ -146,10 +147,10 @@ class SqliteStore(SqliteConnection):
         return self._head(*found[0]) if found else None
 
     async def sealed(self, run_id: str) -> tuple[int, str] | None:
-        """Return what the last append that wrote the listing entry said; see `EventStore.sealed`."""
+        """Return the seal of the last append that wrote the listing entry; see `EventStore.sealed`."""
         found = await self._rows(run_id, "SELECT seq, head FROM runs WHERE run_id=?", (run_id,))
         if found and type(found[0][0]) is not int:
-            raise CorruptLog(run_id, 0, "how many records were durable cannot be read")
+            raise CorruptLog(run_id, 0, "its number of durable records cannot be read")
         return (found[0][0], entry_of(run_id, found[0][1]).digest) if found else None
 
     def _head(self, run_id: str, entry: bytes, records: int | None, iterations: int, updated: int) -> RunHead:
@@ -162,7 +163,7 @@ class SqliteStore(SqliteConnection):
             raise CorruptLog(run_id, 0, f"the counts of its listing entry cannot be read ({error})") from error
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
-        """Return the page of runs that the query asks for, newest first."""
+        """Return the page of runs that match the query, newest first."""
         check_query(query)
         wanted: list[tuple[str, Sequence[Any]]] = []
         if query.after is not None:
@@ -183,14 +184,14 @@ class SqliteStore(SqliteConnection):
         where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
         values = [value for _, values in wanted for value in values]
         limit = -1 if query.limit is None else query.limit
-        age = "+created" if query.starts_with else "created"  # with a plus it is no index: that of ids finds them, not that of ages
+        age = "+created" if query.starts_with else "created"  # the plus disables the index of ages: the index of ids is used
         sql = f"{_LISTED}{where} ORDER BY {age} DESC, run_id DESC LIMIT ?"
         return [self._head(*row) for row in await self._rows("", sql, (*values, limit))]
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
     async def claim(self, run_id: str) -> int:
-        """Take the run for this store instance and return the claim's number; raise `RunBusy` while another living holder has it."""
+        """Claim the run for this store instance and return the claim's number. Raise `RunBusy` while another living holder has it."""
         db = self._connection()
         self._take(self._holder.take)
         owed = self._owed.forget(run_id)
@@ -214,7 +215,7 @@ class SqliteStore(SqliteConnection):
             ) from error
 
     async def release(self, run_id: str) -> None:
-        """Give the claim up, if it is held."""
+        """Release the claim if it is held."""
         self._connection()
         self._listed.pop(run_id, None)
         if run_id in self._holder.runs:
@@ -236,12 +237,12 @@ class SqliteStore(SqliteConnection):
         return lost
 
     async def wrong_with_claim(self, run_id: str) -> str:
-        """Return what is wrong with the claim on a run; see `ReadsClaims`."""
+        """Return the faults of the claim on a run; see `ReadsClaims`."""
         found = await self._rows(run_id, "SELECT * FROM claims WHERE run_id=?", (run_id,))
         if not found:
             return ""
         _, name, *more = found[0]
-        host, number = more or ("", 1)  # tables of an earlier version say neither
+        host, number = more or ("", 1)  # tables of an earlier version have neither
         return self._holder.strange(name, host if host != "" else None, number)
 
     # Inbox, blobs, snapshots --------------------------------------------------------------------------------------------------------
@@ -252,12 +253,12 @@ class SqliteStore(SqliteConnection):
         self._bell.ring()
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
-        """Return when a signal was posted by a process of this host, at the latest after so many seconds; see `Wakes`."""
+        """Wait until a process of this host posts a signal, at most so many seconds; see `Wakes`."""
         self._connection()
         await self._bell.wait(timeout_s, records=records)
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
-        """Return the waiting signals of these runs, oldest first; one short query while nothing waits anywhere."""
+        """Return the waiting signals of these runs, oldest first. If no signal waits anywhere, this is one short query."""
         rows = await self._rows("", _WAITING, (_MANY_SIGNALS + 1,))
         if len(rows) > _MANY_SIGNALS:
             rows = await self._rows("", _WAITING_OF, (json.dumps(list(run_ids)),))
@@ -270,7 +271,7 @@ class SqliteStore(SqliteConnection):
         return found
 
     async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
-        """Keep a blob, durably; the run need not exist yet."""
+        """Store a blob durably; the run need not exist yet."""
         sql = "INSERT OR REPLACE INTO blobs (run_id, key, data) VALUES (?, ?, ?)"
         await self._submit(Statement(run_id, sql, (run_id, key, data), durable=True), self._connection())
 
@@ -278,7 +279,7 @@ class SqliteStore(SqliteConnection):
         """Return a blob; None when there is none under that key. Raise `CorruptLog` for an artifact that was altered."""
         found = await self._rows(run_id, "SELECT data FROM blobs WHERE run_id=? AND key=?", (run_id, key))
         if found and not isinstance(found[0][0], bytes):
-            raise CorruptLog(run_id, 0, f"what is stored as blob {key!r} is not what was put there")
+            raise CorruptLog(run_id, 0, f"the content of blob {key!r} is not what was stored")
         return intact(run_id, key, found[0][0] if found else None)
 
     async def list_blobs(self, run_id: str) -> list[str]:
@@ -289,11 +290,11 @@ class SqliteStore(SqliteConnection):
         return keys
 
     async def delete_blob(self, run_id: str, key: str) -> None:
-        """Remove a blob; nothing happens when there is none."""
+        """Remove a blob, if there is one."""
         await self._submit(Statement(run_id, "DELETE FROM blobs WHERE run_id=? AND key=?", (run_id, key)), self._connection())
 
     async def put_snapshot(self, run_id: str, seq: int, data: bytes) -> None:
-        """Keep the run's snapshot unless a later one is there; nothing is kept for an unknown run."""
+        """Store the run's snapshot unless a later one exists. For an unknown run nothing is stored."""
         await self._submit(Statement(run_id, _PUT_SNAPSHOT, (seq, data, run_id)), self._connection())
 
     async def get_snapshot(self, run_id: str) -> tuple[int, bytes] | None:
@@ -305,9 +306,9 @@ class SqliteStore(SqliteConnection):
     # Removing -----------------------------------------------------------------------------------------------------------------------
 
     async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
-        """Replace every line, remove blobs, snapshot and inbox, and rewrite the file so that the old bytes are nowhere in it.
+        """Replace every line, remove blobs, snapshot and inbox, and rewrite the file so that it contains no old bytes.
 
-        Raise `RunNotFound`, `ClaimLost`; `StoreBusy` when it is erased but another process kept the write-ahead log from being emptied.
+        Raise `RunNotFound`, `ClaimLost`, or `StoreBusy` if the run is erased but another process prevented emptying the write-ahead log.
         """
         db = self._connection()
         self._listed.pop(run_id, None)
@@ -315,11 +316,11 @@ class SqliteStore(SqliteConnection):
         await self._submit(Vacuum(""), db)
 
     async def delete(self, run_id: str) -> None:
-        """Remove the run with all that belongs to it; raise `RunNotFound`. `gc` gives its space back."""
+        """Remove the run and everything that belongs to it; raise `RunNotFound`. `gc` frees its space."""
         await self._submit(Delete(run_id, durable=True), self._connection())
 
     async def gc(self) -> int:
-        """Forget dead holders and rewrite the file without free space; return the bytes freed."""
+        """Remove dead holders and rewrite the file without free space; return the bytes freed."""
         db = self._connection()
         before = self._size()
         freed = remove_dead(self._holder.directory, self._holder.host)
@@ -328,12 +329,12 @@ class SqliteStore(SqliteConnection):
         return freed + max(0, before - self._size())
 
     async def examine(self) -> Examined:
-        """Look at every page and index, and for rows that belong to nothing; see `Examines`."""
+        """Check every page and index, and look for rows that belong to nothing; see `Examines`."""
         self._connection()
         return await asyncio.to_thread(examine, self.path, self._holder)
 
     async def mend(self, fault: Fault) -> str:
-        """Make the indexes again, or the whole file where nobody else has it open; see `Examines`."""
+        """Rebuild the indexes, or the whole file if nobody else has it open; see `Examines`."""
         if fault.mend == "reindex":
             lost = await self._submit(Reindex(""), self._connection())
             done = "its indexes were made again"
@@ -346,7 +347,9 @@ class SqliteStore(SqliteConnection):
             done = f"a sound copy is in its place; the damaged file is kept as {kept.name}"
         if lost:
             more = f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
-            raise StoreError(f"{done}. It lacks what only an index still named: {', '.join(lost[:_NAMED])}{more}; take that from a backup")
+            raise StoreError(
+                f"{done}. These rows are lost, only an index still names them: {', '.join(lost[:_NAMED])}{more}; restore them from a backup"
+            )
         return done
 
     def _size(self) -> int:
@@ -354,7 +357,7 @@ class SqliteStore(SqliteConnection):
 
 
 def _same_but_counts(known: RunHead, head: RunHead) -> bool:
-    """Whether the entries differ in nothing but how many iterations and records there are, and when the last was written."""
+    """Whether the entries differ only in the numbers of iterations and records and the time of the last record."""
     return (
         head.status == known.status
         and head.goal == known.goal

@@ -1,7 +1,7 @@
-"""How operations are committed: many in one transaction, on the event loop's thread when that is free to do, else on a writer thread.
+"""Commits operations: many in one transaction, on the event loop's thread if that needs no waiting, else on a writer thread.
 
-The writer thread takes all that waits as one group, waits for locks of other processes, and makes durable what has to be: a group with one
-durable member is durable for all. While an operation of a run is with the writer, later ones of that run go there too, so that none overtakes.
+The writer thread takes all waiting operations as one group, waits for locks of other processes, and syncs what must be durable. If one member of a
+group is durable, the whole group is. While the writer has an operation of a run, later ones of that run go there, too, so that none overtakes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("detent.stores.sqlite.store")
 
 
 def commit(db: Db, operations: Sequence[Operation], path: Path) -> None:
-    """Apply all in one transaction; one that fails leaves its error with it and changes nothing. Raise when the database itself fails."""
+    """Apply all operations in one transaction. A failed one keeps its error and changes nothing. Raise if the database itself fails."""
     with db.using:
         _commit(db, operations, path)
 
@@ -50,7 +50,7 @@ def _commit(db: Db, operations: Sequence[Operation], path: Path) -> None:
                 db.execute("SAVEPOINT one")
             try:
                 operation.outcome, operation.error = operation.apply(db), None
-            except Exception as error:  # an operation's own failure (its Conflict, its full disk) is for whoever waits for it
+            except Exception as error:  # the caller gets the operation's own failure (Conflict, full disk)
                 if isinstance(error, sqlite3.Error) and concerns_all(error):
                     raise
                 operation.error = translate(error, path)
@@ -67,10 +67,10 @@ def _commit(db: Db, operations: Sequence[Operation], path: Path) -> None:
 
 
 class Checkpointer:
-    """Moves the write-ahead log into the database, in a thread of its own, whenever it has grown to `limit_bytes`."""
+    """Moves the write-ahead log into the database, in its own thread, whenever it reaches `limit_bytes`."""
 
     EVERY = 64
-    """The size is looked at once in so many commits."""
+    """The number of commits between two checks of the size."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path, self._limit = path, limit_bytes
@@ -80,19 +80,19 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
 
     def opened(self) -> None:
-        """Note which log this process writes to, which is there from now on."""
+        """Note which log file this process writes to. It exists from now on."""
         self._inode = os.stat(self._log).st_ino  # noqa: PTH116 - as in `check`
 
     def check(self) -> None:
-        """Raise `StoreError` where the log that was just written to is not the database's any more: nobody else sees what is in it."""
+        """Raise `StoreError` if the log just written no longer belongs to the database: nobody else sees its content."""
         try:
             inode = os.stat(self._log).st_ino  # noqa: PTH116 - after every commit
         except FileNotFoundError:
             inode = 0
         if inode != self._inode:
             raise StoreError(
-                f"the write-ahead log of {str(self._path)!r} was taken away under this process; what it recorded just now may be lost. It had lost its"
-                " locks, as happens when something in it opens and closes the database file, such as a copy or a search; open the store again"
+                f"the write-ahead log of {str(self._path)!r} was removed while this process used it; what it recorded just now may be lost. It had lost its"
+                " locks, which happens if code in this process opens and closes the database file, such as a copy or a search; open the store again"
             )
 
     def committed(self) -> None:
@@ -104,12 +104,12 @@ class Checkpointer:
             size = self._wal.stat().st_size
         except FileNotFoundError:
             return
-        if size >= self._limit and size > self._worked_off:  # a log that starts again is written over, and grows only when it is full
+        if size >= self._limit and size > self._worked_off:  # a restarted log is overwritten, and grows only when it is full
             self._thread = threading.Thread(target=self._checkpoint, name="detent-checkpoint", daemon=True)
             self._thread.start()
 
     def _checkpoint(self) -> None:
-        """Move the bulk while others write, then the rest while nobody does, so that the log starts again from its beginning."""
+        """Move most of the log while others write, then the rest while nobody does, so that the log restarts from its beginning."""
         try:
             db = connect(self._path, synchronous="NORMAL")
             try:
@@ -126,13 +126,13 @@ class Checkpointer:
                 with db.using:
                     db.close()
         except FileNotFoundError:
-            return  # `check` says so
+            return  # `check` raises for that
         except sqlite3.Error as error:
             if not is_busy(error):
                 log.warning("checkpoint of %s failed, the write-ahead log keeps growing: %s", self._path, error)
 
     def join(self) -> None:
-        """Wait for a checkpoint that is going on."""
+        """Wait for a running checkpoint."""
         if self._thread is not None:
             self._thread.join()
 
@@ -157,7 +157,7 @@ class Writer:
     async def start(self) -> Db:
         """Start the thread, open the database there, and return the connection for the event loop's thread.
 
-        Raise `FileNotFoundError` where there is no store and none is to be made.
+        Raise `FileNotFoundError` if there is no store and none may be created.
         """
         loop = asyncio.get_running_loop()
         self._opened = loop.create_future()
@@ -165,7 +165,7 @@ class Writer:
         return await asyncio.shield(self._opened)
 
     async def stop(self) -> None:
-        """Finish what is queued, then close both connections; the caller no longer uses the one that `start` returned."""
+        """Finish the queued operations, then close both connections. The caller no longer uses the one that `start` returned."""
         self._closed = asyncio.get_running_loop().create_future()
         self._queue.put(None)
         await asyncio.shield(self._closed)
@@ -180,7 +180,7 @@ class Writer:
         return not self._counts
 
     def submit(self, operations: Sequence[Operation]) -> None:
-        """Take operations over, in order."""
+        """Queue operations in order."""
         with self._lock:
             for operation in operations:
                 self._counts[operation.run_id] = self._counts.get(operation.run_id, 0) + 1
@@ -229,7 +229,7 @@ class Writer:
         return db
 
     def _next(self) -> list[Operation]:
-        """Wait for work; return as much of it as can be one transaction, nothing at the end."""
+        """Wait for work and return as much as fits into one transaction; nothing at the end."""
         if not self._rest and not self._stopping:
             self._receive(self._queue.get())
         while not self._stopping:
@@ -279,7 +279,7 @@ class Writer:
             self._checkpointer.check()
 
     def _retry(self, action: Callable[[], Any]) -> Any:
-        """Do it; again while a lock of another connection is in the way, until the busy timeout has passed."""
+        """Execute it, and retry while another connection holds a lock, until the busy timeout has passed."""
         deadline = time.monotonic() + self._busy_timeout_s
         pause = 0.0002
         while True:
@@ -301,7 +301,7 @@ class Writer:
 
 
 def _tell(future: asyncio.Future[Any], result: Any = None, *, error: Exception | None = None) -> None:
-    """Settle a future of an event loop from a thread; nothing happens if the loop is gone."""
+    """Complete a future of an event loop from a thread; do nothing if the loop is gone."""
 
     def settle() -> None:
         if not future.done():
@@ -317,7 +317,7 @@ def _tell(future: asyncio.Future[Any], result: Any = None, *, error: Exception |
 
 
 def _settle(operations: list[Operation]) -> None:
-    """Tell the callers of operations, each on its event loop, one wake-up a loop."""
+    """Complete the futures of operations, each on its event loop, with one wake-up per loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Operation]] = {}
     for operation in operations:
         by_loop.setdefault(operation.future.get_loop(), []).append(operation)
@@ -329,6 +329,6 @@ def _settle(operations: list[Operation]) -> None:
 
 
 def settle_all(operations: Sequence[Operation]) -> None:
-    """Tell the callers of operations."""
+    """Complete the futures of operations."""
     for operation in operations:
         operation.settle()

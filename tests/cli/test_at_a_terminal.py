@@ -181,7 +181,7 @@ def test_a_write_shows_its_diff(desk: Desk) -> None:
     assert "\x1b[31m      | -2" in shown and "\x1b[32m      | +two \\u001b[31m" in shown
     desk.write("a.txt", "one\n2\n")
     done = desk.detent("run", "Write")
-    assert (done.code, "-2" in done.err) == (0, False), done
+    assert (done.code, "| -2" in done.err) == (0, False), done
     desk.write("a.txt", "one\n2\n")
     desk.write("policy.toml", 'default = "tiers"\n[[rules]]\nid = "ask"\ntool = "write_file"\ndecision = "require_approval"\n')
     desk.write("detent.toml", 'policy = "policy.toml"\n')

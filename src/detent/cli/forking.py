@@ -154,7 +154,7 @@ def _json_or_text(value: str) -> Any:
 
 
 def diff(a: First, b: Second, *, setup: o.Looking) -> int:
-    """Show what differs between two runs, pass by pass and turn by turn. Exits with 0 whether they differ or not."""
+    """Show what differs between two runs, pass by pass and turn by turn. Exits with 0 in both cases."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Diff:
@@ -204,7 +204,7 @@ def _figure(value: float | None) -> str:
 
 
 def bisect(a: First, b: Second, *, setup: o.Looking) -> int:
-    """Find the first step where two runs differ. Exits with 0 whether they differ or not."""
+    """Find the first step where two runs differ. Exits with 0 in both cases."""
     session = Session(setup, bare=True)
 
     async def work(engine: Engine) -> Parting | None:

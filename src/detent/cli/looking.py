@@ -200,7 +200,7 @@ def verify(
 
 
 def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
-    """Execute a run's log again with the current code and report the first difference. Nothing calls a tool or a model."""
+    """Execute a run's log again with the current code and report the first difference. No tool or model is called."""
     session = Session(setup)
 
     async def work(engine: Engine) -> Replay:

@@ -448,7 +448,7 @@ class _Listening(logging.Handler):
             line.partition("): ")[2]
             if " failed (attempt" in line
             else line.partition("): ")[2]
-            if "nothing can be recorded" in line
+            if "failure cannot be recorded" in line
             else ""
         )
         if told and not told.startswith(HARMLESS):

@@ -231,7 +231,7 @@ def early(signal: Signal, state: RunState, now: datetime | None) -> bool:
 
 
 def says_the_time(signal: Signal) -> bool:
-    """Whether a signal only says that a time has come: a waiting run then continues by itself, and not before."""
+    """Whether a signal only announces that a time has come: a waiting run then continues by itself, and not before."""
     match signal.kind, signal.payload:
         case ("timer", _) | ("approval", {"decision": "expired"}):
             return True

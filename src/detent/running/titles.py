@@ -145,4 +145,4 @@ class _Once:
         return await self._models.call(model, send, provider=provider, purpose="title", input_tokens=input_tokens, max_output_tokens=limit)
 
     def emit(self, kind: Literal["text", "thinking"], content: str) -> Any:
-        """Say nothing: a title is no answer."""
+        """Do nothing: a title is not an answer."""

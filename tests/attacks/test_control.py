@@ -289,4 +289,4 @@ def test_a_deep_manifest_is_no_archive(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"[" * 100_000))
     code = command(["import", "a.jsonl.gz", "--store", "file:kept"])
     said = capsys.readouterr().err
-    assert code == 2 and "is no archive of a run" in said, said
+    assert code == 2 and "is not an archive of a run" in said, said

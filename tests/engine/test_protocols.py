@@ -359,7 +359,7 @@ def test_a_model_of_a_tool_without_a_price_is_refused_where_cost_is_bounded() ->
     async def main() -> None:
         async with Services().serve() as url, engine(url, FinalAnswer(content="done"), model_prices=None) as made:
             for name, model in (("transcribe", "whisper-1"), ("find", "vectors")):
-                with pytest.raises(ConfigError, match=f"no price is known for its model '{model}'"):
+                with pytest.raises(ConfigError, match=f"there is no price for its model '{model}'"):
                     await made.run(Agent(name="a", tools=[name]), "go", budget=Budget(max_cost_usd=1.0))
             assert await made.list_runs() == []
         async with Engine(models=Models(embedder="hashing"), planner=ScriptedPlanner([FinalAnswer(content="done")])) as made:

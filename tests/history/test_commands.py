@@ -89,7 +89,7 @@ def test_a_fork_is_only_made_when_that_is_wanted(desk: Desk) -> None:
     assert made.code == 0 and "next: detent resume branch" in made.err
     assert desk.detent("resume", "branch").code == 0
     for words, said in (
-        (("--at", "99"), "a fork is at one of 1 to"),
+        (("--at", "99"), "fork it at one of 1 to"),
         (("--set", "modle=x"), "did you mean 'model'"),
         (("--set", "model"), "write it as NAME=VALUE"),
         (("--result", "main.7.0=1"), "no call 'main.7.0'"),

@@ -398,6 +398,6 @@ def test_a_fork_whose_prefix_is_gone_is_reported_and_not_raised() -> None:
             await engine.fork("r", child_id="f", resume=False)
             await store.delete("r")
             checked = await engine.verify("f")
-            assert not checked.ok and "goes on from record" in checked.problem
+            assert not checked.ok and "continues from record" in checked.problem
 
     run_async(main)

@@ -130,7 +130,7 @@ def test_a_fork_without_its_parent_says_so() -> None:
             head = await engine.store.head("ended")
             assert head is not None
             await other.store.append("ended", 0, await engine.store.read("ended"), head=head)
-            with pytest.raises(CorruptLog, match=r"goes on from record \d+ of run 'parent', which is not in ram:; copy or import"):
+            with pytest.raises(CorruptLog, match=r"continues from record \d+ of run 'parent', which is not in ram:; copy or import"):
                 await other.resume("ended")
             await parent_of(other)
             with pytest.raises(CorruptLog, match="is not the one that it was branched from"):

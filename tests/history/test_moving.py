@@ -364,9 +364,9 @@ def test_what_does_not_arrive_as_it_left_is_not_removed(tmp_path: Path, monkeypa
         await finished(store, "run")
         target = Forgetful()
         await target.open()
-        with pytest.raises(CorruptLog, match="does not give back what was written"):
+        with pytest.raises(CorruptLog, match="does not return what was written"):
             await moving.copy(store, target, "run", move=True)
-        with pytest.raises(CorruptLog, match="does not give back what was written"):
+        with pytest.raises(CorruptLog, match="does not return what was written"):
             await moving.archive(store, tmp_path, "run")
         assert await store.head("run") is not None
 

@@ -59,7 +59,7 @@ def test_whatever_a_planner_would_ask_needs_a_price(case: str) -> None:
             assert await made.list_runs() == []
         return str(caught.value)
 
-    assert f"no price is known for its model {model!r}" in asyncio.run(refused())
+    assert f"there is no price for its model {model!r}" in asyncio.run(refused())
     if agent is AGENT and not isinstance(planner, ModelPlanner | FallbackPlanner):  # these need no key to be asked
         assert asyncio.run(priced(planner, agent, {model: PRICE})) == "completed"
 
@@ -116,7 +116,7 @@ def later(act: Act, turns: list[Any], *, first: Budget | None = None, **options:
             run_id = (await made.run(LOOKS, "go", budget=first, host=Host(tenant="acme"), turns=1)).run_id
         before = await store.read(run_id)
         async with Engine(store=store, planner=FakeModel(turns), tools=[look], **options) as made:
-            with pytest.raises(ConfigError, match="no price is known for its model 'function:fake-model'"):
+            with pytest.raises(ConfigError, match="there is no price for its model 'function:fake-model'"):
                 await act(made, run_id)
         assert await store.read(run_id) == before and len(await store.list_runs(RunQuery())) == 1
 

@@ -225,7 +225,7 @@ def test_an_answer_that_is_nothing_but_markup_is_not_accepted() -> None:
     """The planner is told, once; what it says then counts."""
     done = ran([MARKUP, END])
     assert done.why == ("completed", "final_answer")
-    assert "holds only markup" in done.all(e.Planned)[0].refused
+    assert "has only internal markup" in done.all(e.Planned)[0].refused
 
 
 @pytest.mark.parametrize("said", [MARKUP, FinalAnswer(content="<think>x</think>\u200b")])

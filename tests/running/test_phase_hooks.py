@@ -162,7 +162,7 @@ def test_a_replay_without_the_hooks_that_decided_something_says_which() -> None:
             assert (await engine.replay(done.run_id)).identical
         for given, missing in ((KernelHooks(), "after think, before act"), (KernelHooks(before={"act": kept}), "after think")):
             async with engine_for(Script([]), *desk.all, store=store, hooks=given) as engine:
-                with pytest.raises(ConfigError, match=rf"had hooks of phases that are not here \({missing}\).*Engine\(hooks=KernelHooks"):
+                with pytest.raises(ConfigError, match=rf"had phase hooks that are not here \({missing}\).*Engine\(hooks=KernelHooks"):
                     await engine.replay(done.run_id)
         more = KernelHooks(before={"act": kept, "think": kept}, after={"think": kept})
         async with engine_for(Script([]), *desk.all, store=store, hooks=more) as engine:

@@ -717,7 +717,7 @@ def test_a_judge_of_its_own_needs_a_key_and_a_price(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
             await engine.resume("r")
         monkeypatch.setenv("OPENAI_API_KEY", "none")
-        with pytest.raises(ConfigError, match="no price is known for its model 'openai:no-such-model'"):
+        with pytest.raises(ConfigError, match="there is no price for its model 'openai:no-such-model'"):
             await engine.run(judged, "Count", budget=Budget(max_cost_usd=1.0))
 
     run_async(main)

@@ -163,7 +163,7 @@ def test_a_run_that_cannot_go_on_here_holds_up_no_other(caplog: pytest.LogCaptur
         clock.advance(HOUR)
         poorer = sleeping(store, clock, desk, ids=SequentialIds(5000))
         assert [(r.run_id, r.status) for r in await resumed(poorer)] == [("b", "completed")]
-        assert "run a is due and cannot be taken on" in caplog.text
+        assert "run a is due but cannot be resumed" in caplog.text
         assert await due(made) == ["a"]
 
     asyncio.run(main())

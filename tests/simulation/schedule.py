@@ -374,7 +374,7 @@ class Schedule:
             if run_id not in self.reference.damaged and not erased:
                 self.reference.ends(run_id)
             verified = await process.ask(lambda engine, r=run_id: engine.verify(r))
-            lost = any(words in str(verified) for words in ("branched from", "goes on from record"))
+            lost = any(words in str(verified) for words in ("branched from", "continues from record"))
             demand(not lost, "a fork has what it goes on from", f"{run_id}: {verified}")
             demand(getattr(verified, "ok", False), "chains are whole", f"{run_id}: {verified}")
             if self.flipped or erased or (run_id in self.reference.damaged and self.reference.erased):
@@ -448,7 +448,7 @@ class _Listening(logging.Handler):
             line.partition("): ")[2]
             if " failed (attempt" in line
             else line.partition("): ")[2]
-            if "nothing can be recorded" in line
+            if "failure cannot be recorded" in line
             else ""
         )
         if told and not told.startswith(HARMLESS):

@@ -212,9 +212,9 @@ async def no_json() -> Any:
 
 
 WRONG = {
-    "effect": (lambda run: run.effect("inner", seven), r"the effect 'inner' was begun inside of the effect 'outer'"),
-    "reading": (lambda run: run.now(), r"the effect 'now' was begun inside of the effect 'outer'"),
-    "pass": (lambda run: run.ask("think", "?"), r"the pass 'think' was begun inside of the effect 'outer'"),
+    "effect": (lambda run: run.effect("inner", seven), r"the effect 'inner' was begun inside the effect 'outer'"),
+    "reading": (lambda run: run.now(), r"the effect 'now' was begun inside the effect 'outer'"),
+    "pass": (lambda run: run.ask("think", "?"), r"the pass 'think' was begun inside the effect 'outer'"),
     "no JSON": (lambda run: no_json(), r"effect 'outer' .*no JSON"),
 }
 

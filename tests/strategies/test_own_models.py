@@ -145,7 +145,7 @@ def test_a_model_without_a_price_is_not_asked_where_cost_is_bounded(server: Chat
         return await run.ask("judge", "?", model="judge", settings={"base_url": server.url})
 
     agent: dict[str, Any] = {"model": "writer", "model_settings": {"base_url": server.url}}
-    with pytest.raises(Suspended, match="no price is known for its model 'judge'"):
+    with pytest.raises(Suspended, match="there is no price for its model 'judge'"):
         go(mine, agent, model_prices=prices, budget=Budget(max_cost_usd=1))
     assert server.requests == []
     prices["judge"] = ModelPrice(input_usd=2_000, output_usd=0)
@@ -266,7 +266,7 @@ def test_strategies_that_judge_take_the_model_that_does(
     wrong = Agent(name="a", strategy=strategy, strategy_options=options, rules=RULES)
     with pytest.raises(ConfigError, match="model 'openai-chat:judge' needs a key"):
         asyncio.run(engine.run(wrong, "go", run_id="r2"))
-    with pytest.raises(ConfigError, match="no price is known for its model 'openai-chat:judge'"):
+    with pytest.raises(ConfigError, match="there is no price for its model 'openai-chat:judge'"):
         asyncio.run(Engine(planner=Answers({})).run(wrong, "go", run_id="r2", budget=Budget(max_cost_usd=1)))
 
 

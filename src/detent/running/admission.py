@@ -92,9 +92,9 @@ def usable(
             "tool 'exec': it requires a sandbox and has none (Engine(workspace=WorkspaceConfig(root=..., sandbox=\"require\")) says why)"
         )
     if agent.capabilities and capabilities is None:
-        wrong.append(f"capabilities {', '.join(agent.capabilities)}: this engine has none (give Engine(capabilities=...))")
+        wrong.append(f"capabilities {', '.join(agent.capabilities)}: none are known here (give Engine(capabilities=...))")
     found = capabilities.resolve(agent.capabilities, host) if capabilities is not None else Resolution(resolved={})
-    wrong += [f"capability {name!r}: this engine does not have it" for name in found.missing]
+    wrong += [f"capability {name!r}: not known here" for name in found.missing]
     wrong += [f"capability {denied.id!r}: {denied.reason}" for denied in found.denied]
     if wrong:
         raise ConfigError(f"agent {agent.name!r} cannot run for this host: {'; '.join(wrong)}. Nothing was recorded")

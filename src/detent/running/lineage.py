@@ -216,7 +216,7 @@ async def erased_above(store: EventStore, run_id: str) -> str:
 
 
 async def refuse_gone(store: EventStore, child_id: str, run_id: str) -> None:
-    """Raise for a fork that was just written, if one of its ancestors is being removed or was erased. The caller undoes it: nobody knows of it yet.
+    """Raise for a fork that was just written, if one of its ancestors is being removed or was erased. The caller undoes it, and nobody has seen it yet.
 
     `RunNotFound`, `NotAllowedNow` (`being_removed`), or `RunErased`.
     """

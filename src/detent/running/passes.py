@@ -5,7 +5,7 @@ log return at once, and an open pass continues from its fold, so the function ge
 and leave it as an exception that it does not catch: the end of the run (`Ends`), a wait (`Waits`). A pass ends the run only for reasons that concern
 the run: cancellation, its bounds, a stop by governance, a fatal tool. In all other cases it returns to the strategy.
 
-Effects have one implementation, `kernel.context.Run.effect`: it looks the value up in the fold, else lets the world make it, and records it. Phases,
+Effects have one implementation, `kernel.context.Run.effect`: it takes the value from the fold, else lets the world make it, and records it. Phases,
 hooks and strategies use it; a live world makes the value, a replay reads it from the log. A failure is a value: it is recorded at once and raised
 (`EffectFailed`) whenever it is requested. There is one exception: when a run that ended as `kernel_error` is opened again or forked, the failure is
 dropped if the strategy recorded nothing after it. A cancellation ends an effect that is being made: nothing is recorded of it, and the run ends.

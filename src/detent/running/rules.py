@@ -1,7 +1,7 @@
-"""What an answer must be like to count: one set of rules for what is sent and for what is taken up from an inbox.
+"""The rules for an answer to count: the same rules apply when it is sent and when a run picks it up from its inbox.
 
-Who sends is told at once (`NotAllowedNow`, with a reason code for each case). Whoever has written to an inbox in another way meets the same
-rules where the signal is taken up: what does not pass is dropped, and that is recorded with its reason (`AnswerRefused`).
+Senders are told at once (`NotAllowedNow`, with a reason code for each case). A signal that reached the inbox in another way meets the same rules when
+the run picks it up: if it does not pass, it is dropped, and that is recorded with its reason (`AnswerRefused`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from detent.running.people import LONGEST, mixed_scripts, person, strange
 
 
 class _Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the payload of a signal holds."""
+    """The payload of a signal."""
 
 
 class Decided(_Shape, frozen=True, kw_only=True):
-    """Of `approval`: what was decided on a call; with `args`, other arguments are approved. Only the clock says `expired`."""
+    """Of `approval`: the decision on a call; with `args`, other arguments are approved. Only the clock says `expired`."""
 
     call: str
     decision: Literal["approved", "denied", "expired"]
@@ -40,7 +40,7 @@ class Replied(_Shape, frozen=True, kw_only=True):
 
 
 class Settled(_Shape, frozen=True, kw_only=True):
-    """Of `reconcile`: what became of a call in doubt, in which attempt (0: whichever is in doubt, as 0.1.0 said it)."""
+    """Of `reconcile`: whether a call in doubt happened, and in which attempt (0: the one in doubt, as 0.1.0 wrote it)."""
 
     call: str
     outcome: Literal["happened", "not_happened"]
@@ -80,7 +80,7 @@ _SHAPES: dict[str, type[Told]] = {
 
 
 def told(signal: Signal, run_id: str) -> Told:
-    """Return what a signal says; raise `NotAllowedNow` (`unreadable`) for one that says nothing."""
+    """Return the payload of a signal. Raise `NotAllowedNow` (`unreadable`) for an unreadable one."""
     shape = _SHAPES.get(signal.kind)
     if shape is None:
         raise NotAllowedNow(run_id, f"there is no signal of kind {signal.kind!r} ({', '.join(_SHAPES)})", reason_code="unreadable")
@@ -94,11 +94,11 @@ def told(signal: Signal, run_id: str) -> Told:
 def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> Signal:
     """Return the signal as it counts: the name in its normal form, a reply as the question expects it. Raise `NotAllowedNow`.
 
-    `now` is given where it is sent: a request that has expired by then takes no answer. One that was given in time counts also where it is
-    taken up later.
+    `now` is given when it is sent: a request that has expired by then takes no answer. An answer that was given in time also counts if it is picked
+    up later.
     """
     if altered(state.run_id, signal):
-        why = f"what the inbox of run {state.run_id!r} holds as signal {signal.id!r} is not what was posted: it was altered. Say it again"
+        why = f"inbox signal {signal.id!r} of run {state.run_id!r} is not what was posted: it was altered. Send it again"
         raise NotAllowedNow(state.run_id, why, reason_code="altered")
     said = told(signal, state.run_id)
     if state.terminal and not isinstance(said, Settled):
@@ -117,7 +117,7 @@ def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> S
                 why = f"call {call!r} of run {state.run_id!r} is not in doubt (in doubt: {', '.join(state.in_doubt) or 'none'})"
                 raise NotAllowedNow(state.run_id, why, reason_code="not_in_doubt")
             if (known := state.call(call)) is not None and said.attempt not in (0, known.attempt):
-                why = f"what was said of call {call!r} of run {state.run_id!r} is about attempt {said.attempt}; attempt {known.attempt} is in doubt"
+                why = f"the answer to call {call!r} of run {state.run_id!r} is about attempt {said.attempt}; attempt {known.attempt} is in doubt"
                 raise NotAllowedNow(state.run_id, why, reason_code="attempt_changed")
         case Timed(timer_id=timer):
             if timer not in state.timers:
@@ -142,32 +142,30 @@ def _finished(said: Told, state: RunState) -> NotAllowedNow:
 
 
 def _of_the_clock(said: Told) -> bool:
-    """Whether nobody is to be named: a time has come, or another run has ended."""
+    """Whether the signal needs no name: a timer is due, or another run has ended."""
     return isinstance(said, (Timed, Joined)) or (isinstance(said, Decided) and said.decision == "expired")
 
 
 def named(by: str, run_id: str, *, what: str) -> str:
-    """Return who answers, in the normal form; raise `NotAllowedNow` for nobody, and for a name that no one person writes."""
+    """Return who answers, in the normal form. Raise `NotAllowedNow` for no name, and for a name that no one person writes."""
     name = person(by)
     if not name:
         raise NotAllowedNow(run_id, f"say who sends {what} for run {run_id!r}: by=NAME", reason_code="approver_missing")
     if len(name) > LONGEST:
         raise NotAllowedNow(
-            run_id, f"the name of who answers run {run_id!r} is longer than {LONGEST} characters", reason_code="name_refused"
+            run_id, f"the name of the sender for run {run_id!r} is longer than {LONGEST} characters", reason_code="name_refused"
         )
     if char := strange(by):
-        why = f"the name of who answers run {run_id!r} holds {char}, which names are not written with; leave it out"
+        why = f"the name of the sender for run {run_id!r} contains {char}, which is not used in names; leave it out"
         raise NotAllowedNow(run_id, why, reason_code="name_refused")
     if scripts := mixed_scripts(by):
-        why = (
-            f"the name {name!r} of who answers run {run_id!r} mixes letters of {' and '.join(scripts)}: it may be made to look like another"
-        )
+        why = f"the name {name!r} of the sender for run {run_id!r} mixes letters of {' and '.join(scripts)}: it may imitate another name"
         raise NotAllowedNow(run_id, why, reason_code="name_refused")
     return name
 
 
 def _decided(said: Decided, by: str, state: RunState, now: datetime | None) -> None:
-    """Raise `NotAllowedNow` for a decision that does not answer what is open."""
+    """Raise `NotAllowedNow` for a decision that does not answer an open request."""
     run_id, call_id = state.run_id, said.call
     asked, call = state.approvals.get(call_id), state.call(call_id)
 
@@ -189,13 +187,15 @@ def _decided(said: Decided, by: str, state: RunState, now: datetime | None) -> N
     if not person(by):
         raise refuse("approver_missing", f"say who decides on call {call_id!r} of run {run_id!r}: by=NAME")
     if not said.digest:
-        why = f"the answer to call {call_id!r} of run {run_id!r} does not say what it answers: it carries no digest (`Approval.digest`)"
+        why = (
+            f"the answer to call {call_id!r} of run {run_id!r} does not say which request it answers: it has no digest (`Approval.digest`)"
+        )
         raise refuse("digest_missing", why)
     if said.digest != asked.digest:
         raise refuse(
             "approval_changed",
             f"call {call_id!r} of run {run_id!r} is not what you saw: the digest of its arguments and its tool is not {said.digest[:64]}; "
-            f"look at it again with `detent approvals {run_id}`",
+            f"read it again with `detent approvals {run_id}`",
         )
     if asked.expires_at is not None and now is not None and asked.expires_at <= now:
         raise refuse(
@@ -210,7 +210,7 @@ def _decided(said: Decided, by: str, state: RunState, now: datetime | None) -> N
 
 
 def _reply(said: Replied, state: RunState) -> Any:
-    """Return the reply as the question expects it; raise `NotAllowedNow`."""
+    """Return the reply as the question expects it. Raise `NotAllowedNow`."""
     if said.ask_id not in state.asks:
         why = f"run {state.run_id!r} has no open question {said.ask_id!r} (open: {', '.join(state.asks) or 'none'})"
         raise NotAllowedNow(state.run_id, why, reason_code="not_asked")
@@ -218,7 +218,7 @@ def _reply(said: Replied, state: RunState) -> Any:
 
 
 def early(signal: Signal, state: RunState, now: datetime | None) -> bool:
-    """Whether a signal says that a time has come that is still to come: it stays in the inbox until then."""
+    """Whether a signal's time is still to come: it stays in the inbox until then."""
     due: datetime | None = None
     match signal.kind, signal.payload:
         case "timer", {"timer_id": str(timer)}:
@@ -231,7 +231,7 @@ def early(signal: Signal, state: RunState, now: datetime | None) -> bool:
 
 
 def says_the_time(signal: Signal) -> bool:
-    """Whether a signal says nothing but that a time has come: a waiting run moves then by itself, and not before."""
+    """Whether a signal only announces that a time has come: a waiting run then continues by itself, and not before."""
     match signal.kind, signal.payload:
         case ("timer", _) | ("approval", {"decision": "expired"}):
             return True
@@ -240,7 +240,7 @@ def says_the_time(signal: Signal) -> bool:
 
 
 def moot(signal: Signal, state: RunState) -> bool:
-    """Whether a signal says that a time has come for what was answered or cancelled before: nobody said it, and nobody is to be told."""
+    """Whether a signal's time belongs to something that was answered or cancelled before: nobody sent it, and nobody is told."""
     match signal.kind, signal.payload:
         case "timer", {"timer_id": str()}:
             return state.terminal

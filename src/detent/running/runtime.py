@@ -1,6 +1,6 @@
-"""What an engine has at hand for all its runs, and how it takes one of them on.
+"""What an engine shares among all its runs, and how it continues one of them.
 
-`Engine` is the door: its methods are functions of `starting`, `answering`, `working` and the room `history`, which are given this.
+`Engine` is a thin front: its methods are functions of `starting`, `answering`, `working` and the room `history`, which get this object.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ log = logging.getLogger("detent")
 
 Approver = Callable[[Approval], Any]
 Begin = Callable[[Advancing], Coroutine[Any, Any, Journal | RunState]]
-"""What is done first with a run under its claim; returns the journal to take it on with, or the state that it has come to."""
+"""The first step with a run under its claim. It returns the journal to continue the run with, or the run's state if it is not continued."""
 UNLIMITED = contextlib.nullcontext()
 
 
 _LOOK_S = 0.05
-"""How often it is looked whether another event loop still runs."""
+"""How often to check whether another event loop still runs."""
 
 
 def worker_name() -> str:
-    """Return the name under which this process takes runs up."""
+    """Return this process's name in the records of resumptions."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Runtime:
-    """What the runs of one engine share; it holds no state of a run, but the tasks in which some are advanced now."""
+    """What the runs of one engine share. It holds no state of a run, only the tasks that now advance some."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Runtime:
         protocols: Protocols,
         **shared: Any,
     ) -> None:
-        """`shared` is what `Parts` has beside what is said here. `keep` sees to it, now, how long runs are kept (`retention`)."""
+        """Set up the runtime. `shared` has the `Parts` that are not given here. `keep` applies the retention rules now (`retention`)."""
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
         self.verifiers, self.protocols, self.guards = verifiers, protocols, guards
@@ -108,17 +108,17 @@ class Runtime:
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Be closed, and advance nothing: in a forked child what goes on is its parent's."""
+        """Be closed, and advance nothing: in a forked child, the runs in progress belong to its parent."""
         self.underway.forked()
         self._opened, self._loop = False, None
         self._limit = asyncio.Semaphore(self._most) if self._most else None
         self.parts = msgspec.structs.replace(self.parts, worker=worker_name())
         self.parts.watcher.forked()
 
-    # Life -----------------------------------------------------------------------------------------------------------------------
+    # Lifetime -----------------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Make the store usable; what was left behind with a loop that was closed is given up."""
+        """Make the store usable. Give up what was left behind with a closed event loop."""
         here = asyncio.get_running_loop()
         if self._loop is not here:
             self._loop = here
@@ -132,8 +132,8 @@ class Runtime:
     async def close(self) -> None:
         """Stop workers, suspend runs in progress, then close the store. Calls with an effect may finish first (`Bounds.drain_s`).
 
-        Where the caller is cancelled meanwhile, these are cut off, and the rest is closed all the same. All of it happens in the event loop
-        that the engine was used in last, while that runs. What belongs to one that does not run is given up.
+        If the caller is cancelled meanwhile, these calls are cut off, and the rest is closed anyway. All of it happens in the event loop that used
+        the engine last, if that runs. What belongs to a loop that does not run is given up.
         """
         here, last = asyncio.get_running_loop(), self._loop
         if last is not None and last is not here and last.is_running():
@@ -160,22 +160,22 @@ class Runtime:
                 await self.store.close()
 
     async def _give_up(self, runs: Sequence[str]) -> None:
-        """Give back the claims of runs that nobody goes on with."""
+        """Release the claims of runs that nobody continues."""
         self.underway.forget_closed_loops()
         if self._opened:
             for run_id in runs:
                 await give_back(self.store, run_id)
 
     def suspend(self, why: str, *, drain_s: float | None = None) -> int:
-        """Stop advancing every run here: nothing is finished, all are resumable; `run` and `resume` raise `Suspended`. Workers end: `work` returns.
+        """Stop advancing every run here. All of them can be resumed; `run` and `resume` raise `Suspended`. Workers end: `work` returns.
 
-        Calls with an effect that are in progress may finish first, for at most `drain_s` seconds (None: `Bounds.drain_s`); reads and model calls
-        are cut off at once, and nothing more begins. Called again it cuts off those calls too; they are in doubt.
-        Returns how many runs and workers it stops.
+        Calls with an effect that are in progress may finish first, for at most `drain_s` seconds (None: `Bounds.drain_s`). Reads and model calls are
+        cut off at once, and nothing more begins. A second call cuts off the remaining calls too; they are in doubt. Returns how many runs and workers
+        it stops.
         """
         return self.underway.suspend(why, drain_s)
 
-    # Taking a run on ------------------------------------------------------------------------------------------------------------
+    # Continuing a run ------------------------------------------------------------------------------------------------------------
 
     async def go_on(
         self,
@@ -188,7 +188,7 @@ class Runtime:
         planner_for: Callable[[AgentSpec], Planner] | None = None,
         inline: bool = False,
     ) -> Result:
-        """Record `events` of a run that exists and take it on, as long as `turns` and `advance` say; `inline` is explained at `Advancing`."""
+        """Record `events` of an existing run and continue it as far as `turns` and `advance` allow; `inline` is explained at `Advancing`."""
         if advance:
             await self.reach_servers(run_id, news=bool(events))
 
@@ -200,7 +200,7 @@ class Runtime:
         return await self.answered(await self.reached(task), observers, turns=turns)
 
     def reached(self, task: asyncio.Task[RunState]) -> Coroutine[Any, Any, RunState]:
-        """Return the state that a run comes to; `task` is of `take_on`."""
+        """Return the state that a run reaches; `task` comes from `take_on`."""
         return self.underway.reached(task, ADVANCED.get())
 
     def take_on(
@@ -214,7 +214,7 @@ class Runtime:
         planner_for: Callable[[AgentSpec], Planner] | None = None,
         inline: bool = False,
     ) -> asyncio.Task[RunState]:
-        """Advance a run under its claim, in a task of its own, with this engine's observers and its limit; who awaits it forgets it then."""
+        """Advance a run under its claim, in its own task, with this engine's observers and its limit; its awaiter then forgets it."""
         self.parts.watcher.refuse_held(run_id)
         told = fan_out((*self._observers, *observers)) if observers or self._observers else None
         sinks: list[Sink] = [told.on_record] if told else []
@@ -233,20 +233,20 @@ class Runtime:
                 self.underway.queued.discard(advancing.control)
                 async with advancing:
                     begun = await begin(advancing)
-                    del begin  # it holds what the run was made of
+                    del begin  # it holds the run's parts
                     state = begun if isinstance(begun, RunState) else await advancing.go(begun, turns=turns)
                 return state if turns is not None else await _looked_again(advancing, state)
         finally:
             self.underway.queued.discard(advancing.control)
 
     def result(self, state: RunState) -> Result[Any]:
-        """Return how a run stands; its output is an instance where the type of its answers is known here."""
+        """Return the state of a run; its output is an instance if the type of its answers is known here."""
         result = result_of(state)
         output = self.verifiers.made(state.output, state.agent)
         return result if output is state.output else msgspec.structs.replace(result, output=output)
 
     async def answered(self, state: RunState, observers: Sequence[Observer], *, turns: int | None) -> Result:
-        """Return the result; where the run waits for approvals and this program has an approver, that is asked first."""
+        """Return the result. If the run waits for approvals and this program has an approver, call that first."""
         if callable(self.approver) and state.status == "waiting_for_approval":
             return await self._ask_approver(state, self.approver, observers, turns=None if turns is None else 0)
         return self.result(state)
@@ -261,7 +261,7 @@ class Runtime:
                 log.exception("the approver failed on call %s of run %s; the call still waits", request.call_id, state.run_id)
                 return self.result(state)
             if approved and "approver" in request.approved_by:
-                continue  # it has approved already: somebody else must, too
+                continue  # it has approved already: somebody else must approve too
             answered = True
             payload = {"call": request.call_id, "decision": "approved" if approved else "denied", "digest": request.digest}
             await self.store.post(state.run_id, posted_to(state.run_id, self.signal("approval", payload, by="approver")))
@@ -270,17 +270,17 @@ class Runtime:
         return await self.go_on(state.run_id, turns=turns, observers=observers, inline=True)
 
     def signal(self, kind: Any, payload: dict[str, Any], *, by: str) -> Signal:
-        """Return a new signal; raise `ConfigError` for what no JSON can say."""
+        """Return a new signal. Raise `ConfigError` for data that JSON cannot express."""
         admission.refuse_what_is_not_json(**payload, by=by)
         return Signal(id=self.parts.ids.token(16), kind=kind, payload=payload, by=by, via=poster())
 
     # Checks ---------------------------------------------------------------------------------------------------------------------
 
     async def kept_as(self, run_id: str, host: Host | None) -> str:
-        """Return under which id the run is kept that a host calls `run_id`, whether or not it is there.
+        """Return the stored id of the run that a host calls `run_id`, whether or not the run exists.
 
-        That is this id where the run is the host's tenant's, else the tenant's own (`tenants_id`): a run of another tenant with this id has
-        no effect on the answer (DESIGN 8). The operator names runs by the ids under which they are kept.
+        That is `run_id` itself if the run belongs to the host's tenant, else the tenant's own id (`tenants_id`): another tenant's run with this id
+        has no effect on the answer (DESIGN 8). The operator uses the stored ids.
         """
         await self.open()
         if host is None or unstorable(run_id):
@@ -290,7 +290,7 @@ class Runtime:
         return run_id if mine else admission.tenants_id(run_id, host.tenant)
 
     async def visible(self, run_id: str, host: Host | None) -> str:
-        """Return under which id a run is kept; raise `RunNotFound` where the operator, or the tenant that asks, has none."""
+        """Return the stored id of a run. Raise `RunNotFound` if the operator, or the tenant that asks, has no such run."""
         kept = await self.kept_as(run_id, host)
         head = None if unstorable(kept) else await self.store.head(kept)
         if head is None or (host is not None and head.tenant != host.tenant):
@@ -298,18 +298,18 @@ class Runtime:
         return kept
 
     async def same_host(self, run_id: str, host: Host | None) -> str:
-        """Return and raise as `visible`; raise `RunContextMismatch` when a host asks that did not start the run (row K8)."""
+        """Return and raise as `visible` does. Raise `RunContextMismatch` if another host started the run (row K8)."""
         kept = await self.visible(run_id, host)
         if host is not None:
             admission.same_host(kept, (await load_run(self.store, kept)).host, host)
         return kept
 
     async def standing(self, run_id: str, host: Host | None) -> RunState:
-        """Return the state of a run that is visible; raise `RunErased`, `CorruptLog`."""
+        """Return the state of a visible run. Raise `RunErased`, `CorruptLog`."""
         return await load_run(self.store, await self.visible(run_id, host))
 
     def refuse_unusable(self, spec: AgentSpec) -> None:
-        """Raise `ConfigError` for an agent, changed for a fork, that names what is not here."""
+        """Raise `ConfigError` for an agent, changed for a fork, that names something unknown here."""
         kernel = self.parts.kernels.get(spec.kernel) if spec.kernel else self.parts.kernel
         self.parts.strategies.get(spec.strategy)
         known = [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)]
@@ -322,13 +322,13 @@ class Runtime:
         self.planners.of(spec)
 
     def planner_of_pass(self, spec: AgentSpec, budget: Budget, host: Host, *, check: bool = True) -> Planner:
-        """Return who plans a pass of which `spec` names the model; raise `ConfigError` where it cannot be asked from here, or has no price."""
+        """Return the planner of a pass whose model `spec` names. Raise `ConfigError` if it is unavailable here, or has no price."""
         planner = self.planners.of_pass(spec, check=check)
         self.refuse_unpriced(spec, budget, host, planner)
         return planner
 
     def refuse_unpriced(self, spec: AgentSpec, budget: Budget, host: Host, planner: Planner | None = None) -> None:
-        """Raise `ConfigError` where the cost of the run, or of all runs of its tenant, is bounded and a model has no price."""
+        """Raise `ConfigError` if the cost of the run, or of all runs of its tenant, is bounded and a model has no price."""
         tenant = self.tenants.budget_of(host.tenant)
         if budget.max_cost_usd is not None:
             bounded = f"agent {spec.name!r}"
@@ -340,7 +340,7 @@ class Runtime:
         admission.refuse_unpriced(spec, planner, self.prices, self.protocols.models_asked(spec.tools), bounded=bounded)
 
     async def reach_servers(self, run_id: str, *, news: bool) -> None:
-        """Connect the MCP servers that a run needs to go on; one that has nothing to do, or is to be cancelled, needs none."""
+        """Connect the MCP servers that a run needs to continue; a run that has nothing to do, or is to be cancelled, needs none."""
         if not self.servers:
             return
         state = await load_run(self.store, run_id)
@@ -351,14 +351,14 @@ class Runtime:
             await self.servers.prepare(state.agent.tools, resuming=True)
 
     def wrap(self, *, planner: Callable[[Planner], Planner] | None, **others: Any) -> None:
-        """Put something around every planner, and other `Parts` in the place of those that are there."""
+        """Wrap every planner, and replace `Parts`."""
         self.planners.around = planner or self.planners.around
         self.parts = msgspec.structs.replace(self.parts, **others)
 
 
 async def _looked_again(advancing: Advancing, state: RunState) -> RunState:
-    """Take up what came between the last look into the inbox and the release of the claim: its sender was told that somebody has the run."""
-    with contextlib.suppress(DetentError if state.terminal else RunBusy):  # who has it now, or looks next, decides
+    """Pick up what arrived between the last reading of the inbox and the release of the claim: its sender was told that somebody has the run."""
+    with contextlib.suppress(DetentError if state.terminal else RunBusy):  # its present owner, or the next reader, decides
         while await advancing.missed(state):
             async with advancing:
                 state = await advancing.resume()

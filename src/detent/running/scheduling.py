@@ -1,7 +1,7 @@
-"""A live run whose calls wait for their turn: the scheduler says when a call begins, and this, how long the run waits for that.
+"""A live run whose calls wait for their turn: the scheduler says when a call begins, and this module how long the run waits for that.
 
-A call that has not begun when its run is cancelled, or when the run's time is up, is not run: it gets an observation that says so. What
-has begun goes on as everywhere: it has its own deadline, which starts now, and its grace when the run is cancelled.
+If a call has not begun when its run is cancelled or the run's time is up, it is not run: it gets an observation that says so. A call that has begun
+continues as usual: it has its own deadline, which starts now, and its grace when the run is cancelled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIME_UP = "the run's time was up"
 
 
 class ScheduledWorld(LiveWorld):
-    """The live world of an engine that was given a scheduler."""
+    """The live world of an engine with a scheduler."""
 
     __slots__ = ("_not_run", "_scheduler")
 
@@ -38,7 +38,7 @@ class ScheduledWorld(LiveWorld):
         self._not_run: dict[str, str] = {}
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: KernelContext) -> None:
-        """Run calls when the scheduler says so. One that ends the turn waits for nothing: it is an answer, not work."""
+        """Run calls when the scheduler says so. A call that ends the turn waits for nothing: it is an answer, not work."""
         tools = [context.tools[call.tool].spec for call, _ in calls]
         if all(tool.ends_turn for tool in tools):
             return await super().together(calls, context)
@@ -70,7 +70,7 @@ class ScheduledWorld(LiveWorld):
 
 
 class Group:
-    """The jobs of one group on their way through a scheduler: `left` are those that have not begun, `why` says why they never will."""
+    """The jobs of one group in a scheduler: `left` have not begun, `why` says why they never will."""
 
     __slots__ = ("_control", "_idle", "_running", "_task", "left", "why")
 
@@ -82,16 +82,16 @@ class Group:
         self._task: asyncio.Task[Sequence[Any]] | None = None
 
     async def run(self, scheduler: Scheduler, time_left_s: float | None) -> None:
-        """Have the jobs begin, within what is left of the run's time, and end; raise the first error among them.
+        """Let the jobs begin, within the run's remaining time, and end. Raise the first error among them.
 
-        Raises `DetentError` for a scheduler that leaves a job out, and whatever it raises itself.
+        Raises `DetentError` for a scheduler that leaves a job out, and the scheduler's own errors.
         """
         jobs = [msgspec.structs.replace(job, start=partial(self._begin, job)) for job in self.left.values()]
         loop = asyncio.get_running_loop()
         timer = None if time_left_s is None else loop.call_later(time_left_s, self._give_up, TIME_UP)
         self._control.told[self._look] = None
         self._task = loop.create_task(_run(scheduler, jobs))
-        self._look()  # a cancellation that came before is told to nobody again
+        self._look()  # an earlier cancellation is not announced again
         try:
             refuse_failed(await self._task)
         except asyncio.CancelledError:
@@ -107,16 +107,14 @@ class Group:
                 await self._idle.wait()
         if self.left and not (self.why or self._control.cancelled):
             out = ", ".join(self.left)
-            raise DetentError(
-                f"{type(scheduler).__name__} has ended without a turn for {out}; a scheduler starts every job that it is given"
-            )
+            raise DetentError(f"{type(scheduler).__name__} ended without starting {out}; a scheduler must start every job that it gets")
 
     async def _begin(self, job: Job) -> None:
         """Run a job to its end, once, unless it is too late for it."""
         if self.why or self._control.cancelled or self._control.stop:
             return
         if self.left.pop(job.call_id, None) is None:
-            raise DetentError(f"call {job.call_id} has begun already; a scheduler starts every job once")
+            raise DetentError(f"call {job.call_id} has begun already; a scheduler must start every job only once")
         self._running += 1
         try:
             await job.start()
@@ -127,12 +125,12 @@ class Group:
                 self._look()
 
     def _look(self) -> None:
-        """Give up what waits once the run is cancelled or stops, or its time is up, and nothing of the group runs any more."""
+        """Give up the waiting jobs once the run is cancelled or stops, or its time is up, and no job of the group runs any more."""
         if self.why or self._control.cancelled or self._control.stop:
             self._give_up(CANCELLED)
 
     def _give_up(self, why: str) -> None:
-        """Let no further job begin; those that run have their own deadlines, and their grace."""
+        """Let no further job begin. Running ones have their own deadlines, and their grace."""
         self.why = self.why or why
         if self.left and not self._running and self._task is not None:
             self._task.cancel()

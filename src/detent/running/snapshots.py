@@ -1,10 +1,10 @@
 """Snapshots: the state at some record without its histories, so that a long run is ready for its next step at once.
 
-Theory of operation. The log stays the only truth. A snapshot is `RunState` without what grows with steps (transcript, results, fingerprints
-of what was seen), written every `EVERY` records, best effort. Loading still reads every line and checks every digest; the snapshot counts
-only when it has this version of the fold and the chain has its digest at its sequence. The histories are gathered from the records before
-it, with the functions of the fold; only records after it are folded. Records that do anything else to a history (replies, notes, reconciled
-calls) are not gathered: then, as without a snapshot, the whole log is folded. Either way the state is the fold of the log (law 1).
+Theory of operation. The log stays the only truth. A snapshot is `RunState` without the parts that grow with steps (transcript, results, fingerprints
+of what was seen). It is written every `EVERY` records, best effort. Loading still reads every line and checks every digest. The snapshot counts only
+if it has this version of the fold and the chain has its digest at its sequence. The histories are gathered from the records before it, with the
+functions of the fold; only records after it are folded. Records that do anything else to a history (replies, notes, reconciled calls) are not
+gathered: then the whole log is folded, as without a snapshot. Either way the state is the fold of the log (law 1).
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ replace = msgspec.structs.replace
 log = logging.getLogger("detent")
 
 _VERSIONED = b',"v":'
-"""Stands in the envelope of a record of another format version; a quote inside a JSON string is escaped."""
+"""Appears in the envelope of a record of another format version; a quote inside a JSON string is escaped."""
 
 EVERY = 1000
 """How many records lie between two snapshots."""
 
 
 def dump_snapshot(state: RunState) -> bytes:
-    """Return the snapshot of a state, its digest behind it: no record covers what it says."""
+    """Return the snapshot of a state, with its own digest after it: no record covers a snapshot."""
     bare = {scope: replace(known, steps=Seq(), results=Seq(), seen=Map()) for scope, known in state.passes.items()}
     data = dump_state(replace(state, passes=bare))
     return b"%b\n%b" % (data, sha256(data).hexdigest().encode())
 
 
 async def load_run(store: EventStore, run_id: str, *, artifacts: bool = False) -> RunState:
-    """Return the state of a run, from its snapshot where that counts; raise `RunNotFound`, `CorruptLog`, `NewerVersion`, `RunErased`.
+    """Return the state of a run, from its snapshot if that counts. Raise `RunNotFound`, `CorruptLog`, `NewerVersion`, `RunErased`.
 
-    `artifacts`: check those that its log names, too.
+    `artifacts`: also check those that its log names.
     """
     lines = await read_whole(store, run_id)
     if not lines:
@@ -71,7 +71,7 @@ async def load_run(store: EventStore, run_id: str, *, artifacts: bool = False) -
 
 
 async def base_of(store: EventStore, run_id: str, lines: Sequence[bytes]) -> RunState | None:
-    """Return what the records of a fork are folded onto; None for a run that is none. Raise `CorruptLog`, `NewerVersion`, `RunErased`."""
+    """Return the state that the records of a fork are folded onto; None for other runs. Raise `CorruptLog`, `NewerVersion`, `RunErased`."""
     found = await segments(store, run_id, lines)
     state: RunState | None = None
     for one, below in pairwise([*found, Segment(run_id, lines, 0)]):
@@ -79,13 +79,13 @@ async def base_of(store: EventStore, run_id: str, lines: Sequence[bytes]) -> Run
         known = await store.get_snapshot(one.run_id) if state is None and len(used) >= EVERY else None
         state = state_of(one.run_id, used, known, state)
         if forked is None:
-            raise CorruptLog(below.run_id, 1, f"it continues from run {one.run_id!r}, and does not say where")
+            raise CorruptLog(below.run_id, 1, f"it continues from run {one.run_id!r}, but does not say from which record")
         state = branch(state, forked, below.run_id)
     return state
 
 
 def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | None, base: RunState | None = None) -> RunState:
-    """Return the fold of a log, that of a fork onto its `base`; the same with a snapshot as without.
+    """Return the fold of a log, a fork's onto its `base`; the result is the same with a snapshot and without.
 
     Raise `CorruptLog`, `NewerVersion`, `RunErased`.
     """
@@ -98,7 +98,7 @@ def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | 
 
 @contextlib.contextmanager
 def _uncollected() -> Generator[None]:
-    """Keep the garbage collector from going through a history again and again while it is made: all of it stays."""
+    """Keep the garbage collector from scanning a history again and again while it is built: all of it stays."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -109,7 +109,7 @@ def _uncollected() -> Generator[None]:
 
 
 def restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> RunState | None:
-    """Return the state at the snapshot, with its histories; None where the snapshot does not count."""
+    """Return the state at the snapshot, with its histories; None if the snapshot does not count."""
     data, _, digest = data.rpartition(b"\n")
     if not data.startswith(b'{"v":%d,' % STATE_VERSION) or not 0 < seq <= len(lines) or sha256(data).hexdigest().encode() != digest:
         return None
@@ -122,7 +122,7 @@ def restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> RunS
         return None
     try:
         gathered = gather(state, links(run_id, lines[:seq]))
-    except (LookupError, ValueError):  # msgspec's errors are ValueErrors; the fold will say what is wrong
+    except (LookupError, ValueError):  # msgspec's errors are ValueErrors; the fold will report the fault
         return None
     if gathered is None or gathered.keys() != state.passes.keys():
         return None
@@ -134,7 +134,7 @@ def restored(run_id: str, lines: Sequence[bytes], seq: int, data: bytes) -> RunS
 
 
 class Histories:
-    """What one pass has gathered so far; `calls` are those of its current turn, `outcomes` their items by index."""
+    """The history of one pass so far; `calls` are those of its current turn, `outcomes` their items by index."""
 
     __slots__ = ("calls", "observed", "outcomes", "results", "seen", "steps")
 
@@ -156,11 +156,11 @@ class Histories:
         self.observed = 0
 
     def change(self, call_id: str, **changes: Any) -> None:
-        """Note what became of a call before its outcome."""
+        """Note a fact about a call before its outcome."""
         self.calls[call_id] = replace(self.calls[call_id], **changes)
 
     def finished(self, event: e.ToolFinished, iteration: int) -> None:
-        """Take an outcome; it becomes visible when those of all earlier calls are there."""
+        """Add an outcome; it becomes visible once those of all earlier calls are there."""
         call = self.calls[event.call]
         if event.digest and not call.attempt:
             call = self.calls[event.call] = replace(call, digest=event.digest, attempt=1, trust=event.trust, side_effect="read")
@@ -185,13 +185,13 @@ _UNTOUCHED = tuple(
         *(e.TenantBalance, e.AnswerRefused, e.LevelsAccepted),
     )
 )
-"""How the events begin that leave all histories as they are, in any state; the most frequent first."""
+"""The beginnings of the events that leave all histories unchanged, in any state; the most frequent first."""
 
 
 def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) -> dict[str, Histories] | None:
-    """Return the histories of each pass after these records; None where one of them does what only the fold knows.
+    """Return the histories of each pass after these records; None if one of them needs the fold.
 
-    Raise `LookupError` or `ValueError` where a record is not what it should be.
+    Raise `LookupError` or `ValueError` if a record is malformed.
     """
     passes: dict[str, Histories] = {}
     for head, body, _ in records:
@@ -223,7 +223,7 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
 
 
 class SnapshotJournal(Journal):
-    """A journal that keeps a snapshot every so many records; one that cannot be kept is not missed."""
+    """A journal that writes a snapshot every so many records; if that fails, the run does without."""
 
     __slots__ = ("_charges_all", "_due", "_effects")
 
@@ -244,13 +244,13 @@ class SnapshotJournal(Journal):
         self._due, self._charges_all = state.seq + EVERY, charges_all
 
     def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
-        """Charge the run's tenant; see `detent.metering.tenants`. A run without a tenant is charged only where the engine bounds such runs."""
+        """Charge the run's tenant; see `detent.metering.tenants`. A run without a tenant is charged only if the engine bounds such runs."""
         if (not state.host.tenant and not self._charges_all) or (self._committed and state.usage == charged):
             return None
         return spent_between(charged, state, lines, first=not self._committed)
 
     async def _reloaded(self) -> RunState:
-        """Return the state, also that of a fork."""
+        """Return the state; a fork's too."""
         return await load_run(self._store, self.state.run_id)
 
     def commit(self, *, durable: bool = False, intent: bool = False) -> CoroutineType[Any, Any, None]:
@@ -261,7 +261,7 @@ class SnapshotJournal(Journal):
         return committed if self.state.seq < self._due else self._kept(committed)
 
     async def _recorded(self, committed: Awaitable[None]) -> None:
-        """Note that an outcome is recorded; raise `CancelledError` where the run stops."""
+        """Note that an outcome is recorded. Raise `CancelledError` if the run stops."""
         await committed
         self._effects.committed()
 

@@ -1,4 +1,4 @@
-"""Starting a run, and taking one on again: what is checked before anything is recorded, and what is recorded first."""
+"""Starts runs and resumes them: what is checked before anything is recorded, and what is recorded first."""
 
 from __future__ import annotations
 
@@ -61,12 +61,11 @@ async def run(
     observers: Sequence[Observer] = (),
     turns: int | None = None,
 ) -> Result[OutputT]:
-    """Work on `goal` until the run finishes or waits, and return how it stands. `agent` may be the name of one of `Engine(agents=[...])`.
+    """Work on `goal` until the run finishes or waits, and return its result. `agent` may be the name of one of `Engine(agents=[...])`.
 
-    With the id of a run that exists, with the same agent, goal and host, it is taken on instead of started. An id belongs to the tenant of
-    its host, and its run is kept, and named in the result, as `ID@TENANT`; the tenant may use either. `turns`: at most so many
-    turns now; with 0 it is started, durably, and not taken on. Raises `ConfigError` and `BudgetRefused` before anything is recorded,
-    `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
+    If a run with this id, agent, goal and host exists, it is resumed instead of started. An id belongs to the tenant of its host: its run is stored,
+    and named in the result, as `ID@TENANT`; the tenant may use either. `turns`: at most this many turns now; with 0 the run is durably started, but
+    not advanced. Raises `ConfigError` and `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
     """
     check_is(Host, host=host)
     check_is(Budget, budget=budget)
@@ -105,7 +104,7 @@ async def run(
     )
     runtime.verifiers.check(spec, models=turns != 0)
     runtime.protocols.check(spec.tools, models=turns != 0)
-    runtime.planners.of(spec, check=turns != 0)  # rules that cannot be read are refused before anything is recorded
+    runtime.planners.of(spec, check=turns != 0)  # refuse unreadable rules before anything is recorded
     if turns != 0 and started.attachments:
         runtime.planners.refuse_attachments(spec, started.attachments)
     if turns != 0 and ours(runtime.parts.strategies.get(spec.strategy)) and think in kernel_of(spec, runtime.parts).phases:
@@ -113,7 +112,7 @@ async def run(
     admission.checked_run_id(run_id and run_id.partition("@")[0])
     tools = tools_of(RunState(run_id=run_id or "", agent=spec), runtime.parts)
     admission.refuse_control_in_reach(runtime.store, runtime.parts.secrets, spec, tools)
-    await runtime.open()  # makes the store: nothing is left behind by what is refused
+    await runtime.open()  # this creates the store: a refusal leaves nothing behind
     given, run_id = run_id, run_id and await runtime.kept_as(run_id, host)
     if run_id is not None and await runtime.store.head(run_id) is not None:
         await admission.same_context(runtime.store, run_id, started, (*runtime.parts.redact, *spec.redact))
@@ -122,16 +121,16 @@ async def run(
         return await runtime.go_on(run_id, turns=turns, observers=observers)
     admission.checked_run_id(given, run_id)
     await runtime.tenants.refuse_start(started.host.tenant)
-    hidden = Redactor((*runtime.parts.redact, *spec.redact), b"").without(goal)  # the id stands in every record
+    hidden = Redactor((*runtime.parts.redact, *spec.redact), b"").without(goal)  # every record has the id
     run_id = run_id or new_run_id(hidden if runtime.goal_words_in_ids else None, runtime.parts.clock.now(), runtime.parts.ids.token(6))
     observers = one_of(observers)
     task = runtime.take_on(run_id, partial(_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
-    del agent, spec, started, tools  # a run in progress needs its state, not what it was made of
+    del agent, spec, started, tools  # a run in progress needs its state, not its inputs
     return await runtime.answered(await runtime.reached(task), observers, turns=turns)
 
 
 async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:
-    """Record `started`; return the journal to take the run on with, or its state where it is not to be taken on."""
+    """Record `started`. Return the journal to continue the run with, or its state if it is not to be continued."""
     patterns = (*runtime.parts.redact, *started.agent.redact)
     tools = tools_of(RunState(run_id=advancing.run_id, agent=started.agent), runtime.parts)
     usable = admission.usable(started.agent, started.host, tools, secrets=runtime.parts.secrets, capabilities=runtime.parts.capabilities)
@@ -147,14 +146,14 @@ async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted,
             journal.release(reserved)
             await journal.commit()
     if turns == 0 or not ours(runtime.parts.strategies.get(started.strategy)):
-        # before the first line of its strategy the run is there; those of Detent begin with a pass or a value, which is committed first
+        # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first
         await journal.commit(durable=turns == 0)
     return journal.state if turns == 0 else journal
 
 
 async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns: Sequence[str]) -> RunStarted:
     there = await runtime.store.head(run_id)
-    if there is not None:  # somebody started it since we looked; its key is not ours to replace
+    if there is not None:  # somebody started it since the check; its key is not ours to replace
         raise Conflict(run_id, 0, there.records)
     key = os.urandom(32)
     await runtime.store.put_blob(run_id, KEY_BLOB, key)
@@ -166,14 +165,14 @@ async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns
 
 
 def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
-    """Register the agent's own tools and check that the run could do its work; raise `ConfigError`."""
+    """Register the agent's own tools and check that the run could do its work. Raise `ConfigError`."""
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
     meta = [tool.spec.name for tool in kernel.meta_tools]
     for name in [name for name in agent.tool_names() if name not in runtime.tools and name not in meta]:
-        with contextlib.suppress(UnknownName):  # said below, with everything that is there
+        with contextlib.suppress(UnknownName):  # reported below, with all available names
             runtime.tools.get(name)  # a plug-in package may have it
         if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
             meta.append(name)
@@ -184,14 +183,14 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     policy = runtime.parts.policy_of(spec)
     runtime.verifiers.add(agent.verifiers())
     runtime.verifiers.add_type(agent.answers_as())
-    runtime.parts.guards_of(spec, (), {})  # what cannot be read or found is refused before anything is recorded
+    runtime.parts.guards_of(spec, (), {})  # refuse what cannot be read or found before anything is recorded
     if runtime.approver is None and runtime.store.url == "ram:" and not sys.stdin.isatty():
         admission.refuse_unanswerable(spec, runtime.tools, policy)
     return spec
 
 
 def know(runtime: Runtime, agents: Iterable[Agent]) -> None:
-    """Make agents known by their names, with what runs of theirs need that were started elsewhere. Raise `ConfigError`."""
+    """Register agents by their names, with what their runs that were started elsewhere need. Raise `ConfigError`."""
     for agent in agents:
         known_agent(runtime, agent)
         if agent.name in runtime.agents:
@@ -205,7 +204,7 @@ def know(runtime: Runtime, agents: Iterable[Agent]) -> None:
 
 
 def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]:
-    """Return the agent, found by its name where that is given; raise `UnknownName`, which names the nearest, or `ConfigError`."""
+    """Return the agent, found by its name if one is given. Raise `UnknownName`, which names the nearest, or `ConfigError`."""
     found: Any = agent
     if isinstance(agent, str):
         if not runtime.agents:
@@ -223,7 +222,7 @@ def _shown(thing: Any) -> str:
 
 
 def add_imported(runtime: Runtime, agent: Agent) -> None:
-    """Make known here what the file of an agent names by import path."""
+    """Register what the file of an agent names by import path."""
     kernels, strategies = runtime.parts.kernels, runtime.parts.strategies
     for names, said in ((runtime.guards, agent.guards), (kernels, [agent.kernel]), (strategies, [agent.strategy])):
         for name in said:
@@ -232,12 +231,12 @@ def add_imported(runtime: Runtime, agent: Agent) -> None:
 
 
 def _all_secrets(secrets: SecretSource | None) -> tuple[str, ...]:
-    """Return what a run that is started without a host is given: it is the operator's."""
+    """Return what a run without a host gets: it is the operator's."""
     return tuple(secrets.names()) if secrets is not None else ()
 
 
 async def _with_servers(runtime: Runtime, agent: Agent) -> Agent:
-    """Return the agent with the tools of its MCP servers by name, these connected; raise `ConfigError`."""
+    """Return the agent with the tools of its MCP servers by name, and connect these. Raise `ConfigError`."""
     runtime.servers.add(agent.mcp)
     if not runtime.servers:
         return agent
@@ -276,15 +275,14 @@ async def resume(
     host: Host | None = None,
     observers: Sequence[Observer] = (),
 ) -> Result[OutputT]:
-    """Take a run on from where its log ends; a finished or waiting run without news is returned as it stands.
+    """Continue a run from the end of its log. A finished or waiting run without news is returned unchanged.
 
-    `budget` changes the bounds that it names from here on, recorded as changed `by` somebody (the user of this process); what was used stays
-    used. `accept_levels` names tools that are declared with a lower side-effect level than the run holds them to, each with that level: from
-    here on it holds. `output_type` is that of the answers, where no agent given here has it. Raises `NotAllowedNow` for a run that has finished
-    (`reopen` takes a budget).
+    `budget` changes the bounds that it names from here on, recorded as changed `by` somebody (the user of this process); what was used stays used.
+    `accept_levels` names tools that declare a lower side-effect level than the run holds them to, each with that level, which applies from here on.
+    `output_type` is that of the answers, if no agent given here has it. Raises `NotAllowedNow` for a finished run (`reopen` takes a budget).
 
-    With a host it is taken on only as who started it: raises `RunNotFound` for another tenant, `RunContextMismatch` for another
-    workspace or principal.
+    With a host, only the host that started the run can resume it: raises `RunNotFound` for another tenant, `RunContextMismatch` for another workspace
+    or principal.
     """
     run_id = await runtime.same_host(run_id, host)
     admission.refuse_what_is_not_json(by=by)
@@ -319,8 +317,8 @@ async def reopen(
 ) -> Result:
     """Open a failed, stopped or given up (`waiting_for_operator`) run again.
 
-    Refused while a bound is still exhausted; the message names the option that raises it. A run that has just ended is held until its observers
-    and hooks have heard that: that is waited for, for at most 2 s.
+    Refused while a bound is still exhausted; the message names the option that raises it. A run that has just ended is held until its observers and
+    hooks have its end: this waits for that, for at most 2 s.
     """
     run_id = await runtime.same_host(run_id, host)
     admission.refuse_what_is_not_json(by=by, why=why)
@@ -346,7 +344,7 @@ def call_sync(runtime: Runtime, call: Callable[[], Coroutine[Any, Any, T]]) -> T
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise ConfigError(
-            "run_sync needs a thread without an event loop, and here one runs, as in a notebook; write `await engine.run(...)`"
+            "run_sync needs a thread without a running event loop, and this one has one, as in a notebook; write `await engine.run(...)`"
         )
 
     async def main() -> T:

@@ -1,4 +1,4 @@
-"""A state as bytes and back, for snapshots: `{"v": VERSION, "state": {...}}`, sets sorted. One of a newer version is refused."""
+"""Converts a state to bytes and back, for snapshots: `{"v": VERSION, "state": {...}}`, sets sorted. A newer version is refused."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def dump_state(state: KernelState | RunState) -> bytes:
 
 
 def _with_sorted_sets(state: KernelState) -> KernelState:
-    """Sets in order; the order of mappings means something and stays."""
+    """Sort sets, but keep the order of mappings, which has a meaning."""
     return msgspec.structs.replace(state, tools_used=sorted(state.tools_used), phases_done=sorted(state.phases_done))
 
 
 def load_state(data: bytes, kind: type[StateT]) -> StateT:
-    """Return the state that `dump_state` wrote; raise `NewerVersion` for a newer version, `ValueError` for anything else unreadable."""
+    """Return the state that `dump_state` wrote. Raise `NewerVersion` for a newer version, `ValueError` for anything else unreadable."""
     try:
         outer: dict[str, Any] = msgspec.json.decode(data)
         version = outer["v"]

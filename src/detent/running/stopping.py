@@ -1,4 +1,4 @@
-"""What is in progress in an engine, and how it is stopped: once lets calls with an effect finish, once more cuts them off."""
+"""Stops what is in progress in an engine: the first stop lets calls with an effect finish, the second cuts them off."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from detent.running.watcher import Watcher
 
 
 class Shift:
-    """One call of `work`: a worker, until it is idle, or somebody stops it."""
+    """One call of `work`: a worker that runs until it is idle or somebody stops it."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.stopped = False
 
     async def work(self, working: Coroutine[Any, Any, None]) -> None:
-        """Work; a cancellation goes through when everything has stopped."""
+        """Work. A cancellation takes effect once everything has stopped."""
         self.task = asyncio.create_task(working)
         try:
             await self.task
@@ -31,7 +31,7 @@ class Shift:
                 raise
 
     def end(self, *, now: bool = False) -> None:
-        """Let it end soon. With `now` also where it is ending already: then it waits for no call any more."""
+        """Let it end soon. With `now`, even if it is ending already: then it no longer waits for calls."""
         if self.task is not None and (now or not self.stopped):
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 self.task.cancel()
@@ -39,14 +39,14 @@ class Shift:
 
 
 class Underway:
-    """What is in progress in one engine: workers (`shifts`), tasks that advance a run or wait for one, and runs that wait for their turn."""
+    """Everything in progress in one engine: workers (`shifts`), tasks that advance a run or wait for one, and runs that wait for their turn."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
         self.forked()
 
     def forked(self) -> None:
-        """Have nothing in progress: in a forked child that is its parent's."""
+        """Have nothing in progress: in a forked child, that belongs to its parent."""
         self.shifts: set[Shift] = set()
         self.tasks: dict[asyncio.Task[Any], Control | None] = {}
         self.queued: set[Control] = set()
@@ -60,14 +60,14 @@ class Underway:
         self.tasks.pop(task, None)
 
     def forget_closed_loops(self) -> None:
-        """Forget the tasks of event loops that were closed."""
+        """Forget the tasks of closed event loops."""
         self.tasks = {task: control for task, control in self.tasks.items() if not task.get_loop().is_closed()}
 
     async def reached(self, task: asyncio.Task[RunState], outer: str) -> RunState:
-        """Return the state that the run of a task comes to.
+        """Return the state that the run of a task reaches.
 
-        Where the caller is cancelled, calls with an effect may finish first; a second cancellation cuts them off. In a tool of the run `outer`
-        the first one cuts: whoever stopped that run has waited. Where that run stops, the tool that waits for the inner one is cut with it.
+        If the caller is cancelled, calls with an effect may finish first; a second cancellation cuts them off. In a tool of the run `outer`, the
+        first one cuts: whoever stopped that run has waited already. If that run stops, the tool that waits for the inner one is cut with it.
         """
         control, cancelled = self.tasks[task], None
         outermost = self._watcher.control(outer)
@@ -87,7 +87,7 @@ class Underway:
             self.tasks.pop(task, None)
         if cancelled is not None:
             if not task.cancelled():
-                task.exception()  # nobody else asks for it
+                task.exception()  # nobody else needs it
             raise cancelled
         if outermost is not None and outermost.stop and not task.cancelled() and isinstance(task.exception(), Suspended):
             if (current := asyncio.current_task()) is not None:
@@ -96,7 +96,7 @@ class Underway:
         return task.result()
 
     def suspend(self, why: str, drain_s: float | None = None) -> int:
-        """Stop everything; what stops already is cut. Return how many runs and workers that are."""
+        """Stop everything, and cut off what is already stopping. Return the number of runs and workers."""
         for shift in self.shifts:
             shift.end(now=True)
         self._stop_queued(why)
@@ -107,7 +107,7 @@ class Underway:
             control.stop = control.stop or f"{why}; it waited for its turn"
 
     async def end(self, why: str) -> None:
-        """Stop everything in this event loop, unless it stops already, and wait for that. Where the caller is cancelled, it is cut."""
+        """Stop everything in this event loop, unless it is stopping already, and wait for that. If the caller is cancelled, cut it off."""
         for shift in self.shifts:
             shift.end()
         self._stop_queued(why)

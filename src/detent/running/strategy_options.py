@@ -14,7 +14,7 @@ from detent.running.pass_context import own_agent, refuse_unusable
 
 
 def check_options(strategy: Strategy, agent: AgentSpec) -> None:
-    """Raise `ConfigError` for an option that the strategy does not have, a value that does not fit it, an agent that it cannot serve."""
+    """Raise `ConfigError` for an unknown option, an invalid value, or an agent that the strategy does not support."""
     kind: type[msgspec.Struct] | None = getattr(strategy, "options", None)
     if kind is not None:
         check: Callable[[AgentSpec], None] = getattr(options_of(agent, kind), "check", lambda agent: None)
@@ -24,7 +24,7 @@ def check_options(strategy: Strategy, agent: AgentSpec) -> None:
 
 
 def models_of(strategy: Strategy, agent: AgentSpec) -> list[AgentSpec]:
-    """Return, as agents, the models that the options of a strategy name for parts of its work; raise `ConfigError` for their settings."""
+    """Return, as agents, the models that a strategy's options name for parts of its work. Raise `ConfigError` for their settings."""
     kind: type[msgspec.Struct] | None = getattr(strategy, "options", None)
     found = [] if kind is None else list(_own_models(options_of(agent, kind)))
     for own in found:
@@ -42,7 +42,7 @@ def _own_models(options: msgspec.Struct) -> Iterator[OwnModel]:
 
 
 def options_of(agent: AgentSpec, kind: type[OptionsT]) -> OptionsT:
-    """Return the agent's options for its strategy as a `kind`; raise `ConfigError` naming the option that does not fit."""
+    """Return the agent's options for its strategy as a `kind`. Raise `ConfigError` naming the invalid option."""
     try:
         return take(agent.strategy_options, kind, f"agent {agent.name!r}: strategy_options")
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Titles: what a run is called where many are listed, asked of the agent's small model once, before the run's first plan.
+"""Titles: names of runs in lists. The agent's small model is called for one once, before the run's first plan.
 
-The call passes the run's gateway like any other (purpose `title`), and what came of it is an `EffectRecorded` beside what is re-executed: a
-run that is resumed asks no second time, and a replay takes the record as it is. Whatever goes wrong, the run goes on without a title.
+The call goes through the run's gateway like any other (purpose `title`), and its outcome is an `EffectRecorded` outside of what is replayed: a
+resumed run does not ask a second time, and a replay takes the record as it is. If anything goes wrong, the run continues without a title.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from detent.secrecy.redact import Redactor
 log = logging.getLogger("detent")
 
 LONGEST = 80
-"""Characters of a title."""
+"""The longest title, in characters."""
 MOST_TOKENS = 256
-"""Output of the one call."""
+"""The output limit of the one call."""
 PATIENCE_S = 20.0
-"""So long is waited for a title, retries included."""
+"""The longest wait for a title, including retries."""
 SHOWN_GOAL = 2_000
-"""Characters of the goal that the model is shown."""
+"""How many characters of the goal the model is shown."""
 THINKING = re.compile(r"<think(ing)?>.*?(</think(ing)?>|\Z)", re.DOTALL)
 ASK = (
     "Write a title of at most eight words for the task below. Do not do the task. Answer with the title alone, in the task's language.\n\n"
@@ -40,12 +40,12 @@ ASK = (
 
 
 def title_of(state: RunState) -> str:
-    """Return what the run is called, "" where it has no title."""
+    """Return the run's title, "" without one."""
     return state.effects.get(TITLE) or ""
 
 
 class Titling:
-    """Plans as `planner` does, and asks it for a title before the first plan of a run whose agent has a small model."""
+    """Plans as `planner` does, and gets a title before the first plan of a run whose agent has a small model."""
 
     def __init__(self, planner: Planner, journal: Journal, patterns: Sequence[str] = ()) -> None:
         self._planner, self._journal, self._patterns = planner, journal, patterns
@@ -61,10 +61,10 @@ class Titling:
         return await self._planner.plan(view)
 
     async def _title(self, view: View, models: Models) -> str:
-        """Return what the small model calls the run, "" where it gives nothing that can be used."""
+        """Return the small model's title for the run, "" if it gives nothing usable."""
         try:
             if not models_asked(self._planner, view.agent):
-                return ""  # a script would give what it holds for the run's own turns
+                return ""  # a script would use up an answer meant for the run's own turns
             async with asyncio.timeout(PATIENCE_S):
                 plan = await self._planner.plan(_shown(view, _Once(models)))
         except (StoreError, Suspended, Interrupted):
@@ -78,9 +78,9 @@ class Titling:
 
 
 def readable(said: str, without: Callable[[str], str] = str) -> str:
-    """Return the first line that says something, without markup, quotes and what a terminal would obey, at most `LONGEST` characters.
+    """Return the first line with content, without markup, quotes and terminal control characters, at most `LONGEST` characters.
 
-    What a model thinks aloud is no title. `without` takes secrets out of what is left, which may be together only now.
+    A model's thinking aloud is not a title. `without` removes secrets from the result, because they may be complete only now.
     """
     plain = "".join(c if c.isprintable() else "\n" if c in "\r\n" else " " for c in THINKING.sub("", said))
     lines = (re.sub(r"\s+", " ", re.sub(r"^\W*title\W*:|\*\*|__|`", "", line, flags=re.IGNORECASE)) for line in plain.split("\n"))
@@ -122,7 +122,7 @@ def _shown(view: View, models: Models) -> View:
 
 
 class _Once:
-    """The way to models for one call with the purpose `title`, of which observers see no text."""
+    """The access to models for one call with the purpose `title`; observers see no text of it."""
 
     def __init__(self, models: Models) -> None:
         self._models, self._called = models, False
@@ -137,12 +137,12 @@ class _Once:
         input_tokens: int = 0,
         max_output_tokens: int | None = None,
     ) -> ModelAnswer:
-        """Make the call; raise `PlannerFailed` for a second one."""
+        """Make the call. Raise `PlannerFailed` for a second one."""
         if self._called:
-            raise PlannerFailed("the first answer was no title")
+            raise PlannerFailed("the first answer was not a title")
         self._called = True
         limit = min(max_output_tokens or MOST_TOKENS, MOST_TOKENS)
         return await self._models.call(model, send, provider=provider, purpose="title", input_tokens=input_tokens, max_output_tokens=limit)
 
     def emit(self, kind: Literal["text", "thinking"], content: str) -> Any:
-        """Say nothing: a title is no answer."""
+        """Do nothing: a title is not an answer."""

@@ -1,11 +1,11 @@
-"""Whether an answer counts: the agent's verifiers, the `answer` hook, and the end of a pass that holds its answer (`PassStarted.holds`).
+"""Decides whether an answer counts: the agent's verifiers, the `answer` hook, and the end of a pass that holds its answer (`PassStarted.holds`).
 
-Theory of operation. Where somebody is to see an answer before it counts, the pass holds it: the answer does not end the turn, phases behind
-`act` see it (`state.answering`, `state.output`), and when they are through, `conclude` asks each verifier and then the hook. What each says is an
-`EffectRecorded` of the turn: it is asked once, and whoever resumes or replays the turn finds its verdict. The first objection is an
-`AnswerObjected`: the planner is told, and has another turn. A call that would end the turn (`done`) is judged before it runs (`judge`).
+Theory of operation. If an answer is to be checked before it counts, the pass holds it: the answer does not end the turn, and the phases after `act`
+see it (`state.answering`, `state.output`). When they are done, `conclude` calls each verifier and then the hook. Each verdict is an `EffectRecorded`
+of the turn: it is requested once, and a resume or replay of the turn finds it. The first objection is an `AnswerObjected`: the planner is told, and
+has another turn. A call that would end the turn (`done`) is judged before it runs (`judge`).
 
-A verdict that was not recorded because the worker died is asked for again, as every effect: verifiers decide, they do not act.
+If the worker died before a verdict was recorded, the verdict is requested again, like every effect: verifiers decide, they do not act.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from detent.running.phase_hooks import ANSWER, HOOK, decided, phase_name
 PRESENT = "present"
 """The kernel of a pass that only has an answer checked."""
 MOST_CHARACTERS = 2000
-"""So much of an objection is recorded, and told to the planner."""
+"""How much of an objection is recorded, and told to the planner."""
 
 VerifierOf = Callable[[AgentSpec, dict[str, Any]], Verifier]
 
 
 def holds(kernel: Kernel, run: Run, task: str) -> bool:
-    """Whether somebody is to see the answers of a pass before they count: a phase behind `act`, or, of the run's goal, a hook or a verifier."""
+    """Whether answers of a pass are checked before they count: by a phase after `act`, or, for the run's goal, by a hook or a verifier."""
     last, goal = phase_name(kernel.phases[-1]) if kernel.phases else "act", run.state.goal
     return last not in ("think", "act") or (_checked(run) and is_for(task or goal, goal))
 
@@ -55,7 +55,7 @@ def _checked(run: Run) -> bool:
 
 
 class Answers:
-    """What decides on answers (`ports.verifying.Answers`), for all runs of an engine; `verifier_of` gives the verifier of an agent's entry."""
+    """Decides on answers (`ports.verifying.Answers`), for all runs of an engine; `verifier_of` returns the verifier of an agent's entry."""
 
     __slots__ = ("verifier_of",)
 
@@ -63,12 +63,12 @@ class Answers:
         self.verifier_of = verifier_of
 
     async def judge(self, answer: Any, context: KernelContext) -> str:
-        """Return what the first verifier that objects has against an answer, "" where none does. Raise `EffectFailed` where one cannot say it."""
+        """Return the first verifier's objection to an answer, "" without one. Raise `EffectFailed` if a verifier fails."""
         by, why = await _objection(self.verifier_of, answer, context)
         return f"This answer is not accepted ({by}): {why}" if why else ""
 
     async def conclude(self, context: KernelContext) -> None:
-        """Accept or refuse the answer that the turn would end with, if it has one; end the pass where none may follow it."""
+        """Accept or refuse the answer that the turn would end with, if it has one. End the pass if no further turn may follow."""
         state = context.state
         if state.ended:
             return
@@ -90,7 +90,7 @@ class Answers:
 
 
 async def _objection(verifier_of: VerifierOf, answer: Any, context: KernelContext) -> tuple[str, str]:
-    """Return which verifier objects, and why; ("", "") where none does."""
+    """Return the verifier that objects, and its reason; ("", "") if none does."""
     if not (context.state.holds and answers_goal(context)):
         return "", ""
     answer = clean(answer)
@@ -107,7 +107,7 @@ async def _objection(verifier_of: VerifierOf, answer: Any, context: KernelContex
 
 
 async def _verdict(context: KernelContext, label: str, make: Callable[[], Any], usage: Usage) -> dict[str, Any]:
-    """Return the verdict that this turn has under the label, or ask for it and record it now; `usage` is charged with it."""
+    """Return the verdict of this turn under the label, or request and record it now; `usage` is charged with it."""
     run, key = context.run, f"{HOOK}:{label}:0"
     if key not in context.state.effects:
         if usage.tool_calls:
@@ -120,7 +120,7 @@ async def _verdict(context: KernelContext, label: str, make: Callable[[], Any], 
 
 
 async def _asked(verifier_of: VerifierOf, entry: dict[str, Any], answer: Any, context: KernelContext) -> dict[str, Any]:
-    """Ask one verifier; return its verdict, with what is to be hidden hidden in it."""
+    """Call one verifier. Return its verdict, with sensitive values hidden."""
     view = _seen(context)
     try:
         said = await verify(verifier_of(context.agent, entry), fresh(answer), view)
@@ -145,7 +145,7 @@ def _seen(context: KernelContext) -> AnswerView:
 
 
 async def _decision(verifier_of: VerifierOf, context: KernelContext) -> tuple[str, str]:
-    """Return who has something against the answer that the pass holds, and what; where nobody has, or the hook aborts, end the pass."""
+    """Return who objects to the answer that the pass holds, and why. If nobody does, or the hook aborts, end the pass."""
     state = context.state
     by, why = await _objection(verifier_of, state.output, context)
     hook = context.hooks.before.get(ANSWER) if answers_goal(context) else None
@@ -153,7 +153,7 @@ async def _decision(verifier_of: VerifierOf, context: KernelContext) -> tuple[st
         by, (kind, why) = "the answer hook", await decided(hook, f"before {ANSWER}", context)
         if kind == "abort":
             context.run.record(context.scope, PassFinished(status="failed", reason="policy_stopped", error=why))
-        why = why or kind  # one that gives no reason refuses all the same
+        why = why or kind  # a hook without a reason refuses all the same
     if not why:
         settled = Settled(reason=state.answering, output=state.output)
         context.run.record(context.scope, finished(honest(context.run.state, settled, only=None if answers_goal(context) else ())))
@@ -184,7 +184,7 @@ def behind_act(kernel: Kernel) -> tuple[Phase, ...]:
 
 
 def unchecked(run: Run, returned: Any, *, behind: tuple[Phase, ...] = ()) -> bool:
-    """Whether what a strategy returned is an answer that no pass has had checked; `behind` are the phases of the run's kernel that would."""
+    """Whether a strategy returned an answer that no pass had checked; `behind` are the phases of the run's kernel that would check it."""
     output, state = returned.output if isinstance(returned, Passed) else returned, run.state
     if not (_checked(run) or behind) or (isinstance(returned, Passed) and REASONS[returned.reason] != "completed"):
         return False
@@ -196,7 +196,7 @@ def unchecked(run: Run, returned: Any, *, behind: tuple[Phase, ...] = ()) -> boo
 
 
 def presenting(output: Any, behind: tuple[Phase, ...]) -> Kernel:
-    """Return the kernel of a pass whose first answer is this output, with these phases behind `act`; the planner corrects what is refused."""
+    """Return the kernel of a pass whose first answer is this output, with these phases after `act`. The planner corrects a refused answer."""
 
     async def present(state: KernelState, context: KernelContext) -> KernelState:
         if state.plan is None and state.iteration == 1 and not state.rejected:

@@ -1,4 +1,4 @@
-"""One watcher an engine: sees signals for the runs that are advanced here within 500 ms, and keeps their leases alive (DESIGN 5)."""
+"""One watcher for an engine: it sees signals for its runs within 500 ms, and keeps their leases alive (DESIGN 5)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from detent.running.control import Control, Finishing
 POLL_S = 0.25
 RENEW_S = 5.0
 LOST = "its claim was lost to another worker"
-"""Why a run is suspended that is somebody else's now."""
+"""The reason for suspending a run that belongs to somebody else now."""
 
 log = logging.getLogger("detent")
 
 _Holder = tuple[object, "ref[Control]", "ref[asyncio.AbstractEventLoop]"]
 _HELD: WeakKeyDictionary[EventStore, dict[str, _Holder]] = WeakKeyDictionary()
-"""By store, who advances which run: engines that share a store object are one holder of claims, which do not keep them apart.
+"""Who advances which run, by store: engines that share a store object are one holder of claims, so claims do not keep them apart.
 
-Neither an engine nor its store is kept by it; what was left behind with its event loop holds nothing.
+It keeps neither an engine nor its store alive. What was left behind with its event loop holds nothing.
 """
 
 
 class Watcher:
-    """Polls, or is woken by the store, while runs are advanced, and sleeps for good when there are none."""
+    """Polls, or is woken by the store, while runs are advanced. It sleeps while there are none."""
 
     def __init__(self, store: EventStore) -> None:
         self._store = store
@@ -35,16 +35,16 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
         self._mark = object()
         self._held: dict[str, _Holder] = {}
-        with suppress(TypeError):  # a store that nothing can be kept for: only one engine may use it
+        with suppress(TypeError):  # a store without weak references: only one engine may use it
             self._held = _HELD.setdefault(store, self._held)
 
     def forked(self) -> None:
-        """Watch nothing: in a forked child the runs are its parent's."""
+        """Watch nothing: in a forked child, the runs belong to its parent."""
         self._task, self._controls = None, {}
         self._held.clear()
 
     def left(self, *, stopped: bool = False) -> list[str]:
-        """Forget the runs whose event loop was closed while they were advanced, and return them; with `stopped` those of loops that stand still, too."""
+        """Forget the runs whose event loop was closed while they were advanced, and return them; with `stopped`, also those of stopped loops."""
         gone = [run_id for run_id in self._controls if not _goes_on(self._held.get(run_id), stopped=stopped)]
         for run_id in gone:
             del self._controls[run_id]
@@ -52,7 +52,7 @@ class Watcher:
         return gone
 
     def add(self, run_id: str, control: Control) -> None:
-        """Begin to watch a run; raise `RunBusy` where this engine has it, or another one that shares the store object."""
+        """Begin to watch a run. Raise `RunBusy` if this engine has it, or another one that shares the store object."""
         self.refuse_held(run_id)
         loop = asyncio.get_running_loop()
         mine = self._mark, ref(control), ref(loop)
@@ -70,7 +70,7 @@ class Watcher:
             raise RunBusy(run_id, "this engine", doing=held.doing)
 
     def remove(self, run_id: str) -> None:
-        """Stop watching a run; other engines may have it once it is given up with `free`."""
+        """Stop watching a run. Other engines may have it after `free`."""
         self._controls.pop(run_id, None)
 
     def holds(self, run_id: str, control: Control) -> bool:
@@ -79,7 +79,7 @@ class Watcher:
         return holder is not None and holder[1]() is control
 
     def free(self, run_id: str, control: Control) -> None:
-        """Let other engines have a run whose claim is given back, unless it was taken again meanwhile."""
+        """Let other engines have a run whose claim is released, unless it was taken again meanwhile."""
         if self.holds(run_id, control):
             del self._held[run_id]
 
@@ -88,12 +88,12 @@ class Watcher:
         return self._controls.get(run_id)
 
     def drain(self, why: str) -> None:
-        """Stop every run that does not stop already; calls with an effect may finish."""
+        """Stop every run that is not stopping already; calls with an effect may finish."""
         for control in list(self._controls.values()):
             control.drain(why)
 
     def suspend(self, why: str, drain_s: float | None = None) -> int:
-        """Stop every run as `drain` does; one that stops already is cut. Return how many runs are advanced here."""
+        """Stop every run as `drain` does, and cut off those that are stopping already. Return the number of runs advanced here."""
         controls = [control for control in self._controls.values() if control.attached]
         for control in controls:
             if control.stop:
@@ -133,11 +133,11 @@ class Watcher:
                         if control is not None:
                             control.suspend(LOST)
             except DetentError as error:
-                log.warning("the inbox of %s cannot be read now (%s); trying again", self._store.url, error)
+                log.warning("cannot read the inbox of %s now (%s); trying again", self._store.url, error)
 
 
 def _goes_on(holder: _Holder | None, *, stopped: bool = False) -> bool:
-    """Whether who holds a run can still go on: neither it nor its event loop is gone, or, with `stopped`, stands still."""
+    """Whether the holder of a run can still continue: neither it nor its event loop is gone, or, with `stopped`, stands still."""
     if holder is None:
         return False
     loop = holder[2]()

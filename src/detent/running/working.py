@@ -1,7 +1,7 @@
-"""An engine's side of a worker host: what is due in its store, and how one run is taken on, noted as failed, or given up.
+"""An engine's side of a worker host: what is due in its store, and how one run is resumed, noted as failed, or given up.
 
-Everything that workers must agree on stands in the logs: a run that was started is due, and how often it was taken up in vain, by all
-workers together, is counted there (see `attempts`).
+Everything that workers must agree on is in the logs: a started run is due, and the log counts the attempts without progress of all workers together
+(see `attempts`).
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ log = logging.getLogger("detent")
 
 
 class Hand(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine lends a backlog for single runs: `resume(run_id, *events, advance=True)` records the events and takes the run on."""
+    """What an engine gives a backlog for single runs: `resume(run_id, *events, advance=True)` records the events and continues the run."""
 
     parts: Parts
     resume: Callable[..., Awaitable[Result]]
 
 
 class Worked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker did. `came_to`: how many runs it took to which status.
+    """What a worker did. `came_to`: how many runs reached which status.
 
-    The others are runs by id, each with the reason: `dead_letters` were given up, `failed` are tried again later, `left` need something that
-    is not here, and that another worker may have.
+    The others are runs by id, each with the reason: `dead_letters` were given up, `failed` are tried again later, `left` need something that is not
+    here, and that another worker may have.
     """
 
     came_to: dict[str, int] = {}
@@ -73,20 +73,20 @@ class Worked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FIRST_S, LONGEST_S = 1.0, 300.0
-"""How long a worker waits before a tool is asked again what became of a call in doubt: twice as long each time, at most so long."""
+"""How long a worker waits before it asks a tool again about a call in doubt: twice as long each time, up to this limit."""
 
 
 class Wakeups:
-    """When waiting runs can go on by themselves; what is known of a run holds until something is recorded of it."""
+    """When waiting runs can continue by themselves. What is known of a run holds until something is recorded for it."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, datetime | None]] = {}
         self._doubts: dict[str, tuple[int, datetime | None, float]] = {}
 
     async def due(self, parts: Parts, heads: Sequence[RunHead]) -> list[RunHead]:
-        """Return those of the waiting runs that can move: a timer or an approval's time is over, or a signal is there.
+        """Return the waiting runs that can continue: a timer or an approval's time is over, or a signal is there.
 
-        A run with a call in doubt can move when its tool is to be asked again what became of it.
+        A run with a call in doubt can continue when its tool is to be asked about the call again.
         """
         news = await parts.store.signals([head.run_id for head in heads])
         timed = [head for head in heads if head.status in ("waiting_for_schedule", "waiting_for_approval")]
@@ -105,19 +105,19 @@ class Wakeups:
         return found
 
     async def _asked(self, parts: Parts, head: RunHead, now: datetime) -> tuple[int, datetime | None, float]:
-        """Return how many records the run has, when a tool of it is to be asked next (None: never), and how long the pause after that is."""
+        """Return the run's number of records, when to ask a tool of it next (None: never), and how long the following pause is."""
         known = self._doubts.get(head.run_id)
         if known is not None and known[0] == head.records:
             return known
         try:
             state = await load_run(parts.store, head.run_id)
-        except (RunErased, RunNotFound, RunError, CorruptLog, NewerVersion):  # whoever looks at it says what is wrong with it
+        except (RunErased, RunNotFound, RunError, CorruptLog, NewerVersion):  # whoever loads it reports what is wrong with it
             return head.records, None, FIRST_S
         asks = any(_reconciles(parts, call.tool) for call_id in state.in_doubt if (call := state.call(call_id)) is not None)
         return head.records, min(head.updated_at, now) + timedelta(seconds=FIRST_S) if asks else None, 2 * FIRST_S
 
     def _is_asked(self, run_id: str, now: datetime) -> bool:
-        """Whether a tool of the run is to be asked now; the pause grows then."""
+        """Whether to ask a tool of the run now; the pause grows then."""
         records, at, pause_s = self._doubts[run_id]
         if at is None or now < at:
             return False
@@ -133,15 +133,15 @@ class Wakeups:
             state = await load_run(store, head.run_id)
         except (RunErased, RunNotFound):  # somebody removed it since it was listed
             pass
-        except (RunError, CorruptLog, NewerVersion) as error:  # it holds up no other run
-            log.warning("run %s waits, and it cannot be read for how long: %s", head.run_id, error)
+        except (RunError, CorruptLog, NewerVersion) as error:  # it must not block other runs
+            log.warning("run %s waits, but its waiting time cannot be read: %s", head.run_id, error)
         else:
             times = [*state.timers.values(), *(one.expires_at for one in state.approvals.values() if one.expires_at is not None)]
         return head.records, min(times, default=None)
 
 
 def _reconciles(parts: Parts, tool: str) -> bool:
-    """Whether a tool may be able to say what became of a call; who takes the run on may have one that is not here."""
+    """Whether a tool may be able to say what happened to a call; the resuming process may have a tool that is not here."""
     try:
         return bool(getattr(parts.tools.get(tool), "reconciles", True))
     except UnknownName:
@@ -149,9 +149,9 @@ def _reconciles(parts: Parts, tool: str) -> bool:
 
 
 class StoreBacklog:
-    """The `Backlog` of one engine's store; `hand_for` says who takes a run on, where that is not `hand` itself.
+    """The `Backlog` of one engine's store; `hand_for` selects who resumes a run, if that is not `hand` itself.
 
-    One that is `waiting_only` leaves out runs that were submitted, or whose worker died or was stopped.
+    If it is `waiting_only`, it leaves out runs that were submitted, or whose worker died or was stopped.
     """
 
     def __init__(
@@ -180,15 +180,15 @@ class StoreBacklog:
         return Worked(came_to=dict(self._came_to), dead_letters=dict(self._dead_letters), failed=dict(self._failed), left=dict(self._left))
 
     def now(self) -> datetime:
-        """The time as the engine's clock has it."""
+        """The current time of the engine's clock."""
         return self._parts.clock.now()
 
     async def news(self, timeout_s: float) -> None:
-        """Wait for a signal, at most so long."""
+        """Wait for a signal, at most that long."""
         await wait_for_news(self._parts.store, timeout_s)
 
     async def due(self) -> list[Due]:
-        """Return the runs that somebody may advance now; those that this engine itself advances are none of them."""
+        """Return the runs that somebody may advance now, without those that this engine itself advances."""
         heads = await self._parts.store.list_runs(RunQuery(status=self._statuses, tenant=self._tenant))
         dead = [head for head in heads if head.status == "waiting_for_operator"]
         wanted = {head.run_id for head in await self._wakeups.due(self._parts, [h for h in heads if h.status not in ("running", *_DEAD)])}
@@ -198,19 +198,19 @@ class StoreBacklog:
         return [Due(run_id=h.run_id, tenant=h.tenant, agent=h.agent, since=h.updated_at, records=h.records) for h in found]
 
     async def _cancelled(self, dead: Sequence[RunHead]) -> set[str]:
-        """Return the dead letters that are to be cancelled: that is all that can move one, until it is opened again."""
+        """Return the dead letters that are to be cancelled: only that can move one until it is opened again."""
         news = await self._parts.store.signals([head.run_id for head in dead]) if dead else {}
         return {run_id for run_id, signals in news.items() if any(cancels(signal, run_id) for signal in signals)}
 
     async def look(self, run_id: str) -> Tries:
-        """Return how often the run was taken up in vain; raise `RunBusy`, also where this engine has it."""
+        """Return the run's number of attempts without progress. Raise `RunBusy`, also if this engine has it."""
         async with Advancing(self._parts, run_id, NoPlanner):
             tries, records = await tries_of(self._parts.store, run_id)
         self._looked[run_id] = records
         return tries
 
     async def advance(self, run_id: str) -> str:
-        """Take the run on, and keep count of what it came to."""
+        """Resume the run, and count the status that it reaches."""
         if self.stopped:
             raise Suspended(run_id, self.stopped)
         self._busy[run_id] = asyncio.current_task(), None
@@ -222,21 +222,21 @@ class StoreBacklog:
             self._left[run_id] = str(error)
             raise
         except (Suspended, StoreBusy, StoreFull) as error:
-            if not self.stopped:  # else the worker stops, and that is no news of the run
+            if not self.stopped:  # otherwise the worker stops, and that says nothing about the run
                 self._failed[run_id] = f"{type(error).__name__}: {error}"
             elif CUT_OFF in str(error):
-                log.warning("%s; whether that happened is not known", error)
+                log.warning("%s; that may or may not have happened", error)
             raise
         finally:
             del self._busy[run_id]
         self._failed.pop(run_id, None)
         self._left.pop(run_id, None)
-        if result.state.seq != self._looked.pop(run_id, 0):  # else another worker was faster
+        if result.state.seq != self._looked.pop(run_id, 0):  # otherwise another worker was faster
             self._came_to[result.status] = self._came_to.get(result.status, 0) + 1
         return result.status
 
     async def failed(self, run_id: str, error: Exception) -> Tries:
-        """Record that the run was taken up, where the attempt came to nothing before it said so itself."""
+        """Record that the run was resumed, if the attempt failed before it recorded that itself."""
         self._failed[run_id] = f"{type(error).__name__}: {error}"
         tries, records = await tries_of(self._parts.store, run_id)
         if not tries.count or records == self._looked.get(run_id):
@@ -246,7 +246,7 @@ class StoreBacklog:
         return tries
 
     async def give_up(self, run_id: str, why: str, attempts: int) -> None:
-        """Record a dead letter; what the run's patterns match is hidden in the reason."""
+        """Record a dead letter; matches of the run's patterns are hidden in the reason."""
         hand = await self._hand_for(run_id)
         state = await load_run(self._parts.store, run_id)
         said = hidden(why, (*self._parts.redact, *state.agent.redact))
@@ -255,13 +255,13 @@ class StoreBacklog:
         self._dead_letters[run_id] = said
 
     def suspend(self, why: str) -> None:
-        """Stop what is being advanced, and advance nothing more; calls with an effect may finish (`Bounds.drain_s`)."""
+        """Stop the runs in progress, and advance nothing more; calls with an effect may finish (`Bounds.drain_s`)."""
         self.stopped = self.stopped or why
         for run_id, (task, hand) in self._busy.items():
             control = hand.parts.watcher.control(run_id) if hand is not None else None
             if control is not None:
                 control.drain(why)
-            elif task is not None:  # it has not come so far as to have the run
+            elif task is not None:  # it does not have the run yet
                 task.cancel()
 
 
@@ -273,9 +273,9 @@ async def _always(hand: Hand, run_id: str) -> Hand:
 
 
 async def submit(runtime: Runtime, agent: Agent | str, goal: str, **options: Any) -> str:
-    """Start a run durably, leave it to a worker (`work`, `detent worker`) and return its id; `options` as for `run`, but observers, turns.
+    """Start a run durably, leave it to a worker (`work`, `detent worker`) and return its id; `options` as for `run`, except observers, turns.
 
-    Its model is asked by the worker alone, which needs the key. With the id of a run that exists, nothing is started. Raises as `run`.
+    Only the worker calls its model and needs the key. If a run with this id exists, nothing is started. Raises as `run` does.
     """
     if wrong := options.keys() & {"observers", "turns"}:
         raise ConfigError(f"submit takes no {' and no '.join(sorted(wrong))}: a worker advances the run; observers are given to `work`")
@@ -295,11 +295,11 @@ async def work(
 ) -> Worked:
     """Be a worker: advance what is due in the store until cancelled, or (`until_idle`) until nothing can be advanced now.
 
-    Due are runs that were submitted, whose worker died or was stopped, and waiting ones that can move. A failing run is tried again after
-    a pause, and in the end given up (`waiting_for_operator`; `reopen` lets it go on). With `waiting_only` only waiting runs that can move
-    are due: the time of one has come, its approval has expired, or an answer is there. With a host, runs of that tenant only. `hand_for`
-    says by id which engine takes a run on, where it is not this one. Cancelled, it suspends what is in progress, after the calls with an effect
-    (`Bounds.drain_s`); cancelled again, it cuts these off. It returns what it did when it is idle, or after `suspend`.
+    Due are runs that were submitted, runs whose worker died or was stopped, and waiting ones that can continue. A failing run is tried again after a
+    pause, and in the end given up (`waiting_for_operator`; `reopen` continues it). With `waiting_only`, only waiting runs that can continue are due:
+    a timer is due, an approval has expired, or an answer is there. With a host, only runs of that tenant. `hand_for` returns, by id, the engine that
+    resumes a run, if it is not this one. When cancelled, it suspends what is in progress, after the calls with an effect (`Bounds.drain_s`); when
+    cancelled again, it cuts these off. It returns what it did when it is idle, or after `suspend`.
     """
     await runtime.open()
     tenant = host.tenant if host else None
@@ -319,21 +319,21 @@ async def work(
 
 
 KEEP_S = 3600.0
-"""How often a worker looks which runs have been kept long enough."""
+"""How often a worker checks which runs have been kept long enough."""
 
 
 async def _keep(runtime: Runtime, host: Host | None, *, once: bool) -> None:
-    """See to it how long runs are kept, beside the work; what goes wrong there holds up no run."""
+    """Apply the retention rules beside the work; a failure there does not block any run."""
     while runtime.retention != Retention():
         try:
             await runtime.keep(runtime, host=host)
         except DetentError as error:
-            log.warning("what was kept long enough is not removed now (%s); trying again later", error)
+            log.warning("old runs could not be removed now (%s); trying again later", error)
         if once:
             return
         await asyncio.sleep(KEEP_S)
 
 
 def hand(runtime: Runtime, observers: Sequence[Observer] = ()) -> Hand:
-    """Return what a worker takes runs on with, told to these observers too; raise `TypeError` for one that is none."""
+    """Return what a worker resumes runs with; these observers get their records too. Raise `TypeError` for an invalid observer."""
     return Hand(parts=runtime.parts, resume=partial(runtime.go_on, observers=one_of(observers), planner_for=runtime.planners.needed))

@@ -1,7 +1,7 @@
-"""Worker hosts: who advances runs that were submitted, and those that wait, once they can continue.
+"""Worker hosts: who advances submitted runs, and waiting runs once they can continue.
 
-Rule: what workers must agree on is in the logs; a host only decides who looks when (`ports.working.WorkerHost`).
-Start with `in_process`, for which the store is the queue.
+Rule: what workers must agree on is in the logs; a host only decides who checks when (`ports.working.WorkerHost`). Start with `in_process`, which uses
+the store as its queue.
 """
 
 from detent.workers.in_process import InProcessHost

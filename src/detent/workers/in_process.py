@@ -1,6 +1,6 @@
-"""The host that needs nothing but a store: workers are asyncio tasks of the program that calls `Engine.work`, the store is the queue.
+"""The host that needs only a store: workers are asyncio tasks of the program that calls `Engine.work`, the store is the queue.
 
-Any number of such workers, in any number of processes, may work on one store: claims keep them apart, and attempts are counted in the log.
+Any number of such workers, in any number of processes, may work on one store: claims keep them apart, and the log counts attempts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ CONCURRENCY, MAX_ATTEMPTS, RETRY_PAUSE_S, POLL_S = 4, 5, 1.0, 0.5
 MAX_PAUSE_S = 300.0
 """The longest pause before another attempt."""
 LOOKING = 0.05
-"""The highest share of its time that a worker spends on looking, as long as that makes it look ten times less often at most."""
+"""The highest share of its time that a worker spends on checking, as long as that makes it check at most ten times less often."""
 LEFT_S = 60.0
-"""How long a run is left alone that cannot be taken on here."""
+"""How long a run is left alone that cannot be resumed here."""
 BUSY_S = 1.0
-"""How long a run that another worker has is left alone: should that one die, it is noticed then."""
+"""How long a run of another worker is left alone: if that one dies, this is when it is noticed."""
 
 log = logging.getLogger("detent")
 
@@ -32,9 +32,9 @@ log = logging.getLogger("detent")
 class InProcessHost:
     """A `WorkerHost` over the store alone.
 
-    `concurrency`: how many runs one worker advances at once. A run whose attempt failed is tried again after `retry_pause_s`, then after
-    twice as long and so on, and given up after `max_attempts`. `poll_s`: how often a worker looks for what is due; up to ten times less often
-    where so many runs wait that looking takes long.
+    `concurrency`: how many runs one worker advances at once. A run whose attempt failed is tried again after `retry_pause_s`, then after twice as
+    long and so on, and given up after `max_attempts`. `poll_s`: how often a worker checks for what is due; up to ten times less often if so many runs
+    wait that checking takes long.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class InProcessHost:
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Have no worker: in a forked child those are its parent's."""
+        """Have no worker: in a forked child, the workers belong to its parent."""
         self._shifts = set()
 
     async def submit(self, run_id: str) -> None:
-        """Nothing is to be handed over, a run that was started is due; workers of this very host look at once."""
+        """Submit nothing, because a started run is due already; workers of this host check at once."""
         for shift in self._shifts:
             shift.nudged.set()
 
@@ -77,7 +77,7 @@ class InProcessHost:
             await shift.stop()
 
     def pause_s(self, attempts: int) -> float:
-        """Return how many seconds pass between that many failed attempts and the next one."""
+        """Return the seconds between that many failed attempts and the next one."""
         return min(MAX_PAUSE_S, self.retry_pause_s * 2.0 ** min(attempts - 1, 64)) if attempts else 0.0
 
 
@@ -96,7 +96,7 @@ class _Shift:
         self._news: asyncio.Future[None] | None = None
 
     async def work(self, *, until_idle: bool) -> None:
-        """Take runs up, and wait for more."""
+        """Start runs, and wait for more."""
         while True:
             await self._fill()
             if until_idle and self._seen and not self._tasks:
@@ -111,7 +111,7 @@ class _Shift:
         await asyncio.gather(*(task for _, task in self._tasks.values()), *filter(None, [self._news]), return_exceptions=True)
 
     async def _fill(self) -> None:
-        """Begin as many runs as there is room for."""
+        """Start as many runs as there is room for."""
         for run_id in [run_id for run_id, (_, task) in self._tasks.items() if task.done()]:
             task = self._tasks.pop(run_id)[1]
             if task.cancelled():
@@ -126,7 +126,7 @@ class _Shift:
             self._tasks[due.run_id] = due, asyncio.create_task(self._take(due))
 
     async def _look(self) -> None:
-        """Queue what is due, of each tenant the longest untouched first; leave out what is in progress or left alone."""
+        """Queue what is due, for each tenant the run that is longest unchanged first; leave out what is in progress or left alone."""
         began = asyncio.get_running_loop().time()
         try:
             found = await self._backlog.due()
@@ -146,7 +146,7 @@ class _Shift:
                 self._queues.setdefault(due.tenant, deque()).append(due)
 
     def _next(self) -> Due:
-        """Take the next run: of the tenant with the fewest in progress, and of these the one whose turn is longest ago."""
+        """Take the next run: of the tenant with the fewest in progress, and among these of the one whose turn is longest ago."""
         working = Counter(due.tenant for due, _ in self._tasks.values())
         tenant = min(self._queues, key=lambda name: (working[name], self._served[name]))
         self._turn += 1
@@ -173,16 +173,16 @@ class _Shift:
     # One run ----------------------------------------------------------------------------------------------------------------------
 
     async def _take(self, due: Due) -> None:
-        """Advance one run, unless its pause is not over; whatever goes wrong stays with it."""
+        """Advance one run, unless its pause is not over; errors do not leave this function."""
         run_id = due.run_id
         try:
             tries = await self._backlog.look(run_id)
             if tries.count >= self._host.max_attempts:
-                why = f"taken up {tries.count} times without getting any further: its workers died"
+                why = f"resumed {tries.count} times without any progress: its workers died"
                 await self._backlog.give_up(run_id, why, tries.count)
             elif not self._paused(run_id, tries):
                 await self._backlog.advance(run_id)
-                if self._advanced.get(run_id) == due.records:  # nothing came of it, and nothing will at once
+                if self._advanced.get(run_id) == due.records:  # nothing was done, and nothing will be at once
                     self._leave(run_id, BUSY_S)
                 self._advanced[run_id] = due.records
         except (RunBusy, Conflict):
@@ -194,7 +194,7 @@ class _Shift:
             self._leave(run_id, LEFT_S)
         except NOT_HERE as error:
             self._leave(run_id, LEFT_S)
-            log.warning("run %s is due and cannot be taken on here; it is left to other workers: %s", run_id, error)
+            log.warning("run %s is due but cannot be resumed here; it is left to other workers: %s", run_id, error)
         except Exception as error:  # noqa: BLE001 - the worker loop: a run that fails, in whatever way, holds up no other
             await self._failed(run_id, error)
 
@@ -203,13 +203,13 @@ class _Shift:
         if tries.last is None:
             return False
         now, until = self._backlog.now(), tries.last + timedelta(seconds=self._host.pause_s(tries.count))
-        if not tries.last <= now < until:  # a clock that was set back shortens a pause, rather than making it hours long
+        if not tries.last <= now < until:  # if a clock was set back, shorten a pause instead of making it hours long
             return False
         self._aside[run_id] = now, until
         return True
 
     async def _failed(self, run_id: str, error: Exception) -> None:
-        """Note a failed attempt; after too many the run is given up."""
+        """Note a failed attempt; after too many, give the run up."""
         said = f"{type(error).__name__}: {error}"
         try:
             tries = await self._backlog.failed(run_id, error)
@@ -221,7 +221,7 @@ class _Shift:
             self._paused(run_id, tries)
         except Exception as problem:  # noqa: BLE001 - a log that cannot even be written: the run is shown to whoever looks, and left alone
             self._leave(run_id, BUSY_S if isinstance(problem, (RunBusy, Conflict)) else LEFT_S)
-            log.error("run %s failed, and nothing can be recorded of it (%s): %s", run_id, problem, said)  # noqa: TRY400 - said in full
+            log.error("run %s failed, and the failure cannot be recorded (%s): %s", run_id, problem, said)  # noqa: TRY400 - said in full
 
     def _leave(self, run_id: str, seconds: float) -> None:
         now = self._backlog.now()

@@ -200,7 +200,7 @@ class Connection:
             async with asyncio.timeout(RELIST_S):
                 self.tools = self._cleaned(await _listed(client))
         except Exception as error:  # noqa: BLE001 - a server that cannot list its tools keeps those that it had
-            log.warning("MCP server %s: it said that its tools changed, and could not list them: %s", self.name, self._reason(error))
+            log.warning("MCP server %s: it reported that its tools changed, and could not list them: %s", self.name, self._reason(error))
             return
         self._on_tools(self)
 
@@ -285,7 +285,7 @@ class Connection:
         if isinstance(error, ToolFailed):
             return error
         if type(error).__name__ == "ValidationError" and not self.ended:
-            return ToolFailed(f"{tool} ran, but its answer is no MCP result", error_code="result_not_serializable")
+            return ToolFailed(f"{tool} ran, but its answer is not an MCP result", error_code="result_not_serializable")
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=GIVE_UP_S)
         if alone and isinstance(_cause(self._failure), _NOT_SENT):
@@ -368,7 +368,7 @@ class Connection:
                 parts.append(f"on stderr it said: {said}" if said else "it printed nothing on stderr")
         if self._wire.garbage:
             shown = self.secrets.text(self._wire.first_garbage)
-            parts.append(f"{self._wire.garbage} line(s) of its stdout are no JSON-RPC, the first: {shown!r}")
+            parts.append(f"{self._wire.garbage} line(s) of its stdout are not JSON-RPC, the first: {shown!r}")
         return "; ".join(parts)
 
 

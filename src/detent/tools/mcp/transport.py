@@ -34,7 +34,7 @@ WRITE_S = 30.0
 GOODBYE_S = 2.0
 """How long a server may take to answer the request that ends an HTTP session, in seconds."""
 
-UNREADABLE_ANSWER = "the answer is no JSON-RPC message"
+UNREADABLE_ANSWER = "the answer is not a JSON-RPC message"
 """Replaces an answer of which only the id is readable. Its call ends at once and is in doubt."""
 _REFUSED = "detent.refused"
 _ID = re.compile(r'"id"\s*:\s*(\d{1,18})\b')

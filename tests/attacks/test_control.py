@@ -95,7 +95,7 @@ def test_a_store_is_adopted_over_the_real_one(desk: Desk, run: Callable[..., Don
     assert run("run", "Go", "--run-id", "mine").code == 0
     planted(desk.home / ".detent" / "runs.db")
     done = run("where", "--adopt", "--trust")
-    assert done.code == 2 and "has a store already" in done.err
+    assert done.code == 2 and "already has a store" in done.err
     assert [head["run_id"] for head in run("list", "--json").json] == ["mine"]
 
 

@@ -230,7 +230,7 @@ def test_a_file_in_the_workspace_allows_nothing(desk: Desk, name: str, key: str,
     server = "" if file.exists() else '[mcp.it]\ncommand = "python"\n'
     file.write_text((file.read_text() if file.exists() else "") + server + f"{key} = true\n")
     assert run(["run", "look"]) == 2
-    assert f"mcp.it.{key}: only the operator may say this" in capsys.readouterr().err
+    assert f"mcp.it.{key}: only the operator may set this" in capsys.readouterr().err
     assert desk.noted() == []
 
 

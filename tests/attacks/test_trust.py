@@ -345,7 +345,7 @@ def test_a_project_does_not_name_its_own_variables(clone: Clone, monkeypatch: py
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     code, said = clone.detent("run", "--config", "../clone/detent.toml", "--agent", "../clone/agent.toml", "Wipe")
-    assert code == 2 and "only the operator may say this" in said, said
+    assert code == 2 and "only the operator may set this" in said, said
 
 
 def test_a_log_sends_no_key_that_the_operator_has_not_named(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_where_nobody_can_be_asked_the_list_is_printed_with_what_to_do(desk: Des
     assert desk.detent("run", "Write", "--trust", **UNTRUSTED).code == 0
     assert desk.detent("run", "Write", **UNTRUSTED).code == 2
     assert desk.detent("run", "Write", DETENT_TRUST=f"/nowhere{os.pathsep}{desk.home}").code == 0
-    assert "write DIRECTORY, absolute" in desk.detent("run", "Write", DETENT_TRUST=".").err
+    assert "write an absolute DIRECTORY" in desk.detent("run", "Write", DETENT_TRUST=".").err
 
 
 def test_files_that_ask_for_nothing_need_no_trust(desk: Desk) -> None:

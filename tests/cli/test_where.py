@@ -76,7 +76,7 @@ def test_a_store_without_runs_db_beside_one_of_its_name(desk: Desk) -> None:
     assert desk.detent("run", "Go", "--store", "file:.detent/runs").code == 0
     (made_state_directory(desk.home) / "runs").mkdir()
     done = desk.detent("where", "--adopt", "--trust")
-    assert done.code == 2 and "is there already" in done.err
+    assert done.code == 2 and "already exists" in done.err
     assert (desk.home / ".detent" / "runs").exists()
     assert sorted(path.name for path in desk.store.parent.iterdir()) == ["directory", "runs"]
 

@@ -96,7 +96,7 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 @pytest.mark.parametrize(
     ("front", "said"),
     [
-        (ALIASES + "name: *i\ndescription: d", "name: a list is none"),
+        (ALIASES + "name: *i\ndescription: d", "name: a list is not a valid name"),
         ("name: odd\ndescription: " + "[" * 5000, "not YAML"),
         ("name: odd\ndescription: d\nsince: 2001-99-99", "not YAML: month must be in 1..12"),
         ("name: odd\ndescription: d\nsize: " + "9" * 5000, "not YAML"),

@@ -36,7 +36,7 @@ def test_a_run_is_forked_shown_and_compared(desk: Desk) -> None:
     assert (same.code, same.out.strip()) == (0, f"no difference: {run[:15]} and branch did the same")
     assert desk.detent("diff", run, "branch", "--json").json["identical"] is True
     assert "no difference: both runs did the same" in desk.detent("bisect", run, "branch").out
-    assert "outcome that an ancestor has on record" in desk.detent("explain", "branch", "main.1.0").out
+    assert "recorded outcome of an ancestor" in desk.detent("explain", "branch", "main.1.0").out
     assert {head["run_id"] for head in desk.detent("list", "--json").json} == {run, "branch"}
     assert "completed" in desk.detent("tail", "branch").err
     assert desk.detent("delete", run, "--yes").code == 0

@@ -192,7 +192,7 @@ def test_no_word_of_an_erased_goal_is_left_in_the_store(kind: str, tmp_path: Pat
         ({"erase_after": "soon"}, "retention.erase_after: 'soon' is not an age; write a number and a unit"),
         ({"erase_after": {"running": "1d"}}, "retention.erase_after.running: runs of this status are not removed; known: completed"),
         ({"archive_after": {"waiting_for_user": "1d"}, "archive_to": "x"}, "archive_after.waiting_for_user"),
-        ({"archive_after": "1d"}, "retention.archive_after needs a place"),
+        ({"archive_after": "1d"}, "retention.archive_after needs a directory"),
     ],
 )
 def test_what_is_no_age_or_status_is_refused(said: dict[str, Any], why: str) -> None:
@@ -204,6 +204,6 @@ def test_what_is_no_age_or_status_is_refused(said: dict[str, Any], why: str) -> 
 def test_only_the_operator_says_how_long_runs_are_kept(tmp_path: Path) -> None:
     """An agent that may write the project's file would have the traces of what it did erased."""
     (file := tmp_path / "detent.toml").write_text('[retention]\narchive_after = "30d"\narchive_to = "old"\n')
-    with pytest.raises(ConfigError, match="retention: only the operator may say this"):
+    with pytest.raises(ConfigError, match="retention: only the operator may set this"):
         load_config(file)
     assert load_config(file, operators=True).retention.archive_to == str(tmp_path / "old")

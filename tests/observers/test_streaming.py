@@ -155,7 +155,7 @@ def test_a_second_reader_is_refused() -> None:
         stream = StreamingObserver()
         first = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="being read already"):
+        with pytest.raises(RuntimeError, match="already has a reader"):
             await anext(stream)
         stream.close()
         with pytest.raises(StopAsyncIteration):

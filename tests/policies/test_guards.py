@@ -160,7 +160,7 @@ def test_another_pass_that_changed_something_makes_every_answer_doubtful() -> No
 def test_a_large_result_is_shown_in_part_with_where_the_rest_is() -> None:
     """The block goes into a prompt."""
     why = check(duplicate, tool_call("look", n=1), after(did("look", "x" * 9000, n=1, call_id="main.3.0")))
-    assert why is not None and len(why) < 2300 and "the rest stands in the observation of main.3.0" in why
+    assert why is not None and len(why) < 2300 and "the rest is in the observation of main.3.0" in why
 
 
 # Side effect once ----------------------------------------------------------------------------------------------------------------

@@ -205,14 +205,14 @@ def test_a_provenance_that_fails_denies() -> None:
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ([rule(id="a"), rule(id="a")], "another rule with this id"),
+        ([rule(id="a"), rule(id="a")], "another rule has this id"),
         ([rule(id=" ")], "a rule needs an id"),
         ([rule("deny", approvers=2)], "approvers, expires and on_reject belong to"),
         ([rule("allow", expires_s=3.0)], "approvers, expires and on_reject belong to"),
         ([rule("allow", on_reject="stop")], "approvers, expires and on_reject belong to"),
-        ([rule("require_approval", approvers=0)], "at least 1 person"),
-        ([rule("require_approval", expires_s=0.0)], "must stand for some time"),
-        ([rule(tool=())], "names no tool"),
+        ([rule("require_approval", approvers=0)], "give at least 1"),
+        ([rule("require_approval", expires_s=0.0)], "give a time above 0"),
+        ([rule(tool=())], "tool: is empty"),
     ],
 )
 def test_rules_that_contradict_themselves_are_refused(rules: list[Rule], message: str) -> None:

@@ -61,9 +61,9 @@ def test_a_tool_of_an_unknown_level_fails_closed() -> None:
 
 def test_a_tier_that_is_no_decision_is_refused_when_it_is_made() -> None:
     """A misspelt decision must not become one."""
-    with pytest.raises(ConfigError, match="'alow' is no decision"):
+    with pytest.raises(ConfigError, match="'alow' is not a decision"):
         TieredPolicy({"read": "alow"})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="'reads' is no side effect"):
+    with pytest.raises(ConfigError, match="'reads' is not a side effect"):
         TieredPolicy({"reads": "allow"})  # type: ignore[dict-item]
 
 

@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a reference to nothing": (lambda: Agent(name="a", output_schema={"$ref": "#/$defs/gone"}), r"refers to '#/\$defs/gone'"),
     "no JSON Schema": (lambda: Agent(name="a", output_schema={"type": "strin"}), "agent 'a': output_schema is no JSON Schema"),
-    "two of one name": (lambda: Agent(name="a", output_type=list[City | Land | named_city(1)]), "two of its types are called City"),
+    "two of one name": (lambda: Agent(name="a", output_type=list[City | Land | named_city(1)]), "two of its types have the name City"),
     "two": (lambda: Agent(name="a", output_type=City, output_schema={}), "leave output_schema out"),
 }
 

@@ -321,7 +321,7 @@ def test_a_function_that_is_not_here_is_named_before_the_run_goes_on() -> None:
         place = RamStore()
         await engine_for(Script([]), store=place).run(Agent(name="w", verify=[Cites()]), "go", run_id="r", turns=0)
         before = await place.read("r")
-        with pytest.raises(ConfigError, match=r"the function 'cites' is not here.*Engine\(verifiers="):
+        with pytest.raises(ConfigError, match=r"the function 'cites' is not loaded.*Engine\(verifiers="):
             await engine_for(Script([GOOD]), store=place).resume("r")
         assert await place.read("r") == before
         assert (await engine_for(Script([GOOD]), store=place, verifiers={"cites": Cites()}).resume("r")).status == "completed"
@@ -484,7 +484,7 @@ def test_the_existing_verifiers_are_written_down_as_data() -> None:
         ({"grounded": True, "says": "x"}, "says has no effect beside grounded"),
         ({"command": ["x"], "timeout_s": 0}, "timeout_s is 0"),
         ({"expression": 3}, "expression: expected text"),
-        ("grounded", "is no check"),
+        ("grounded", "is not a check"),
         ({"calls_required": {"serach": 1}}, "verify 1: the agent does not list 'serach'"),
         ({"require_tool_used": ["serach"]}, "verify 1: the agent does not list 'serach'"),
         ({"answer_equals_tool_result": "serach"}, "verify 1: the agent does not list 'serach'"),
@@ -506,7 +506,7 @@ def test_a_check_that_says_nothing_or_two_things_is_refused_by_name(entry: Any, 
         ({"calls_required": {"done": 0}}, "at least 1"),
         ({"command": ["true"]}, "needs a workspace"),
         ({"rubric": "x"}, "needs a model"),
-        ({"function": "./gone.py:f"}, "is not here"),
+        ({"function": "./gone.py:f"}, "is not loaded"),
     ],
 )
 def test_a_check_that_cannot_work_here_is_refused_before_anything_is_recorded(entry: Any, problem: str) -> None:
@@ -600,7 +600,7 @@ def test_a_command_runs_in_a_sandbox_or_not_at_all(tmp_path: Path) -> None:
     from detent.config.engines import WorkspaceConfig
 
     engine = Engine(store="ram:", planner=Script([GOOD]), workspace=WorkspaceConfig(root=str(tmp_path), sandbox="off"))
-    with pytest.raises(ConfigError, match="in a sandbox or not at all"):
+    with pytest.raises(ConfigError, match="only in a sandbox"):
         engine.run_sync(Agent(name="a", verify=[{"command": ["true"]}]), "go")
 
 

@@ -128,7 +128,7 @@ def test_a_run_that_nobody_plans_for_here_is_left_as_it_is() -> None:
         async with office.engine as engine:
             run_id = await engine.submit(CLERK, "one")
             async with Engine(store=engine.store, tools=[office.put], approver="caller") as other:
-                assert "no planner is here" in (await other.work(until_idle=True)).left[run_id]
+                assert "the engine has no planner" in (await other.work(until_idle=True)).left[run_id]
             assert len(await engine.records(run_id)) == 1
             assert (await engine.work(until_idle=True)).came_to == {"completed": 1}
 

@@ -272,13 +272,13 @@ def a_denial_counts_as_consent() -> list[Any]:
 
 @cut
 def one_person_is_enough_for_two() -> list[Any]:
-    decide, request = deciding.verdict_on, deciding._request
+    decide, request = deciding.verdict_on, deciding.request_of
 
     def verdict_on(frozen: Any, call: Any, policy: Any, state: Any) -> Verdict:
         verdict = decide(frozen, call, policy, state)
         return replace(verdict, decision="allow") if call.approved_by else verdict
 
-    return [(deciding, "verdict_on", verdict_on), (deciding, "_request", lambda *args: replace(request(*args), approvers=1))]
+    return [(deciding, "verdict_on", verdict_on), (deciding, "request_of", lambda *args, **more: replace(request(*args, **more), approvers=1))]
 
 
 @cut

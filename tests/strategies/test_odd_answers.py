@@ -33,9 +33,9 @@ def analysis(name: str, task: str = "t", **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        ([analysis("a", "{{b}}"), analysis("b", "{{a}}")], "it needs 'b', which is no step before it"),
+        ([analysis("a", "{{b}}"), analysis("b", "{{a}}")], "it needs 'b', which is not a step before it"),
         ([analysis(f"s{n}") for n in range(1000)], "the plan has 1000 steps"),
-        ([analysis("a", after=["a"])], "it needs 'a', which is no step before it"),
+        ([analysis("a", after=["a"])], "it needs 'a', which is not a step before it"),
         ([{"id": "a", "kind": "tool", "tool": "look", "args": {"n": "{{gone}}"}}, analysis("b")], "it needs 'gone'"),
         ([{"id": "a", "kind": "tool", "tool": "look", "args": {"n": [[[[[]]]]]}}] * 2, "another step has this id"),
     ],

@@ -340,7 +340,7 @@ def test_an_unknown_option_is_refused_before_anything_is_recorded(scenario: Scen
         ("reflexion", {"round": 2}, "did you mean 'rounds'"),
         ("reflexion", {"rounds": 0}, "rounds is 0; give at least 1"),
         ("reflexion", {"rounds": "two"}, "expected a whole number"),
-        ("direct", {"turns": 4}, "direct takes 1 to 3"),
+        ("direct", {"turns": 4}, "direct allows 1 to 3"),
         ("tree-of-thought", {"breadht": 2}, "did you mean 'breadth'"),
         ("adaptive", {"reflexion": {"rouns": 2}}, "reflexion.rouns: unknown key; did you mean 'rounds'"),
         ("reactive", {"turns": 2}, "takes none"),

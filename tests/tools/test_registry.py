@@ -72,7 +72,7 @@ def test_a_method_taken_twice_from_one_instance_is_the_same_tool() -> None:
     assert registry.names() == ["size"]
     with pytest.raises(ConfigError, match="already exists"):
         registry.register(Box().size)
-    with pytest.raises(ConfigError, match="take it from an instance"):
+    with pytest.raises(ConfigError, match="pass it from an instance"):
         Registry([Box.size])
 
 

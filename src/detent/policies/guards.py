@@ -80,7 +80,7 @@ def _duplicate(call: Call, state: KernelState, run: RunState, pasts: Pasts) -> B
         return None  # it is unknown which of the two came first
     earlier = state.results[index]
     return Block(
-        f"already done ({earlier.call_id}), and nothing has changed since; do not repeat it, go on with its result: {_shown(earlier)}"
+        f"already done ({earlier.call_id}), and nothing has changed since; do not repeat it, continue with its result: {_shown(earlier)}"
     )
 
 
@@ -117,7 +117,7 @@ def _repetition(call: Call, state: KernelState, run: RunState, pasts: Pasts) -> 
     if times + pending < limit:
         return None
     gave = f", each time with the same outcome: {_shown(state.results[past.same[call.digest].index])}" if times else " in this batch"
-    return Block(f"{tool.name} was called {times + pending} times with these arguments{gave}. Call it differently, or go on without it")
+    return Block(f"{tool.name} was called {times + pending} times with these arguments{gave}. Call it differently, or continue without it")
 
 
 def _meta_repetition(call: Call, state: KernelState, run: RunState, pasts: Pasts) -> Block | None:
@@ -178,4 +178,4 @@ def _names(value: Any) -> frozenset[str]:
 
 def _shown(item: Item) -> str:
     text = item.error.message if item.error is not None else bytes(item.result).decode()
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… (the rest stands in the observation of {item.call_id})"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… (the rest is in the observation of {item.call_id})"

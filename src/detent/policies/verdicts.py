@@ -42,7 +42,7 @@ def judged(policy: Policy | Stage, call: Call, state: RunState) -> Verdict | Non
         said = judge(*about) if judge is not None else cast("Policy", policy).decide(*about)
         if isinstance(said, Verdict) or (said is None and judge is not None):
             return said
-        why = f"the policy {policy.version!r} answered {type(said).__name__}, which is no Verdict"
+        why = f"the policy {policy.version!r} answered {type(said).__name__}, which is not a Verdict"
         return Verdict(decision="deny", rule="policy_error", reason=why)
     except Exception as error:  # noqa: BLE001 - foreign code: a policy that fails denies
         said = raised_by(error, f"the policy {policy.version!r}")

@@ -51,7 +51,7 @@ async def plan_then_execute(run: StrategyRun) -> Passed:
     results: list[Item] = []
     for number, step in enumerate(steps, 1):
         task = (
-            f"Step {number} of {len(steps)} towards a goal. Do this step and no other, then say what came of it.\n\nStep:\n{step}"
+            f"Step {number} of {len(steps)} towards a goal. Do this step and no other, then report the result.\n\nStep:\n{step}"
             f"{section('Goal', run.goal)}{section('What the steps before gave', gathered(run, gave))}"
         )
         marks = ["done" if n < number else "now" if n == number else "later" for n in range(1, len(steps) + 1)]

@@ -114,7 +114,7 @@ def _problem(step: Step, tools: Collection[str], before: Collection[str]) -> str
     if _deeper(step.args, MOST_DEPTH):
         return f"its arguments nest deeper than {MOST_DEPTH}"
     late = sorted(step.needs - set(before))
-    return f"it needs {late[0]!r}, which is no step before it" if late else ""
+    return f"it needs {late[0]!r}, which is not a step before it" if late else ""
 
 
 def _deeper(value: Any, most: int) -> bool:

@@ -152,7 +152,7 @@ def test_a_mode_that_a_model_cannot_do_is_refused_before_the_run_begins() -> Non
     asyncio.run(go(Agent(**typed, output_mode="tool"), Asked([], profile=no_tools), "calls no tools; use output_mode = 'prompted'"))
     gemini = {"supports_json_schema_output": True, "google_supports_tool_combination": False}
     asyncio.run(go(Agent(**typed, output_mode="native", tools=[look]), Asked([], profile=gemini), "only where it is offered no tools"))
-    with pytest.raises(ConfigError, match="the model is asked for text alone"):
+    with pytest.raises(ConfigError, match="asks the model for plain text"):
         Agent(name="a", model="ollama:x", planner="on-device", output_mode="native")
     with pytest.raises(ConfigError, match="output_mode"):
         Agent(name="a", output_mode="best")  # type: ignore[arg-type]

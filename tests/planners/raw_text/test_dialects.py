@@ -162,7 +162,7 @@ def test_results_that_the_window_has_no_room_for_are_recalled_by_their_keys_too(
     ("settings", "planner", "said"),
     [
         ({"tool_calls": "tags"}, "", "tool_calls"),
-        ({"on_device": {"max_repairs": 1}}, "", r"holds for planner = \"on-device\" and tool_calls = \"text\""),
+        ({"on_device": {"max_repairs": 1}}, "", r"applies only with planner = \"on-device\" or tool_calls = \"text\""),
         ({**TEXT, "on_device": {"constrain": True}}, "", "constrain has no effect"),
         ({**TEXT, "on_device": {"max_prompt_tokens": 0}}, "", "max_prompt_tokens=0"),
         ({**TEXT, "base_url": "http://127.0.0.1:9/v1"}, "on-device", "tool_calls has no effect"),

@@ -208,7 +208,7 @@ def test_a_tool_declares_its_sinks() -> None:
 
     brought = Tool.from_schema(name="b", description="", input_schema=schema, execute=run, sinks=["x.y"])
     assert (send.spec.sinks, brought.spec.sinks, tool(sinks=())(run).spec.sinks) == (None, ("x.y",), ())
-    with pytest.raises(ConfigError, match="there is no argument 'z' that could be a sink; arguments: x"):
+    with pytest.raises(ConfigError, match="sinks names 'z', but there is no such argument; arguments: x"):
         _ = Tool.from_schema(name="b", description="", input_schema=schema, execute=run, sinks=["z"]).spec
     with pytest.raises(ConfigError, match="sinks is 'to'; write a tuple"):
         tool(sinks="to")(run)

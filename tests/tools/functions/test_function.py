@@ -368,7 +368,7 @@ def test_a_method_is_a_tool_of_its_instance() -> None:
     assert attempt(tool(one.plain, side_effect="none"), {"by": 1}).result == b"0"
     assert attempt(one.unit, {"by": 7}).result == b"7"
     assert list(one.grown.spec.input_schema["properties"]) == ["by"]
-    with pytest.raises(ConfigError, match="take it from an instance"):
+    with pytest.raises(ConfigError, match="pass it from an instance"):
         _ = Box.grown.spec
 
 
@@ -404,7 +404,7 @@ def test_a_callable_object_is_a_tool_under_a_given_name() -> None:
     made = tool(Adder(), name="adder", side_effect="none")
     assert attempt(made, {"a": 1}).result == b"2"
     assert made.spec.concurrency_safe
-    with pytest.raises(ConfigError, match="no name of its own"):
+    with pytest.raises(ConfigError, match="has no name; set one"):
         tool(Adder(), side_effect="none")
 
 
@@ -454,7 +454,7 @@ def make_bad() -> list[tuple[str, Callable[[], Any], str]]:
         ("async generator", lambda: tool(stream), "generator"),
         ("class", lambda: tool(Point), "is a class"),
         ("lambda", lambda: tool(lambda: 1), "tool name '<lambda>'"),
-        ("no function", lambda: tool("read"), "it is no function"),  # type: ignore[call-overload]
+        ("no function", lambda: tool("read"), "this is not a function"),  # type: ignore[call-overload]
         ("twice", lambda: tool(forecast), "is a tool already"),
         ("name", lambda: tool(fine, name="a b"), "tool name 'a b'"),
         ("long name", lambda: tool(fine, name="a" * 65), "tool name"),

@@ -194,7 +194,7 @@ def test_an_unsound_schema_is_refused_when_the_tool_is_made(schema: Any, said: s
 @pytest.mark.parametrize("execute", [lambda: 1, lambda a, b, c: 1, lambda args, *, key: 1], ids=["none", "three", "keyword"])
 def test_execute_must_be_callable_with_arguments_and_context(execute: Any) -> None:
     """At once, not at the first call."""
-    with pytest.raises(ConfigError, match="signature does not fit"):
+    with pytest.raises(ConfigError, match="signature does not allow this"):
         brought(execute=execute)
 
 

@@ -227,8 +227,8 @@ def test_a_login_needs_a_server_that_can_be_logged_in_at(guarded: Guarded, capsy
     for words, says in (
         (["login"], "name the server; known: it, here"),
         (["login", "hare"], "unknown MCP server 'hare'; did you mean 'here'?"),
-        (["login", "it"], "its headers say Authorization"),
-        (["login", "here"], "is a program, which needs no login"),
+        (["login", "it"], "its headers have Authorization"),
+        (["login", "here"], "is a program, which does not use a login"),
     ):
         assert run(["mcp", *words]) == 2
         assert re.search(re.escape(says), capsys.readouterr().err)

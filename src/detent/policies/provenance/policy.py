@@ -165,9 +165,9 @@ def _origins(found: Iterable[Leaf]) -> tuple[str, ...]:
 
 
 _WHY: dict[str, str] = {
-    "model": "was found nowhere in what the user or a trusted tool said",
+    "model": "was not found in the words of the user or the output of a trusted tool",
     "untrusted": "comes from untrusted content",
-    "ambiguous": "stands in trusted and in untrusted content alike",
+    "ambiguous": "occurs both in trusted and in untrusted content",
     "memory": "comes from memory",
 }
 
@@ -176,5 +176,5 @@ def _reason(left: list[Leaf], untrusted: str, grants: tuple[Grant, ...], unread:
     """Return the reason for a person and for the planner. It names arguments and origins, never values."""
     parts = [f"{leaf.path} {_WHY[leaf.label]}{f' ({leaf.origin})' if leaf.origin else ''}" for leaf in left[:5]]
     more = f"; and {len(left) - 5} more" if len(left) > 5 else ""
-    lines = f"; this line of the goal is no grant that can be read: {unread[0]!r}" if unread and not grants else ""
+    lines = f"; this line of the goal is not a readable grant: {unread[0]!r}" if unread and not grants else ""
     return f"the run has seen untrusted content ({untrusted}): {'; '.join(parts)}{more}{lines}"

@@ -416,7 +416,7 @@ async def settle(tool: Attempted, context: ToolContext, pool: ThreadPool | None)
             return ToolOutcome(
                 kind="not_executed",
                 error_code="not_executed",
-                message=why or "reconcile says that it did not happen",
+                message=why or "reconcile reports that it did not happen",
                 latency_ms=_since(began),
             )
         case _:

@@ -1,8 +1,8 @@
-"""How a server over HTTP is told who calls: OAuth 2.1, by the SDK's client providers.
+"""Authorises requests to servers over HTTP: OAuth 2.1, with the SDK's client providers.
 
-In a run nobody is asked anything: a token that a login left is used, and refreshed under a lock, by the authorisation server that issued it. What the
-MCP server says then about authorisation servers is not followed. Only a login (`login`) discovers and registers. Where this program itself
-is the client (the two machine grants), tokens are fetched when they are needed and kept in memory alone.
+A run asks nobody: it uses the token of an earlier login, and refreshes it under a lock at the authorisation server that issued it. It does not follow
+what the MCP server says about authorisation servers. Only a login (`login`) discovers and registers. If this program itself is the client (the two
+machine grants), tokens are fetched when needed and kept only in memory.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from detent.tools.mcp.secrets import Resolved, Secrets
 from detent.tools.mcp.settings import McpServer, OAuth
 
 EARLY_S = 30.0
-"""So long before it expires a token is refreshed."""
+"""How long before its expiry a token is refreshed, in seconds."""
 EXCHANGE_S = 30.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def authorisation_of(server: McpServer, resolved: Resolved, kept: Kept) -> httpx2.Auth | None:
-    """Return what authorises the requests to a server, None where nothing does: no login, or a header says it all."""
+    """Return what authorises the requests to a server. None if there is no login, or if a header does it."""
     said = resolved.oauth
     if not resolved.url or any(name.lower() == "authorization" for name in resolved.headers):
         return None
@@ -53,7 +53,7 @@ def authorisation_of(server: McpServer, resolved: Resolved, kept: Kept) -> httpx
 
 
 class Memory(TokenStorage):
-    """Tokens of this process alone."""
+    """Tokens of this process only, in memory."""
 
     def __init__(self) -> None:
         self.tokens: OAuthToken | None = None
@@ -77,16 +77,16 @@ class Memory(TokenStorage):
 
 
 def need_of_the_sdk(kind: type, *names: str) -> None:
-    """Raise `ConfigError` where a class of the SDK in use has not these methods: what replaces one would no longer be called."""
+    """Raise `ConfigError` if a class of the installed SDK lacks one of these methods, because its replacement would not be called."""
     if missing := [name for name in names if not hasattr(kind, name)]:
         raise ConfigError(
-            f"mcp {version('mcp')} has no {kind.__name__}.{missing[0]}, which holds rules of this program; nothing was sent. "
+            f"mcp {version('mcp')} has no {kind.__name__}.{missing[0]}, which this program overrides for its rules; nothing was sent. "
             "Install a release that has it: pip install 'mcp>=2.3,<2.4'"
         )
 
 
 class LoggedIn(OAuthClientProvider):
-    """Authorises requests with what a login left."""
+    """Authorises requests with the result of a login."""
 
     def __init__(self, server: McpServer, resolved: Resolved, kept: Kept) -> None:
         need_of_the_sdk(OAuthClientProvider, "_auth_flow", "_refresh_token", "_handle_refresh_response")
@@ -121,14 +121,14 @@ class LoggedIn(OAuthClientProvider):
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncGenerator[str]:
-        """Hold the lock of what is kept, with what is kept read again; gives the token that was known before."""
+        """Hold the lock of the stored login and read it again. Yield the token that was known before."""
         before = self._token()
         async with self._kept.alone(self._server, self._url):
             self._take_up()
             yield before
 
     def _take_up(self) -> None:
-        """Read what is kept now: another process may have refreshed it, or somebody has logged in again."""
+        """Read the stored login again: another process may have refreshed it, or somebody has logged in again."""
         self._read = self._kept.authorisation(self._server, self._url) or Authorisation(url=self._url)
         read, context = self._read, self.context
         context.current_tokens = OAuthToken.model_validate(read.tokens) if read.tokens else None
@@ -177,7 +177,7 @@ def dumped(model: BaseModel) -> dict[str, Any]:
 
 
 def metadata_of(redirect_uris: list[str], method: TokenEndpointAuthMethod | None = None) -> OAuthClientMetadata:
-    """Return what this client says of itself when it registers."""
+    """Return the client metadata for a registration."""
     uris = [AnyUrl(uri) for uri in redirect_uris] or None
     return OAuthClientMetadata(redirect_uris=uris, client_name="Detent", token_endpoint_auth_method=method)
 
@@ -189,7 +189,7 @@ def same_origin(url: str, other: str) -> bool:
 
 
 def refuse_insecure(url: str, server_url: str) -> None:
-    """Raise `OAuthFlowError` for an endpoint to which nothing secret may be sent: one without TLS that is not on this machine."""
+    """Raise `OAuthFlowError` for an endpoint that must not get secrets: one without TLS that is not on this machine."""
     parts = urlsplit(url)
     if parts.scheme != "https" and (parts.scheme != "http" or parts.hostname not in LOOPBACK):
         raise OAuthFlowError(
@@ -198,7 +198,7 @@ def refuse_insecure(url: str, server_url: str) -> None:
 
 
 def _machine(url: str, said: OAuth) -> httpx2.Auth:
-    """Return what fetches tokens for this program; the issuer is that of the settings, wherever the MCP server leads."""
+    """Return the provider that fetches tokens for this program. The issuer is always that of the settings, not one that the MCP server names."""
     from mcp.client.auth.extensions import client_credentials, identity_assertion
 
     scope = said.scope or None
@@ -218,7 +218,7 @@ def _machine(url: str, said: OAuth) -> httpx2.Auth:
 
 
 def _algorithm(private_key: str) -> str:
-    """Return the algorithm that a key signs with; raise `ConfigError` for a text that is no private key."""
+    """Return the signature algorithm of a key. Raise `ConfigError` for a text that is not a private key."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -234,11 +234,11 @@ def _algorithm(private_key: str) -> str:
         case ed25519.Ed25519PrivateKey():
             return "EdDSA"
         case _:
-            raise ConfigError(f"oauth.private_key: a {type(key).__name__} signs no assertion; give an RSA, EC or Ed25519 key")
+            raise ConfigError(f"oauth.private_key: a {type(key).__name__} cannot sign assertions; give an RSA, EC or Ed25519 key")
 
 
 def _exchanged(said: OAuth) -> Callable[[str, str], Awaitable[str]]:
-    """Return what exchanges the identity token at its provider for an assertion about one server (RFC 8693)."""
+    """Return a function that exchanges the identity token at its provider for an assertion for one server (RFC 8693)."""
 
     async def assertion(audience: str, resource: str) -> str:
         refuse_insecure(said.id_token_endpoint, resource)

@@ -1,13 +1,13 @@
-"""One session with one server, in a task of its own.
+"""One session with one server, in its own task.
 
-The SDK's scopes must be left by the task that entered them, and a wire that breaks cancels whoever is inside. So one task enters
-everything, waits, and leaves everything; all others only send requests and look at what became of them:
+The task that enters the SDK's scopes must also leave them, and a broken wire cancels the task inside. So one task enters everything, waits, and leaves
+everything. All others only send requests and read the results:
 
-    open()    start the task; it connects, shakes hands, lists the tools
-    call()    one `tools/call`, in a task of its own so that it can be given up: that sends `notifications/cancelled`
-    close()   ask the task to leave; every step of that is bounded
+    open()    start the task; it connects, does the handshake and lists the tools
+    call()    one `tools/call`, in its own task so that it can be cancelled: that sends `notifications/cancelled`
+    close()   ask the task to leave; every step of that has a time limit
 
-When the server dies, the task leaves by itself, `ended` is set and every open call fails at once.
+If the server dies, the task leaves by itself, `ended` is set and every open call fails at once.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from detent.tools.mcp.transport import UNREADABLE_ANSWER, Wire, transport
 log = logging.getLogger("detent.mcp")
 
 POLL_S = 0.1
-"""How often a running call looks whether its run was cancelled: a flag, which nobody can wait for."""
+"""How often a running call checks whether its run was cancelled, in seconds. This is a flag that cannot be awaited."""
 CLOSE_S = 10.0
 """How long leaving may take: a program gets 2 s to end by itself and 2 s after SIGTERM."""
 GIVE_UP_S = 1.0
 RELIST_S = 30.0
 RELISTEN_S = 1.0
 RESTS_S = (1.0, 60.0)
-"""So long a list of tools stands before it is read again; twice as long each time that it changes meanwhile, up to the second number."""
+"""The minimum time before a tool list is read again, in seconds. It doubles each time the list changes meanwhile, up to the second number."""
 MOST_PAGES = 100
 MOST_TOOLS = 1_000
 MOST_BYTES = 4_000_000
-"""How much a server may say of its tools."""
+"""Limits of a server's tool list."""
 SHOWN_STDERR = 1_500
 _UNREADABLE = (types.INVALID_REQUEST, types.PARSE_ERROR)
-"""What the SDK says over HTTP where a server accepted a call and sent no result with it: it may have been carried out."""
+"""The SDK's error over HTTP if a server accepted a call but sent no result. The call may have been executed."""
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.InvalidURL, httpx2.UnsupportedProtocol)
 
 
 class Unreachable(Exception):
-    """A server cannot be used; the message says which, why and what to do, without secrets. `short` leaves out how it is reached."""
+    """A server cannot be used. The message names the server, the reason and what to do, without secrets. `short` leaves out its address."""
 
     def __init__(self, message: str, short: str = "") -> None:
         self.short = short or message
@@ -68,15 +68,15 @@ class Unreachable(Exception):
 
 
 class ConnectionLost(Exception):
-    """The connection ended while a call was open: whether the call was carried out is not known."""
+    """The connection ended during a call. The call may or may not have been executed."""
 
 
 class SessionGone(Exception):
-    """The server does not know this session any more: the call was not carried out, a new session may."""
+    """The server no longer knows this session. The call was not executed; a new session may work."""
 
 
 class Connection:
-    """A session. `tools` is what the server offers now; `on_tools` is called when it says that this has changed."""
+    """A session. `tools` are the server's current tools. `on_tools` is called when the server reports a change."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Connection:
         kept: Kept,
         auth: httpx2.Auth | None = None,
     ) -> None:
-        """`auth` authorises a login; without it what is kept of the last one does."""
+        """`auth` authorises a login. Without it, the stored result of the last login is used."""
         self.name, self._server, self._on_tools = name, server, on_tools
         self._workspace = workspace if server.roots else None
         self._kept, self._auth = kept, auth
@@ -110,7 +110,7 @@ class Connection:
     # Opening and closing ----------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, shake hands and list the tools, within the server's `start_timeout_s`; raise `Unreachable`, `ConfigError`."""
+        """Connect, do the handshake and list the tools, within the server's `start_timeout_s`. Raise `Unreachable`, `ConfigError`."""
         resolved = Resolved(self.name, self._server)
         self.secrets = resolved.secrets
         self._auth = self._auth or authorisation_of(self._server, resolved, self._kept)
@@ -133,13 +133,13 @@ class Connection:
         raise Unreachable(f"{named} ({self._server.where}){said.removeprefix(named)}; {hint}", said)
 
     async def close(self) -> None:
-        """Leave the session and end the program; returns when that is done, or given up after some seconds."""
+        """Leave the session and end the program. Return when that is done, or after a time limit of some seconds."""
         task, self.ended = self._task, True
         if task is None:
             return
         self._leave.set()
         if self._client is None:
-            task.cancel()  # still shaking hands: nothing there looks at `_leave`
+            task.cancel()  # still in the handshake, which does not check `_leave`
         for _ in range(2):
             await asyncio.wait({task}, timeout=CLOSE_S)
             if task.done():
@@ -160,7 +160,7 @@ class Connection:
                 message_handler=self._notified,
             ) as client:
                 need_of_the_sdk(type(client.session), "validate_tool_result")
-                client.session.validate_tool_result = partial(_check_result, self)  # the SDK's has no bounds
+                client.session.validate_tool_result = partial(_check_result, self)  # the SDK's has no limits
                 self.tools = self._cleaned(await _listed(client))
                 self._client = client
                 if not ready.done():
@@ -173,7 +173,7 @@ class Connection:
             self._end()
 
     async def _stay(self, client: Client) -> None:
-        """Wait until the session is to be left; look at the tools again whenever they changed."""
+        """Wait until the session must end. Read the tools again whenever they changed."""
         listening = asyncio.create_task(self._listen(client)) if client.protocol_version in MODERN_PROTOCOL_VERSIONS else None
         rest = RESTS_S[0]
         try:
@@ -200,22 +200,22 @@ class Connection:
             async with asyncio.timeout(RELIST_S):
                 self.tools = self._cleaned(await _listed(client))
         except Exception as error:  # noqa: BLE001 - a server that cannot list its tools keeps those that it had
-            log.warning("MCP server %s: it said that its tools changed, and could not list them: %s", self.name, self._reason(error))
+            log.warning("MCP server %s: it reported that its tools changed, and could not list them: %s", self.name, self._reason(error))
             return
         self._on_tools(self)
 
     def _cleaned(self, tools: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what was listed without secrets: it is recorded, and shown to the model."""
+        """Return the listed tools without secrets, because they are recorded and shown to the model."""
         plain: list[Any] = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
         clean = self.secrets.data(plain)
         return tools if clean == plain else tuple(types.Tool.model_validate(tool) for tool in clean)
 
     async def _listen(self, client: Client) -> None:
-        """Hear of changes of the tool list where the protocol has a stream for that."""
+        """Listen for changes of the tool list, if the protocol has a stream for them."""
         while not self._leave.is_set():
             try:
                 async with client.listen(tools_list_changed=True) as events:
-                    self._changed.set()  # what changed before is not told again
+                    self._changed.set()  # earlier changes are not reported again
                     async for _ in events:
                         self._changed.set()
             except Exception as error:  # noqa: BLE001 - not every server has such a stream, and it may break
@@ -229,8 +229,8 @@ class Connection:
     async def call(self, tool: str, args: dict[str, Any], context: ToolContext) -> Any:
         """Make one `tools/call` and return its `CallToolResult`.
 
-        Raises `ToolFailed` and `NotExecuted` for what is known, `SessionGone`, and `ConnectionLost` when nobody knows. A run that is
-        cancelled, and a caller that is, give the call up: the server is told.
+        Raise `ToolFailed` and `NotExecuted` for known outcomes, `SessionGone`, and `ConnectionLost` if the call is in doubt. If the run
+        or the caller is cancelled, the call is cancelled and the server is notified.
         """
         client, task = self._client, self._task
         if client is None or task is None or self.ended:
@@ -262,7 +262,7 @@ class Connection:
     def _over(self, call: asyncio.Task[Any]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # looked at, so that a call that was given up is not reported as lost
+            call.exception()  # retrieved, so that asyncio does not report the exception of a cancelled call
 
     def _reporter(self, context: ToolContext) -> Any:
         async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -272,7 +272,7 @@ class Connection:
         return report
 
     async def _translated(self, error: Exception, tool: str, *, refused: int, alone: bool) -> Exception:
-        """Return what the SDK's error means for the call."""
+        """Return the error of the call for an error of the SDK."""
         statuses = self._wire.refusals[refused:]
         if isinstance(error, MCPError) and error.code not in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT):
             if not statuses:
@@ -285,7 +285,7 @@ class Connection:
         if isinstance(error, ToolFailed):
             return error
         if type(error).__name__ == "ValidationError" and not self.ended:
-            return ToolFailed(f"{tool} ran, but its answer is no MCP result", error_code="result_not_serializable")
+            return ToolFailed(f"{tool} ran, but its answer is not an MCP result", error_code="result_not_serializable")
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=GIVE_UP_S)
         if alone and isinstance(_cause(self._failure), _NOT_SENT):
@@ -293,7 +293,7 @@ class Connection:
         return ConnectionLost(await self._explained("it ended, or its connection broke, in the middle of the call"))
 
     def _answered(self, error: MCPError, tool: str) -> Exception:
-        """Return the failure that the server itself stated."""
+        """Return the failure that the server itself reported."""
         said = self.secrets.text(error.message)[:2000] or "no reason given"
         if error.code in _UNREADABLE and (self._server.url or error.message == UNREADABLE_ANSWER):
             return ConnectionLost(f"MCP server {self.name!r} gave no answer that can be read: {said}")
@@ -332,7 +332,7 @@ class Connection:
                 return f"{type(cause).__name__}: {said}" if said else type(cause).__name__
 
     def _refusal(self, status: int) -> str:
-        """Return in a few words how a request was refused, and what to do about one that was not authorised."""
+        """Return in a few words how a request was refused, and what to do if it was not authorised."""
         if status not in (401, 403):
             return f"it answered HTTP {status}"
         said = self._server
@@ -344,7 +344,7 @@ class Connection:
         return f"it answered HTTP {status}{wanted}: log in with `detent mcp login {self.name}`"
 
     def _hint(self, error: BaseException | None) -> str:
-        """Return what to do about a server that cannot be started or connected to."""
+        """Return what to do about a server that cannot be started or reached."""
         match _cause(error):
             case FileNotFoundError() | PermissionError():
                 return "install it, or correct command and cwd"
@@ -358,7 +358,7 @@ class Connection:
                 return "run the command by hand to see what is wrong"
 
     async def _explained(self, why: str, *, hung: bool = False) -> str:
-        """Return which server, why it cannot be used and what it printed."""
+        """Return the name of the server, why it cannot be used, and its output."""
         parts = [f"MCP server {self.name!r}: {why}"]
         stderr = self._wire.stderr
         if stderr is not None:
@@ -368,12 +368,12 @@ class Connection:
                 parts.append(f"on stderr it said: {said}" if said else "it printed nothing on stderr")
         if self._wire.garbage:
             shown = self.secrets.text(self._wire.first_garbage)
-            parts.append(f"{self._wire.garbage} line(s) of its stdout are no JSON-RPC, the first: {shown!r}")
+            parts.append(f"{self._wire.garbage} line(s) of its stdout are not JSON-RPC, the first: {shown!r}")
         return "; ".join(parts)
 
 
 async def _listed(client: Client) -> tuple[Any, ...]:
-    """Return all tools that the server lists; raise `MCPError` and, for a list without end, `Unreachable`."""
+    """Return all tools that the server lists. Raise `MCPError`, and `Unreachable` for an endless list."""
     if client.server_capabilities.tools is None:
         return ()
     tools: list[Any] = []
@@ -392,7 +392,7 @@ async def _listed(client: Client) -> tuple[Any, ...]:
 
 
 async def _check_result(connection: Connection, name: str, result: types.CallToolResult) -> None:
-    """Raise `ToolFailed` for a result that does not fit the schema that the server declares, or that cannot be checked in time."""
+    """Raise `ToolFailed` for a result that does not fit the server's declared schema, or that cannot be checked in time."""
     schema = next((tool.output_schema for tool in connection.tools if tool.name == name), None)
     if schema is None:
         return
@@ -410,7 +410,7 @@ async def _check_result(connection: Connection, name: str, result: types.CallToo
 
 
 def _misfit(value: Any, schema: dict[str, Any]) -> str:
-    """Return what is wrong with structured content, "" where it fits; raise `UnusableSchema`."""
+    """Return the problem of structured content, or "". Raise `UnusableSchema`."""
     check_schema(schema, foreign=True)
     error = next(errors_of(schema, foreign=True)(value), None)
     return "" if error is None else f"structured content: {error.message}"

@@ -1,12 +1,12 @@
-"""What a tool of an MCP server returned, as JSON.
+"""The result of an MCP server's tool, as JSON.
 
     only text                    the text
     only structured content      that value (the text that repeats it is left out)
     nothing                      null
-    anything more                {"text": ..., "structured": ..., "attachments": [...]}, with what there is
+    anything more                {"text": ..., "structured": ..., "attachments": [...]}, with the existing parts
 
-An attachment is {"type": "image" | "audio" | "file" | "text", "media_type": ..., "data": base64, or "uri": ...}, with a "name" where the
-server gave one. Media whose data is not base64 are left out and said so in the text: a provider would refuse the whole prompt.
+An attachment is {"type": "image" | "audio" | "file" | "text", "media_type": ..., "data": base64, or "uri": ...}, with a "name" if the
+server gave one. Media whose data is not base64 are left out, and the text notes it: a provider would refuse the whole prompt.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MESSAGE_CHARS = 2000
 
 
 def result_of(result: Any, hidden: Callable[[str], str] = str) -> Any:
-    """Return the JSON value of a `CallToolResult`; raise `ToolFailed` (`tool_error`) when it says of itself that it is an error.
+    """Return the JSON value of a `CallToolResult`. Raise `ToolFailed` (`tool_error`) if it is marked as an error.
 
-    `hidden` is applied to a text before it is encoded as data, where nobody would find a secret in it any more.
+    `hidden` is applied to a text before it is encoded as data, because a secret could not be found in it afterwards.
     """
     texts: list[str] = []
     attachments: list[dict[str, Any]] = []
@@ -42,11 +42,11 @@ def result_of(result: Any, hidden: Callable[[str], str] = str) -> Any:
 
 
 def _shaped(texts: Sequence[str], structured: Any, attachments: list[dict[str, Any]]) -> Any:
-    """Return the parts in the plainest shape that holds them all, the text first so that a preview shows it."""
+    """Return the parts in the simplest shape that holds them all, with the text first so that a preview shows it."""
     text = "\n".join(texts)
     if not attachments and structured is None:
         return text if texts else None
-    plain = "attachments" not in structured if isinstance(structured, dict) else True  # they would be taken for attachments of ours
+    plain = "attachments" not in structured if isinstance(structured, dict) else True  # they would look like Detent's own attachments
     parts: dict[str, Any] = {}
     if not attachments and not texts and plain:
         return cast("Any", structured)
@@ -105,7 +105,7 @@ def _named(attachment: dict[str, Any], name: str | None) -> dict[str, Any]:
 
 
 def _media_type(said: str | None) -> str:
-    """Return the media type without its parameters, `application/octet-stream` where none was given or it is not one."""
+    """Return the media type without its parameters, or `application/octet-stream` if it is missing or invalid."""
     kind = (said or "").split(";")[0].strip().lower()
     return kind if _MEDIA_TYPE.fullmatch(kind) else "application/octet-stream"
 
@@ -124,7 +124,7 @@ def _repeats(texts: Sequence[str], structured: Any) -> bool:
     wrapped = list(cast("dict[str, Any]", structured).values())
     if len(wrapped) != 1:
         return False
-    value = wrapped[0]  # what is no object is wrapped into one, as {"result": ...}
+    value = wrapped[0]  # a value that is not an object is wrapped as {"result": ...}
     if len(texts) == 1 and _same(texts[0], value):
         return True
     values = cast("list[Any]", value) if isinstance(value, list) else []

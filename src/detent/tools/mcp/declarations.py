@@ -1,4 +1,4 @@
-"""What a server says of a tool, as data: to be pinned, compared and recorded."""
+"""A server's declaration of a tool as data, for pinning, comparing and recording."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ SHOWN = 200
 
 
 def declaration_of(told: Any) -> dict[str, Any]:
-    """Return all that the server says of a tool by which anybody goes; `told` is the SDK's `Tool`."""
+    """Return the parts of a tool's declaration that anybody relies on. `told` is the SDK's `Tool`."""
     said = told.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {field: said[field] for field in FIELDS if field in said}
 
 
 def digest_of(told: Any) -> str:
-    """Return the digest of what a call relies on: the schemas and annotations, and not the words."""
+    """Return the digest of what a call relies on: the schemas and annotations, but not the descriptions."""
     said = declaration_of(told)
     return sha256(msgspec.json.encode([said.get(field) for field in FIELDS[2:]], order="sorted")).hexdigest()
 
 
 def pinned_of(server: McpServer, listed: Iterable[Any]) -> Pinned:
-    """Return what is to be pinned of a server that lists these tools."""
+    """Return the pins for a server that lists these tools."""
     return Pinned(where=server.where, tools={told.name: declaration_of(told) for told in listed})
 
 
 def departures(name: str, server: McpServer, pinned: Pinned, told: Any) -> str:
-    """Return in words why a tool is not the one that was pinned; nothing where it is."""
+    """Return in words why a tool differs from the pinned one, or ""."""
     again = AGAIN.format(name=name)
     if pinned.where != server.where:
         return f"the server was pinned as {pinned.where!r}, and is {server.where!r} now; {again}"
@@ -46,7 +46,7 @@ def departures(name: str, server: McpServer, pinned: Pinned, told: Any) -> str:
 
 
 def changes_of(before: Pinned | None, now: Pinned) -> list[str]:
-    """Return in words, a line each, what differs between two states of a server."""
+    """Return in words the differences between two states of a server, one per line."""
     if before is None:
         return []
     lines = [f"server: {before.where} -> {now.where}"] if before.where != now.where else []
@@ -58,7 +58,7 @@ def changes_of(before: Pinned | None, now: Pinned) -> list[str]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return in words where two declarations differ, deepest place first named."""
+    """Return in words where two declarations differ, the deepest place first."""
     return [f"{place}: {_shown(one)} -> {_shown(two)}" for place, one, two in _walked(before, now, "")]
 
 

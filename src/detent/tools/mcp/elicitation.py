@@ -1,6 +1,6 @@
-"""What a server is answered that wants to ask the user something: nobody is asked in the middle of a call.
+"""Answers a server that wants to ask the user something. Nobody is asked in the middle of a call.
 
-It is declined, or, where the server's table says `elicitation = "defaults"`, answered with what the server itself declares to be the default.
+The request is declined. If the server's table has `elicitation = "defaults"`, it is answered with the defaults that the server itself declares.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from detent.expressions.json_schema import check_schema, errors_of
 from detent.expressions.patterns import drop_foreign_patterns
 
 LONGEST = 20_000
-"""Bytes of a requested schema that is looked at: checking takes time in which nothing else happens, and a server may ask without end."""
+"""The maximum size of a checked schema, in bytes: checking blocks everything else, and a server may ask endlessly."""
 MOST_COMPARED = 200_000
-"""Of how many options a default may be a choice, times the bytes of the schema that each is compared with."""
+"""The limit for the number of options of a choice, times the bytes of the schema that each is compared with."""
 _FORM = {"type", "title", "description", "properties", "required", "additionalProperties"}
-"""What a form may say of itself by the protocol, apart from its fields."""
+"""The keys that the protocol allows in a form besides its fields."""
 
 
 async def decline(context: ClientRequestContext, params: Any) -> types.ElicitResult:
-    """Decline whatever is asked."""
+    """Decline every request."""
     return types.ElicitResult(action="decline")
 
 
 async def give_defaults(context: ClientRequestContext, params: Any) -> types.ElicitResult:
-    """Accept a form with its defaults, where there are some, every required field has one, and all of them fit; else decline."""
+    """Accept a form with its defaults if it has some, every required field has one, and all of them fit. Else decline."""
     content = defaults_of(params.requested_schema) if isinstance(params, types.ElicitRequestFormParams) else None
     return types.ElicitResult(action="decline") if content is None else types.ElicitResult(action="accept", content=content)
 
 
 def defaults_of(asked: Any) -> dict[str, Any] | None:
-    """Return the defaults that a requested schema declares; None where they are no answer to it. The schema is a server's own."""
+    """Return the defaults that a requested schema declares, or None if they are not a valid answer. The schema comes from the server."""
     try:
         schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(asked), type=dict[str, Any])
-        schema.pop("$schema", None)  # which draft it is makes no difference to a form
+        schema.pop("$schema", None)  # for a form, the draft makes no difference
         raw = msgspec.json.encode(schema)
         fields = msgspec.convert(schema.get("properties") or {}, dict[str, dict[str, Any]])
         content = {name: field["default"] for name, field in fields.items() if "default" in field}
@@ -59,7 +59,7 @@ def defaults_of(asked: Any) -> dict[str, Any] | None:
 
 
 def _fits(content: dict[str, Any], schema: dict[str, Any]) -> bool:
-    """Whether the answer satisfies the schema, its required fields and formats included; one that cannot be checked in time does not."""
+    """Whether the answer satisfies the schema, with its required fields and formats. An answer that cannot be checked in time does not."""
     before = msgspec.json.encode(schema)
     drop_foreign_patterns(schema)
     if msgspec.json.encode(schema) != before:
@@ -70,7 +70,7 @@ def _fits(content: dict[str, Any], schema: dict[str, Any]) -> bool:
 
 
 def _flat(value: Any, most: int) -> bool:
-    """Whether a value is one that a form can be given: text, a number, yes or no, or a choice of at most so many texts."""
+    """Whether a form can have this value: text, a number, yes or no, or a choice of a limited number of texts."""
     if isinstance(value, list):
         chosen = cast("list[Any]", value)
         return len(chosen) <= most and all(isinstance(one, str) for one in chosen)
@@ -78,7 +78,7 @@ def _flat(value: Any, most: int) -> bool:
 
 
 def _format(schema: dict[str, Any], name: str) -> str:
-    """Return the format of a field, "" where it has none."""
+    """Return the format of a field, or ""."""
     said = schema["properties"][name].get("format")
     return said if isinstance(said, str) else ""
 
@@ -97,4 +97,4 @@ def _is_address(value: Any) -> bool:
 
 
 _FORMATS = {"date-time": _is_time, "uri": _is_address}
-"""Formats that the library checks only with others beside it."""
+"""Formats that the library checks only with extra packages."""

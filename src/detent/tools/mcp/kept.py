@@ -1,7 +1,7 @@
-"""What is kept of servers, out of reach of what works in a directory: a user's tokens, and the declarations that were pinned for a directory.
+"""Stored data about servers, out of reach of the tools in a directory: a user's tokens, and the declarations that were pinned for a directory.
 
-Files have mode 0600, their folders 0700, and are replaced whole. A token's file is named after the URL that it is for, so that a server under
-another URL never finds it, whatever it is called.
+Files have mode 0600, their folders 0700, and are replaced as a whole. A token's file is named after its URL, so a server under another URL never finds
+it, even with the same name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOCK_S = 30.0
 
 
 class Authorisation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a login left: tokens (`expires_at`: in seconds since 1970), and whom to ask for new ones. `wanted`: the scope that was missing."""
+    """The result of a login: tokens (`expires_at`: in seconds since 1970), and where to get new ones. `wanted`: the scope that was missing."""
 
     url: str
     tokens: dict[str, Any] | None = None
@@ -38,37 +38,37 @@ class Authorisation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The declarations of a server's tools, by name, as a person accepted them; `where`: how it was reached then."""
+    """The declarations of a server's tools, by name, as a person accepted them. `where`: how it was reached then."""
 
     where: str
     tools: dict[str, dict[str, Any]]
 
 
 class Kept:
-    """The files; both places may raise `ConfigError` where no home directory can be found: nothing is kept then."""
+    """The files. Both places may raise `ConfigError` if there is no home directory; then nothing is stored."""
 
     def __init__(self, home: Callable[[], Path] | None = None, directory: Callable[[], Path] | None = None) -> None:
         self._home, self._directory = home, directory
 
     def pins(self, name: str) -> Pinned | None:
-        """Return what is pinned of the server of that name; raise `ConfigError` for a file that cannot be read."""
+        """Return the pins of the server with that name. Raise `ConfigError` if the file cannot be read."""
         return self._read(self._directory, f"{name}.json", Pinned)
 
     def pin(self, name: str, pinned: Pinned) -> Path:
-        """Keep these declarations, and return where; raise `ConfigError` where nothing can be kept."""
+        """Store these declarations and return where. Raise `ConfigError` if that is not possible."""
         return _write(_place(self._directory) / f"{name}.json", pinned)
 
     def authorisation(self, server: McpServer, url: str) -> Authorisation | None:
-        """Return what a login at this URL left."""
+        """Return the stored login at this URL."""
         found = self._read(self._home, f"{_digest(server, url)}.json", Authorisation)
         return found if found is not None and found.url == url else None
 
     def authorise(self, server: McpServer, authorisation: Authorisation) -> Path:
-        """Keep what a login left, and return where; raise `ConfigError` where nothing can be kept."""
+        """Store the result of a login and return where. Raise `ConfigError` if that is not possible."""
         return _write(_place(self._home) / f"{_digest(server, authorisation.url)}.json", authorisation)
 
     def forget(self, server: McpServer, url: str) -> bool:
-        """Remove what a login left; return whether there was anything."""
+        """Remove the stored login. Return whether there was one."""
         path = _place(self._home) / f"{_digest(server, url)}.json"
         there = path.exists()
         path.unlink(missing_ok=True)
@@ -76,7 +76,7 @@ class Kept:
 
     @contextlib.asynccontextmanager
     async def alone(self, server: McpServer, url: str) -> AsyncGenerator[None]:
-        """Keep all other processes of this user from changing what is kept for this URL; raise `TimeoutError`."""
+        """Keep all other processes of this user from changing the data for this URL. Raise `TimeoutError`."""
         import fcntl
 
         path = _place(self._home) / f"{_digest(server, url)}.lock"
@@ -88,7 +88,7 @@ class Kept:
                     try:
                         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         break
-                    except BlockingIOError:  # polled: a blocking flock cannot be given up
+                    except BlockingIOError:  # polled: a blocking flock cannot be cancelled
                         await asyncio.sleep(LOCK_POLL_S)
             yield
         finally:
@@ -111,7 +111,7 @@ class Kept:
 
 def _place(place: Callable[[], Path] | None) -> Path:
     if place is None:
-        raise ConfigError("there is no place where anything about MCP servers could be kept")
+        raise ConfigError("there is no directory to store data about MCP servers")
     return place() / "mcp"
 
 

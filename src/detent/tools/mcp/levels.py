@@ -1,7 +1,7 @@
-"""From a server's annotations to a declared side effect, and where that came from.
+"""Derives the side effect of a tool from a server's annotations, and records the source.
 
-Annotations are hints of a server that nobody vouches for: they raise a level and never lower it, unless the operator says that this server's
-hints are to be trusted. What is pinned wins; what nobody says counts as destructive; a server that says two things at once is not believed.
+Annotations are hints of an unverified server: they raise a level and never lower it, unless the operator trusts this server's hints. Pins win. A tool
+without any information counts as destructive. Contradictory annotations are not trusted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RANK: dict[SideEffect, int] = {"none": 0, "read": 1, "write": 2, "destructive":
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tool is taken for; `source` says why, for people."""
+    """The level of a tool; `source` explains it to people."""
 
     side_effect: SideEffect
     idempotent: bool
@@ -28,7 +28,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 def level_of(annotations: Mapping[str, Any], pins: ToolPins, *, trust_hints: bool = False, named: bool = True) -> Level:
     """Return the level of a tool with these annotations (keys as on the wire) and pins.
 
-    `named`: the level was pinned for this very tool. One that is pinned for all others ("*") is raised by what the server says of this one.
+    `named`: the level was pinned for exactly this tool. If it was pinned for all others ("*"), the server's annotations can raise it.
     """
     hinted, source = _hinted(annotations)
     if pins.side_effect:

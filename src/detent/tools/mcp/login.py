@@ -1,7 +1,7 @@
-"""A login at a server over HTTP: discovery, registration and the way through a person's browser, by the SDK, and what is kept of it.
+"""A login at a server over HTTP: discovery, registration and a visit in a person's browser, with the SDK. The result is stored.
 
-The browser comes back to a port of 127.0.0.1 with a code. Only the answer that carries the state of this login is taken; any other request
-to that port is refused, and the login waits on.
+The browser returns to a port of 127.0.0.1 with a code. Only the answer with the state of this login is accepted. Any other request to that port is
+refused, and the login keeps waiting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from detent.tools.mcp.secrets import Resolved
 from detent.tools.mcp.settings import McpServer, OAuth
 
 LOGIN_S = 300.0
-"""How long a person may take."""
+"""How long a person may take, in seconds."""
 LONGEST = 16_384
 PATH = "/callback"
 _DONE = "<!doctype html><title>Detent</title><p>You are logged in. You can close this page and return to the terminal."
@@ -36,18 +36,18 @@ _FOREIGN = "<!doctype html><title>Detent</title><p>This is not the answer that a
 
 
 async def log_in(name: str, server: McpServer, kept: Kept, *, visit: Callable[[str], None], timeout_s: float = LOGIN_S) -> Path | None:
-    """Log in at a server, and return where that is kept; None where it asks nobody to log in.
+    """Log in at a server and return where the login is stored. None if the server does not ask for a login.
 
-    `visit` is given the address that a person has to open. Raise `ConfigError` with what went wrong.
+    `visit` gets the address that a person must open. Raise `ConfigError` with the problem.
     """
     resolved = Resolved(name, server)
     said = resolved.oauth or OAuth()
     if not server.url:
-        raise ConfigError(f"MCP server {name!r} is a program, which needs no login; give it credentials in env")
+        raise ConfigError(f"MCP server {name!r} is a program, which does not use a login; give it credentials in env")
     if said.grant != "authorization_code":
-        raise ConfigError(f"MCP server {name!r}: nobody logs in with oauth.grant = {said.grant!r}; a run fetches its token by itself")
+        raise ConfigError(f"MCP server {name!r}: oauth.grant = {said.grant!r} needs no login; a run fetches its token itself")
     if any(header.lower() == "authorization" for header in server.headers):
-        raise ConfigError(f"MCP server {name!r}: its headers say Authorization; take that out to log in instead")
+        raise ConfigError(f"MCP server {name!r}: its headers have Authorization; remove it to log in instead")
     before = kept.authorisation(server, resolved.url)
     async with _listening(said.redirect_port) as back:
         provider = Login(resolved.url, said, back, visit, wanted=before.wanted if before is not None else "")
@@ -66,7 +66,7 @@ async def log_in(name: str, server: McpServer, kept: Kept, *, visit: Callable[[s
 
 
 class Back:
-    """Where the browser comes back to; `uri` is its address. `state` is that of the login."""
+    """The address that the browser returns to (`uri`). `state` is that of the login."""
 
     def __init__(self) -> None:
         self.uri, self.state = "", ""
@@ -105,7 +105,7 @@ async def _listening(port: int) -> AsyncGenerator[Back]:
         server = await asyncio.start_server(back.serve, "127.0.0.1", port, limit=LONGEST)
     except OSError as error:
         raise ConfigError(
-            f"port {port} of 127.0.0.1 cannot be listened on ({error.strerror}); end what uses it, or change oauth.redirect_port"
+            f"cannot listen on port {port} of 127.0.0.1 ({error.strerror}); end the program that uses it, or change oauth.redirect_port"
         ) from None
     async with server:
         back.uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{PATH}"
@@ -117,7 +117,7 @@ def _elsewhere(issuer: str) -> str:
 
 
 class Login(OAuthClientProvider):
-    """The SDK's provider, for one login; `result` is what it left."""
+    """The SDK's provider, for one login; `result` is its result."""
 
     def __init__(self, url: str, said: OAuth, back: Back, visit: Callable[[str], None], *, wanted: str) -> None:
         need_of_the_sdk(
@@ -154,7 +154,7 @@ class Login(OAuthClientProvider):
         return found[0]
 
     def _expected_issuer(self) -> str:
-        """What the metadata must say; a server without resource metadata leads to whom the operator names, whatever its own origin is."""
+        """The expected issuer in the metadata. For a server without resource metadata it is the one that the operator names, whatever its origin."""
         return self.context.auth_server_url or self._said.issuer or super()._expected_issuer()
 
     async def _perform_authorization(self) -> httpx2.Request:

@@ -1,6 +1,6 @@
-"""A server's tools as Detent's: names that every provider accepts, checked schemas, declared levels.
+"""Converts a server's tools to Detent's: names that every provider accepts, checked schemas, declared levels.
 
-A tool whose declaration cannot be used (a broken schema, one that is too large) is left out and reported; the others are offered.
+A tool with an unusable declaration (a schema that is broken or too large) is left out and reported. The others are offered.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SCHEMA_BYTES = 100_000
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
 
 Execute = Callable[[str, str, dict[str, Any], ToolContext], Awaitable[Any]]
-"""Makes a call: the server's name of the tool, the digest of what it said of it when it was offered, the arguments."""
+"""Makes a call. It takes the server's name of the tool, the digest of its declaration when it was offered, and the arguments."""
 
 
 class ServerTool(Tool[..., Any]):
-    """A tool of an MCP server. `own_name` is what the server calls it, `level` what it is taken for and why."""
+    """A tool of an MCP server. `own_name` is the server's name for it, `level` its level and the reason."""
 
     def __init__(self, function: Callable[..., Any], options: Options, *, name: str, schema: dict[str, Any], declared: Declared) -> None:
         super().__init__(function, options, name=name, arguments=BroughtSchema(schema, tool=name, options=options, takes_context=True))
@@ -42,12 +42,12 @@ class ServerTool(Tool[..., Any]):
 
     @cached_property
     def spec(self) -> ToolSpec:
-        """The declaration; `result_schema` is what the server says of its structured content."""
+        """The declaration; `result_schema` is the server's schema for structured content."""
         return msgspec.structs.replace(super().spec, result_schema=self._output_schema, server=self.server)
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a tool beside its options."""
+    """The facts about a tool besides its options."""
 
     server: str
     own_name: str
@@ -56,14 +56,14 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools of one server by the names they are called by, and what is wrong with those that were left out, by their own names."""
+    """The tools of one server by their offered names, and the problems of the tools that were left out, by their own names."""
 
     tools: dict[str, ServerTool]
     problems: dict[str, str]
 
 
 def offer_of(server: str, settings: McpServer, listed: Iterable[Any], execute: Execute, *, pinned: Pinned | None = None) -> Offer:
-    """Return the tools that may be offered; `listed` are the SDK's `Tool`s, `pinned` is what they have to be."""
+    """Return the tools that may be offered. `listed` are the SDK's `Tool`s, `pinned` their required declarations."""
     tools: dict[str, ServerTool] = {}
     problems: dict[str, str] = {}
     prefix = server if settings.prefix is None else settings.prefix
@@ -84,9 +84,9 @@ def offer_of(server: str, settings: McpServer, listed: Iterable[Any], execute: E
 
 
 def full_name(prefix: str, tool: str, *, always: bool = False) -> str:
-    """Return the name that a tool is called by: at most 64 letters, digits, `_` and `-`.
+    """Return the offered name of a tool: at most 64 letters, digits, `_` and `-`.
 
-    A name that is too long, or with `always`, ends in a part of the digest of the tool's own name.
+    If the name is too long, or with `always`, it ends in a part of the digest of the tool's own name.
     """
     name = _FOREIGN.sub("_", f"{prefix}{SEPARATOR}{tool}" if prefix else tool) or "_"
     if len(name) <= LONGEST_NAME and not always:
@@ -95,7 +95,7 @@ def full_name(prefix: str, tool: str, *, always: bool = False) -> str:
 
 
 def _made(server: str, name: str, told: Any, settings: McpServer, execute: Execute) -> ServerTool:
-    """Return the tool; raise `ConfigError` for a declaration that cannot be used."""
+    """Return the tool. Raise `ConfigError` for an unusable declaration."""
     pins = settings.pins(told.name) or ToolPins()
     if len(msgspec.json.encode([told.input_schema, told.output_schema])) > SCHEMA_BYTES:
         raise ConfigError(f"tool {name!r}: its schema is larger than {SCHEMA_BYTES} bytes")
@@ -112,17 +112,17 @@ def _made(server: str, name: str, told: Any, settings: McpServer, execute: Execu
 
     declared = Declared(server=server, own_name=own_name, level=level, output_schema=told.output_schema)
     tool = ServerTool(call, options, name=name, schema=told.input_schema, declared=declared)
-    _ = tool.spec  # what is wrong with it is found now
+    _ = tool.spec  # its problems are found now
     return tool
 
 
 def gone_tool(server: str, name: str, *, why: str = "") -> Tool[..., Any]:
-    """Return what stands for a tool that a run was started with and that its server does not offer any more: it fails and does nothing."""
+    """Return a replacement for a tool of a run that its server no longer offers. It fails and does nothing."""
 
     async def gone(args: dict[str, Any]) -> Any:
         said = f" ({why})" if why else ""
         raise ToolFailed(
-            f"MCP server {server!r} does not offer {name} any more{said}; go on without it, or tell the user", error_code="tool_not_found"
+            f"MCP server {server!r} no longer offers {name}{said}; continue without it, or tell the user", error_code="tool_not_found"
         )
 
     described = "Not available any more."
@@ -130,10 +130,10 @@ def gone_tool(server: str, name: str, *, why: str = "") -> Tool[..., Any]:
 
 
 def recorded_tool(spec: ToolSpec) -> Tool[..., Any]:
-    """Return a tool that is declared as a run recorded it: it checks arguments, and is never executed."""
+    """Return a tool with the declaration that a run recorded. It checks arguments and is never executed."""
 
     async def never(args: dict[str, Any], context: ToolContext) -> Any:
-        raise AssertionError  # what a re-execution is answered stands in the log
+        raise AssertionError  # a re-execution gets its answer from the log
 
     said = {name: getattr(spec, name) for name in ToolSpec.__struct_fields__ if name not in ("input_schema", "result_schema", "server")}
     options = read_options(cast("ToolOptions", said), tool=spec.name)

@@ -1,6 +1,6 @@
-"""Patterns in the schemas of a server, which are matched in this process: only quick ones are kept (`detent.expressions.patterns`).
+"""Filters the patterns in a server's schemas, which are matched in this process: only fast ones are kept (`detent.expressions.patterns`).
 
-What is dropped is checked by the server alone.
+Only the server checks the dropped ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from detent.expressions.patterns import drop_foreign_patterns
 
 
 def keep_quick_patterns(message: Any) -> None:
-    """Drop slow patterns from a list of tools, as it comes from a server, in place; any other message stays as it is."""
+    """Drop slow patterns from a server's tool list, in place. Any other message stays unchanged."""
     result: Any = getattr(message, "result", None)
     tools: Any = cast("dict[str, Any]", result).get("tools") if isinstance(result, dict) else None
     for told in cast("list[Any]", tools) if isinstance(tools, list) else ():

@@ -1,6 +1,6 @@
-"""References to environment variables, and keeping their values out of everything that is written down.
+"""Resolves references to environment variables, and keeps their values out of everything that is recorded.
 
-A value that a reference stands for is replaced by `***` in results, errors, progress and what a server prints: a server may echo it.
+The value of a reference is replaced by `***` in results, errors, progress and the output of a server, because a server may echo it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SECRET_NAME = re.compile(r"key|token|secret|passw|auth|credential|cookie", re.I
 SECRET = ("client_secret", "private_key", "id_token")
 """The settings of `oauth` that are secret."""
 SHORTEST = 4
-"""Values of fewer characters are not looked for: they would be found everywhere."""
+"""Shorter values are not searched for, because they would be found everywhere."""
 
 
 class Secrets:
@@ -31,7 +31,7 @@ class Secrets:
         self._values: dict[str, None] = {}
 
     def add(self, value: str) -> None:
-        """Keep `value` out of everything from now on."""
+        """Hide `value` everywhere from now on."""
         if len(value) >= SHORTEST:
             self._values[value] = None
             self._values[json.dumps(value)[1:-1]] = None
@@ -44,7 +44,7 @@ class Secrets:
         return said
 
     def data(self, value: Any) -> Any:
-        """Return JSON data without the values, in texts and in the names of fields."""
+        """Return JSON data without the values, both in texts and in names of fields."""
         return self._named(walk(value, self.text)) if self._values else value
 
     def _named(self, value: Any) -> Any:
@@ -54,7 +54,7 @@ class Secrets:
 
 
 class Resolved:
-    """A server's settings with every reference replaced by its value; raise `ConfigError` naming a variable that is not set."""
+    """A server's settings with every reference replaced by its value. Raise `ConfigError`, which names a variable that is not set."""
 
     def __init__(self, name: str, server: McpServer) -> None:
         self._name = name

@@ -1,7 +1,7 @@
-"""One server as its tools see it: connected when it is needed, connected again when it died, and never waited for without end.
+"""One server as its tools see it: connected when needed, reconnected when it died, and never waited for endlessly.
 
-A call on a server that is down tries to reach it at once and then after each of `DELAYS_S`; when that fails it was not executed, and calls
-of the next `REST_S` seconds are refused without trying.
+A call to a server that is down tries to reach it at once and then after each of `DELAYS_S`. If that fails, the call was not executed, and calls in the
+next `REST_S` seconds are refused without trying.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REST_S = 5.0
 
 
 class Server:
-    """A server with its settings, its connection if there is one, and the tools that it offers now."""
+    """A server with its settings, its connection if it has one, and its current tools."""
 
     def __init__(
         self,
@@ -53,31 +53,31 @@ class Server:
         renew_in_children(self)
 
     def forked(self) -> None:
-        """Be connected to nothing: in a forked child the session, and the program behind it, are its parent's."""
+        """Start without a connection. In a forked child the session and its program belong to the parent."""
         keep(self._connection, self._connecting)
         self._connection = self._connecting = self._resting = None
 
     @property
     def prefix(self) -> str:
-        """What the names of its tools begin with, "" for bare names."""
+        """The prefix of its tool names, "" for bare names."""
         return self.name if self.settings.prefix is None else self.settings.prefix
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection that has not ended."""
+        """Whether it has a connection that has not ended."""
         return self._connection is not None and not self._connection.ended
 
     # Life -------------------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect unless that is done; raise `ConfigError` when the server cannot be reached, after one attempt."""
+        """Connect if needed. Raise `ConfigError` if the server cannot be reached in one attempt."""
         await self._connected(())
 
     async def close(self) -> None:
-        """End the connection and the program behind it; the next call would start it again."""
+        """End the connection and its program. The next call starts it again."""
         connecting, self._connecting = self._connecting, None
         if self._connection is not None and self._connection.loop is not asyncio.get_running_loop():
-            self._connection = None  # nobody can say goodbye in a loop that stands still
+            self._connection = None  # a stopped loop cannot close the session
         if connecting is not None and not connecting.done() and connecting.get_loop() is asyncio.get_running_loop():
             connecting.cancel()
             await asyncio.wait({connecting})
@@ -87,9 +87,9 @@ class Server:
             await connection.close()
 
     async def _connected(self, delays_s: Sequence[float]) -> Connection:
-        """Return the connection, made by whoever comes first; raise `ConfigError`."""
+        """Return the connection; the first caller creates it. Raise `ConfigError`."""
         if self._connection is not None and self._connection.loop is not asyncio.get_running_loop():
-            self._connection = self._connecting = None  # that loop is over, and with it all that was in it
+            self._connection = self._connecting = None  # that loop has ended, and with it all its tasks
         if self._connection is not None and not self._connection.ended:
             return self._connection
         if self._connecting is None or self._connecting.done():
@@ -125,7 +125,7 @@ class Server:
         raise AssertionError  # the last delay is None, which raises or returns
 
     def _take(self, connection: Connection) -> None:
-        """Take up what the server offers now."""
+        """Update the offer to the server's current tools."""
         pinned = self._kept.pins(self.name)
         self._told = {tool.name: digest_of(tool) for tool in connection.tools}
         self.own_names = frozenset(self._told)
@@ -136,15 +136,15 @@ class Server:
 
     @property
     def listed(self) -> tuple[Any, ...]:
-        """What the server lists, as the SDK's `Tool`s; nothing where it is not connected."""
+        """The tools that the server lists, as the SDK's `Tool`s; empty if it is not connected."""
         return self._connection.tools if self._connection is not None else ()
 
     # Calls ------------------------------------------------------------------------------------------------------------------------
 
     async def call(self, tool: str, declared: str, args: dict[str, Any], context: ToolContext) -> Any:
-        """Call the server's tool `tool` and return its result as JSON, if it is what was `declared` when it was offered.
+        """Call the server's tool `tool` and return its result as JSON, if its declaration is still the `declared` one.
 
-        Raises `ToolFailed` and `NotExecuted` for what is known; any other exception means that nobody knows what happened.
+        Raise `ToolFailed` and `NotExecuted` for known outcomes. Any other exception means that the call is in doubt.
         """
         from detent.tools.mcp.connection import SessionGone
         from detent.tools.mcp.content import result_of
@@ -153,13 +153,13 @@ class Server:
             connection = await self._reached(context)
             if tool not in self.own_names:
                 raise ToolFailed(
-                    f"MCP server {self.name!r} does not offer {tool!r} any more; go on without it, or tell the user",
+                    f"MCP server {self.name!r} no longer offers {tool!r}; continue without it, or tell the user",
                     error_code="tool_not_found",
                 )
             if self._told[tool] != declared or tool in self.offer.problems:
                 raise ToolFailed(
-                    f"MCP server {self.name!r} says something else of {tool!r} now than when it was offered; nothing was sent to it; "
-                    + self.offer.problems.get(tool, "a run that starts or goes on from now is offered what it is now"),
+                    f"MCP server {self.name!r} has changed its declaration of {tool!r} since it was offered; nothing was sent to it; "
+                    + self.offer.problems.get(tool, "a run that starts or resumes now gets the new declaration"),
                     error_code="tool_changed",
                 )
             try:
@@ -177,7 +177,7 @@ class Server:
         raise AssertionError  # the second round returns or raises
 
     async def _reached(self, context: ToolContext) -> Connection:
-        """Return a connection that stands; raise `NotExecuted` when there is none to be had."""
+        """Return a working connection. Raise `NotExecuted` if none can be made."""
         if self._resting is not None and self._now() < self._resting[0] and not self.connected:
             raise NotExecuted(self._resting[1], error_code="server_unavailable")
         try:
@@ -196,7 +196,7 @@ class Server:
 
 
 def _connection_module(name: str) -> Any:
-    """Return the module that talks to servers; raise `ConfigError` with the install line where the SDK is missing."""
+    """Return the module that talks to servers. Raise `ConfigError` with the install command if the SDK is missing."""
     try:
         from detent.tools.mcp import connection
     except ModuleNotFoundError as error:

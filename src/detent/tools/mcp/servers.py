@@ -1,7 +1,7 @@
-"""The MCP servers of one engine: which of them an agent's tool names need, and their tools in the engine's registry.
+"""The MCP servers of one engine: finds the servers that an agent's tool names need, and registers their tools with the engine.
 
-An agent lists `PREFIX__tool`, or `PREFIX__*` for all tools of the servers with that prefix. Servers are connected when a run that lists such
-names starts or goes on. What a run is offered stays what it was at its start: the names stand in its log, the declarations are held by it.
+An agent lists `PREFIX__tool`, or `PREFIX__*` for all tools of the servers with that prefix. Servers are connected when a run with such names starts or
+resumes. The tools of a run stay as they were at its start: the log records the names, and the run keeps the declarations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("detent.mcp")
 
 
 class Servers:
-    """MCP servers by name; nothing is connected before it is needed."""
+    """MCP servers by name. A server is connected only when it is needed."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Servers:
         workspace: str | Path | None = None,
         kept: Kept | None = None,
     ) -> None:
-        """`workspace` is what servers are told that may ask for roots; `kept` has what was pinned of them, and who is logged in."""
+        """`workspace` is the answer for servers that may ask for roots. `kept` has their pins and logins."""
         self.kept = kept or Kept()
         self.workspace = Path(workspace).expanduser().resolve() if workspace is not None else None
         self._registry = registry
@@ -52,20 +52,20 @@ class Servers:
         return list(self._servers)
 
     def add(self, servers: Mapping[str, McpServer], *, over: bool = False) -> None:
-        """Add servers; the same again changes nothing.
+        """Add servers. Adding the same server again changes nothing.
 
-        Another one under a name that is there is a `ConfigError`; with `over` it takes its place, unless that has been connected already.
+        Another server with an existing name is a `ConfigError`. With `over` it replaces the existing one, unless that was already connected.
         """
         for name, settings in checked_servers(servers).items():
             there = self._servers.get(name)
             if there is not None and there.settings == settings:
                 continue
             if there is not None and (not over or there.connected or there.offer.tools):
-                raise ConfigError(f"an MCP server named {name!r} with other settings is there already; give one of them another name")
+                raise ConfigError(f"an MCP server named {name!r} already exists with other settings; give one of them another name")
             self._servers[name] = Server(name, settings, workspace=self.workspace, kept=self.kept, relisted=self._take_up)
 
     def work_in(self, workspace: str | Path) -> None:
-        """Tell servers that ask for roots this directory; those that are connected keep what they were told."""
+        """Set the directory for servers that ask for roots. Connected servers keep the earlier answer."""
         self.workspace = Path(workspace).expanduser().resolve()
         for server in self._servers.values():
             server.workspace = self.workspace
@@ -77,8 +77,8 @@ class Servers:
     async def prepare(self, names: Sequence[str], *, resuming: bool = False) -> tuple[str, ...]:
         """Connect the servers that `names` need, register their tools, and return the names with every `PREFIX__*` written out.
 
-        Raises `ConfigError` for a server that cannot be reached, a name that two have, pins for a tool that is not there, and
-        `UnknownName` for a tool that its server does not offer; a run that goes on (`resuming`) gets one that fails in its place.
+        Raise `ConfigError` for an unreachable server, a name that two servers have, and pins for a missing tool. Raise `UnknownName` for a tool
+        that its server does not offer; a resumed run (`resuming`) gets a failing replacement instead.
         """
         needed = self._needed(names)
         failures = await asyncio.gather(*(server.start() for server in needed), return_exceptions=True)
@@ -95,11 +95,11 @@ class Servers:
         return tuple(written)
 
     async def close(self) -> None:
-        """End all connections and the programs behind them."""
+        """End all connections and their programs."""
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     async def survey(self) -> tuple[list[ServerTool], dict[str, str]]:
-        """Connect every server; return the tools that are offered, and what is wrong, by server or `server.tool`."""
+        """Connect every server. Return the offered tools, and the problems by server or `server.tool`."""
         problems: dict[str, str] = {}
         found: list[ServerTool] = []
         servers = list(self._servers.values())
@@ -120,7 +120,7 @@ class Servers:
         return found, problems
 
     async def pin(self, name: str) -> tuple[Pinned | None, Pinned]:
-        """Connect a server and pin what it lists; return what was pinned before, and what is now. Raise `ConfigError`."""
+        """Connect a server and pin its listed tools. Return the old and the new pins. Raise `ConfigError`."""
         server = self.named(name)
         await server.start()
         before, now = self.kept.pins(name), pinned_of(server.settings, server.listed)
@@ -128,7 +128,7 @@ class Servers:
         return before, now
 
     def named(self, name: str) -> Server:
-        """Return the server of that name; raise `UnknownName`."""
+        """Return the server with that name. Raise `UnknownName`."""
         if name not in self._servers:
             raise UnknownName("MCP server", name, self._servers)
         return self._servers[name]
@@ -151,14 +151,14 @@ class Servers:
             if not servers:
                 raise UnknownName("prefix of MCP servers", prefix, [server.prefix for server in self._servers.values()])
             if not found:
-                raise ConfigError(f"{name}: MCP server {servers[0].name!r} offers no tool that its `tools` let through")
+                raise ConfigError(f"{name}: MCP server {servers[0].name!r} offers no tool that its `tools` allow")
             return found
         offered = {tool: server for server in needed for tool in server.offer.tools}
         if name in offered:
             return [name]
         owner = self._owner(name, needed)
         if owner is None:
-            return [name]  # no server's: a tool of the engine's, or none, which whoever admits the run says
+            return [name]  # not a server's tool: one of the engine, or unknown, which the admission of the run reports
         if not resuming:
             _refuse_missing(owner, name)
         if not isinstance(self._known(name), ServerTool) or name not in self._owned:
@@ -166,7 +166,7 @@ class Servers:
         return [name]
 
     def _owner(self, name: str, needed: Sequence[Server]) -> Server | None:
-        """Return the server that would have the tool `name`, as far as its name tells."""
+        """Return the server that the name `name` points to."""
         if name in self._owned:
             return self._servers.get(self._owned[name])
         if name in self._registry:
@@ -176,9 +176,9 @@ class Servers:
     # Registry ---------------------------------------------------------------------------------------------------------------------
 
     def _take_up(self, server: Server) -> None:
-        """Put what a server offers now in the place of what it offered; called when it connects and when its list changes.
+        """Replace the old tools of a server with the new ones. Called when it connects and when its list changes.
 
-        Of servers that connect at the same time none is first: whose a name is, the order in which they were given says, not their speed.
+        If two servers offer the same name, the order in which they were given decides, not the order in which they connect.
         """
         if server.name in self._registered:
             self._register(server, strict=False)
@@ -224,19 +224,19 @@ def _clash(server: Server, tool: ServerTool, owner: str | None) -> str:
 
 
 def _refuse_missing(server: Server, name: str) -> None:
-    """Raise for a tool that the agent lists and the server does not offer, with the reason where one is known."""
+    """Raise for a tool that the agent lists but the server does not offer, with the reason if one is known."""
     if said := _problem(server, name):
         raise ConfigError(f"MCP server {server.name!r}: {name!r} cannot be offered: {said}")
     raise UnknownName(f"tool of MCP server {server.name!r}", name, server.offer.tools)
 
 
 def _problem(server: Server, name: str) -> str:
-    """Return why a tool of that name is left out, where that is known."""
+    """Return why a tool with that name is left out, if that is known."""
     return next((said for own, said in server.offer.problems.items() if full_name(server.prefix, own) == name), "")
 
 
 def _refuse_unknown_pins(server: Server) -> None:
-    """Raise `ConfigError` when the settings name a tool that the server does not have: what is pinned there would hold for nothing."""
+    """Raise `ConfigError` if the settings name a tool that the server does not have: its pins would have no effect."""
     there = {*server.own_names, *server.offer.problems}
     for name in server.settings.named():
         if name not in there:

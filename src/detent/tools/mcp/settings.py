@@ -1,9 +1,9 @@
-"""What is said about MCP servers: how each is reached, which of its tools may be offered, and what is pinned about them.
+"""The settings of MCP servers: how to reach each one, which of its tools may be offered, and their pins.
 
     McpServer(command="npx", args=("-y", "@modelcontextprotocol/server-filesystem", "."), tools={"read_text_file": ToolPins(side_effect="read")})
     McpServer(url="https://tools.example.com/mcp", headers={"Authorization": "Bearer ${TOOLS_TOKEN}"})
 
-A secret is written as a reference, `${NAME}`, to an environment variable; it is resolved when the server is started or connected to.
+A secret is written as a reference, `${NAME}`, to an environment variable. It is resolved when the server is started or connected.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 SEPARATOR = "__"
 EVERY = "*"
 OPERATORS_KEYS = ("trust_hints", "roots")
-"""The keys that only the operator may say: no file that tools can write."""
+"""The keys that only the operator may set, never a file that tools can write."""
 ADDED = (*OPERATORS_KEYS, "tools", "oauth")
-"""What may be said of a server apart from how it is reached."""
+"""The settings that may extend a server described elsewhere."""
 
 
 class ToolPins(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """What an agent says about a server's tool, whatever the server says of it; None leaves it as it would be. Options as for `tool`."""
+    """Options of a server's tool that override the server's declaration. None leaves an option unchanged. The options are those of `tool`."""
 
     side_effect: SideEffect | None = None
     idempotent: bool | None = None
@@ -46,23 +46,23 @@ class ToolPins(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, o
     __post_init__ = check_fields
 
     def over(self, others: ToolPins) -> ToolPins:
-        """Return these pins with everything that they leave open taken from `others`."""
+        """Return these pins with unset options filled from `others`."""
         mine, theirs = msgspec.structs.asdict(self), msgspec.structs.asdict(others)
         return ToolPins(**{name: theirs[name] if value is None else value for name, value in mine.items()})
 
 
 class OAuth(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """How a server over HTTP is told who calls, where its own questions are not enough. Secrets are references, `${NAME}`.
+    """OAuth settings for a server over HTTP, if discovery is not enough. Secrets are references, `${NAME}`.
 
     - `grant`: "authorization_code" (a person logs in once: `detent mcp login NAME`), "client_credentials" (this program is the client),
       or "identity_assertion" (an identity provider vouches for a person, by `id_token`).
-    - `client_id`, `client_secret`: of a client that is registered already; without them a login registers one. `client_metadata_url`: the
-      https URL of a document that describes the client, for servers that accept one in place of a registration.
+    - `client_id`, `client_secret`: those of a registered client; without them a login registers one. `client_metadata_url`: the
+      https URL of a document that describes the client, for servers that accept one instead of a registration.
     - `private_key`: a PEM that signs for the client, instead of `client_secret` ("client_credentials").
     - `issuer`: the authorisation server that `client_id` belongs to; nothing is sent to another one. Both machine grants need it.
-    - `scope`: what is asked for, separated by spaces; without it what the server names. `redirect_port`: the port on 127.0.0.1 that a login
-      comes back to, where a client is registered with one.
-    - `id_token`, `id_token_endpoint`, `id_client_id`: what a person's identity provider issued, and where and for whom it is exchanged.
+    - `scope`: the requested scopes, separated by spaces; default: those that the server names. `redirect_port`: the port on 127.0.0.1 that a
+      login returns to, if the client is registered with one.
+    - `id_token`, `id_token_endpoint`, `id_client_id`: the token from a person's identity provider, and where and for which client to exchange it.
     """
 
     grant: Literal["authorization_code", "client_credentials", "identity_assertion"] = "authorization_code"
@@ -78,7 +78,7 @@ class OAuth(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit
     id_client_id: str = ""
 
     def problem(self) -> str:
-        """Return what does not fit together, in words, or nothing."""
+        """Return in words which settings contradict each other, or ""."""
         needed: dict[str, tuple[str, ...]] = {
             "client_credentials": ("client_id", "issuer"),
             "identity_assertion": ("client_id", "client_secret", "issuer", "id_token", "id_token_endpoint", "id_client_id"),
@@ -94,23 +94,23 @@ class OAuth(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit
 
 
 class McpServer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """How to reach one MCP server, and what of it may be used. Raises `ConfigError` for what does not fit together.
+    """How to reach one MCP server, and which of its tools may be used. Raise `ConfigError` for contradictory settings.
 
-    - `command`, `args`, `env`, `cwd`: a program that is started and spoken to over stdin and stdout. It gets HOME, LOGNAME, PATH, SHELL,
-      TERM and USER of this process, and `env`; nothing else of the environment.
+    - `command`, `args`, `env`, `cwd`: a program that is started and used over stdin and stdout. It gets HOME, LOGNAME, PATH, SHELL, TERM and
+      USER of this process, and `env`; nothing else of the environment.
     - `url`, `headers`: a server over streamable HTTP. `${NAME}` in `env`, `headers`, `args` and `url` refers to an environment variable.
-    - `tools`: the tools that may be offered: their names, or a mapping of names to pins (`ToolPins`, or a dictionary of its options); "*" in a
-      mapping stands for all others. None: all.
-    - `prefix`: the tools are called `PREFIX__tool`; None: the server's name; "": the bare name.
+    - `tools`: the tools that may be offered: their names, or a mapping of names to pins (`ToolPins`, or a dictionary of its options). "*" in a
+      mapping means all others. None: all.
+    - `prefix`: the tools are named `PREFIX__tool`; None: the server's name; "": the bare name.
     - `start_timeout_s`: seconds for starting, handshake and tool list. `protocol`: "legacy" leaves out the probe for newer protocol
-      versions, for a server that cannot bear it.
-    - `elicitation`: what a server is answered that wants to ask the user something: "decline", or "defaults": a form is accepted with the
-      defaults that it declares, where every required field has one and they fit; a URL never is.
-    - `trust_hints`: its annotations may lower the level of its tools; without it they only raise it. `roots`: a server that asks is told the
-      workspace. Both are the operator's to say: a program may, and in files only the operator's.
-    - `oauth`: how a server over HTTP is told who calls.
+      versions, for a server that fails on it.
+    - `elicitation`: the answer to a server that wants to ask the user something: "decline", or "defaults". With "defaults" a form is accepted
+      with its declared defaults, if every required field has one and they fit; a URL is never accepted.
+    - `trust_hints`: its annotations may lower the level of its tools; otherwise they only raise it. `roots`: a server that asks for roots gets
+      the workspace. Only programs and the operator's file may set these two.
+    - `oauth`: how requests to a server over HTTP are authorised.
 
-    One with neither `command` nor `url` only adds `trust_hints`, `roots`, `tools` and `oauth` to a server that is described elsewhere.
+    A server with neither `command` nor `url` only adds `trust_hints`, `roots`, `tools` and `oauth` to a server that is described elsewhere.
     """
 
     command: str = ""
@@ -164,17 +164,17 @@ class McpServer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
 
     @property
     def adds(self) -> bool:
-        """Whether this is no server of its own, and only adds to one that is described elsewhere."""
+        """Whether this only extends a server that is described elsewhere."""
         return not (self.command or self.url)
 
     def over(self, base: McpServer) -> McpServer:
-        """Return the server that this and `base` describe together: this one, or `base` with what this one adds."""
+        """Return the server that this and `base` describe together: this one, or `base` with the additions of this one."""
         if not self.adds:
             return self
         return msgspec.structs.replace(base, **{name: value for name in ADDED if (value := getattr(self, name))})
 
     def allowing(self, other: McpServer) -> McpServer:
-        """Return another server of this name, with what this one allows it: all that this one adds, or only what the operator alone may say."""
+        """Return another server of this name with the permissions from this one: all its additions, or only those that only the operator may set."""
         if self.adds:
             return self.over(other)
         return msgspec.structs.replace(other, **{name: getattr(self, name) for name in OPERATORS_KEYS})
@@ -188,7 +188,7 @@ class McpServer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
     def pins(self, tool: str) -> ToolPins | None:
-        """Return what is pinned about the server's tool `tool`; None when it may not be offered."""
+        """Return the pins of the server's tool `tool`, or None if it may not be offered."""
         if self.tools is None:
             return ToolPins()
         if not isinstance(self.tools, Mapping):
@@ -199,12 +199,12 @@ class McpServer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
         return own if others is None else own.over(others)
 
     def levelled(self, tool: str) -> bool:
-        """Return whether the level of this very tool is pinned, and not only that of all others."""
+        """Return whether the level is pinned for exactly this tool, and not only for all others."""
         own = self._pinned(tool)
         return own is not None and own.side_effect is not None
 
     def _pinned(self, tool: str) -> ToolPins | None:
-        """Return what is pinned under this very name; dictionaries became pins when this was made."""
+        """Return the pins under exactly this name. Dictionaries were converted to pins when this was created."""
         return cast("Mapping[str, ToolPins]", self.tools).get(tool) if isinstance(self.tools, Mapping) else None
 
     def named(self) -> list[str]:
@@ -213,14 +213,14 @@ class McpServer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
 
 
 def _foreign(server: McpServer) -> tuple[str, ...]:
-    """Return the names of the settings that mean nothing for a server of this kind."""
+    """Return the names of the settings that have no effect for a server of this kind."""
     if server.url:
         return ("args", "env", "cwd")
     return ("headers", "oauth") if server.command else ("args", "env", "cwd", "headers")
 
 
 def _read_pins(said: Any, tool: str) -> ToolPins:
-    """Return what is said about a tool as pins; raise `ConfigError` for what no tool can have."""
+    """Return the settings of a tool as pins. Raise `ConfigError` for invalid ones."""
     where = f"tools[{tool!r}]"
     if not isinstance(said, (ToolPins, Mapping)):
         raise ConfigError(f"{where} is {said!r}; write ToolPins(side_effect=...), or a dictionary of its options")
@@ -239,12 +239,12 @@ def _read_pins(said: Any, tool: str) -> ToolPins:
 
 
 def checked_servers(servers: Mapping[str, Any]) -> dict[str, McpServer]:
-    """Return the servers by name; raise `ConfigError` for a name that no tool could be called by, or a value that is no `McpServer`."""
+    """Return the servers by name. Raise `ConfigError` for a name that cannot be part of a tool name, or a value that is not an `McpServer`."""
     for name, server in servers.items():
         if not SERVER_NAME.fullmatch(name):
             raise ConfigError(f"MCP server {name!r}: use 1 to 32 letters, digits, '_' and '-' for its name")
         if not isinstance(server, McpServer):
             raise ConfigError(f"MCP server {name!r} is a {type(server).__name__}; give an McpServer(command=...) or McpServer(url=...)")
         if server.adds:
-            raise ConfigError(f"MCP server {name!r}: nothing says how to reach it; give it command = ... or url = ...")
+            raise ConfigError(f"MCP server {name!r}: it has neither command nor url; give it command = ... or url = ...")
     return cast("dict[str, McpServer]", dict(servers))

@@ -1,7 +1,7 @@
-"""The wire below a session: a program's stdin and stdout, or streamable HTTP, watched so that its end is noticed and can be explained.
+"""The wire below a session: a program's stdin and stdout, or streamable HTTP, observed so that its end is noticed and can be explained.
 
-The transports are the SDK's. `Wire` collects what they do not tell: that the stream ended, what the program printed on stderr, lines on
-stdout that are no JSON-RPC, and how a server answered a POST.
+The transports are the SDK's. `Wire` collects what they do not report: the end of the stream, the program's stderr, lines on stdout that are not
+JSON-RPC, and how a server answered a POST.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ STDERR_BYTES = 8_192
 CONNECT_S = 10.0
 WRITE_S = 30.0
 GOODBYE_S = 2.0
-"""How long a server may take over the request that ends an HTTP session."""
+"""How long a server may take to answer the request that ends an HTTP session, in seconds."""
 
-UNREADABLE_ANSWER = "the answer is no JSON-RPC message"
-"""What stands for an answer of which only the id can be read: its call ends at once, and what became of it is not known."""
+UNREADABLE_ANSWER = "the answer is not a JSON-RPC message"
+"""Replaces an answer of which only the id is readable. Its call ends at once and is in doubt."""
 _REFUSED = "detent.refused"
 _ID = re.compile(r'"id"\s*:\s*(\d{1,18})\b')
 
 Streams = tuple[Any, Any]
 
-for _name in ("mcp", "client"):  # the SDK's loggers: without a handler of the program's, nothing of them goes to its stderr
+for _name in ("mcp", "client"):  # the SDK's loggers: they write to stderr only if the program sets a handler
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 class Stderr:
-    """The last of what a program prints on stderr, read by a thread of its own so that a full pipe never blocks the program."""
+    """The end of a program's stderr, read by its own thread so that a full pipe never blocks the program."""
 
     def __init__(self) -> None:
         self._tail = bytearray()
@@ -62,7 +62,7 @@ class Stderr:
                 del self._tail[:-STDERR_BYTES]
 
     def close(self) -> None:
-        """Close this process's end; the thread ends when the program's is closed too."""
+        """Close this process's end. The thread ends when the program's end is closed too."""
         with contextlib.suppress(OSError):
             self.file.close()
 
@@ -72,14 +72,14 @@ class Stderr:
 
     @property
     def text(self) -> str:
-        """What came last."""
+        """The last output."""
         return bytes(self._tail).decode("utf-8", "replace").strip()
 
 
 class Wire:
-    """What is known of a connection's wire. `ended` is called once, when no further message can come.
+    """The state of a connection's wire. `ended` is called once, when no more messages can come.
 
-    `changed` is set when the server says that its tools have changed; what it says of this meanwhile, nobody reads.
+    `changed` is set when the server reports a change of its tools. More such reports are ignored while it is set.
     """
 
     def __init__(self, ended: Callable[[], None], changed: asyncio.Event) -> None:
@@ -91,11 +91,11 @@ class Wire:
         self.wanted = ""
 
     def end(self) -> None:
-        """Note that no further message can come."""
+        """Note that no more messages can come."""
         self._ended()
 
     def known(self, message: Any) -> bool:
-        """Note that the tools have changed where a message says so; return whether it says nothing else and that was known."""
+        """Note a change of the tools if the message reports one. Return whether it reports only that and the change was already noted."""
         if getattr(message, "method", "") != "notifications/tools/list_changed":
             return False
         before = self._changed.is_set()
@@ -111,7 +111,7 @@ class Wire:
             self.first_garbage = str(said)[:200]
 
     def answered(self, response: httpx2.Response) -> None:
-        """Note how a POST was answered when it was not well; one that is sent again, authorised, has its last answer."""
+        """Note the answer to a POST if it was an error. If the POST is sent again with authorisation, the last answer counts."""
         request = response.request
         if request.method != "POST":
             return
@@ -125,7 +125,7 @@ class Wire:
 
 
 class WatchedStream:
-    """The stream of incoming messages, reporting its end and what cannot be read."""
+    """The stream of incoming messages. It reports its end and unreadable messages."""
 
     def __init__(self, inner: Any, wire: Wire) -> None:
         self._inner, self._wire = inner, wire
@@ -175,7 +175,7 @@ class WatchedStream:
 
 
 def _answer_in(error: Exception) -> SessionMessage | None:
-    """Return the failure of the request that an unreadable line seems to answer; None where it is no answer."""
+    """Return the failure for the request that an unreadable line seems to answer, or None if it is not an answer."""
     details: Any = getattr(error, "errors", None)
     inputs: list[Any] = [found.get("input") for found in details()] if details else []
     number: Any = None
@@ -200,8 +200,8 @@ async def transport(server: McpServer, resolved: Resolved, wire: Wire, auth: htt
 
 
 WITHOUT_DIRECTORY = {"PYTHONSAFEPATH": "1"}
-"""What a program is given unless its `env` says otherwise: Python looks for no modules in the working directory, or beside a script, where agents
-may write."""
+"""Default environment of a program, which its `env` can override: Python does not import modules from the working directory or the script's folder,
+where agents may write."""
 
 
 @asynccontextmanager
@@ -229,11 +229,11 @@ async def _http(resolved: Resolved, wire: Wire, auth: httpx2.Auth | None) -> Asy
         if request.method == "DELETE":
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), GOODBYE_S)
 
-    # No read timeout: a call may take as long as its own time limit says, and one that ends the wire ends all calls on it.
+    # No read timeout: each call has its own time limit, and a timeout that ends the wire would end all its calls.
     limits = httpx2.Timeout(connect=CONNECT_S, read=None, write=WRITE_S, pool=CONNECT_S)
 
     async def answered(response: httpx2.Response) -> None:
-        if response.request.url == httpx2.URL(resolved.url):  # and not those of who authorises
+        if response.request.url == httpx2.URL(resolved.url):  # and not those of the authorisation
             wire.answered(response)
 
     hooks = {"request": [hurry], "response": [answered]}

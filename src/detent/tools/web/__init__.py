@@ -1,5 +1,5 @@
-"""Tools that fetch from the web: only from hosts that are allowed, never from addresses inside.
+"""Tools that fetch from the web: only from allowed hosts, never from internal addresses.
 
-Rule: an address is checked after it was looked up, at every redirect (`addresses`).
+Rule: an address is checked after it is resolved, at every redirect (`addresses`).
 Start with `fetch`.
 """

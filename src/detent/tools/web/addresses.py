@@ -1,4 +1,4 @@
-"""Which addresses and URLs a tool that fetches may go to: names are resolved here, and only what was checked is connected to."""
+"""Decides which addresses and URLs a fetching tool may use. Names are resolved here, and the tool connects only to a checked address."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _CGNAT = ipaddress.IPv4Network("100.64.0.0/10")
 _SITE_LOCAL = ipaddress.IPv6Network("fec0::/10")
 _SPECIAL = (
-    ipaddress.IPv4Network("192.0.0.0/24"),  # a cloud keeps its metadata at .192
+    ipaddress.IPv4Network("192.0.0.0/24"),  # a cloud serves its metadata at .192
     ipaddress.IPv4Network("192.88.99.0/24"),
     ipaddress.IPv4Network("168.63.129.16/32"),  # the host of a virtual machine of Azure answers here
     ipaddress.IPv6Network("3fff::/20"),
 )
-"""Ranges for special purposes that `ipaddress` takes for public, in some versions of Python or in all."""
+"""Special-purpose ranges that `ipaddress` treats as public, in some or all versions of Python."""
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 class Pattern:
-    """One entry of an allow-list: "host", "*.host" or "scheme://host[:port][/path*]"; without a scheme both, without a port the usual."""
+    """One entry of an allow-list: "host", "*.host" or "scheme://host[:port][/path*]". Default: both schemes and the usual port."""
 
     def __init__(self, text: str) -> None:
         scheme, found, rest = text.partition("://")
@@ -42,17 +42,17 @@ class Pattern:
         name, colon, port = host.rpartition(":") if re.search(r":[0-9]+$", host) else (host, "", "")
         if scheme not in ("", *PORTS) or "@" in host or not re.fullmatch(r"\[[0-9a-f:.]+\]|(\*\.)?[a-z0-9_.-]+", name):
             raise ConfigError(
-                f"allow: {text!r} is no pattern; write 'api.example.com', '*.example.com' or 'https://example.com/path/*', in lower case"
+                f"allow: {text!r} is not a pattern; write 'api.example.com', '*.example.com' or 'https://example.com/path/*', in lower case"
             )
         try:
             name = str(ipaddress.IPv6Address(name[1:-1])) if name.startswith("[") else name
         except ValueError:
-            raise ConfigError(f"allow: {text!r} holds no IPv6 address") from None
+            raise ConfigError(f"allow: {text!r} does not contain a valid IPv6 address") from None
         self.text, self.scheme, self.host, self.port = text, scheme, name, int(port) if colon else None
         self.path = slash + path if path else "/*"
 
     def matches(self, url: SplitResult, host: str) -> bool:
-        """Whether the pattern allows the URL. A path is compared as it is sent; one with dots or encoded slashes fits no path pattern but *."""
+        """Whether the pattern allows the URL. The path is compared as sent; a path with dots or encoded slashes matches only the path pattern *."""
         if self.scheme and url.scheme != self.scheme:
             return False
         if url_port(url) != (self.port if self.port is not None else PORTS[url.scheme]):
@@ -67,44 +67,46 @@ class Pattern:
 
 
 def url_port(url: SplitResult) -> int:
-    """Return the port that a URL means."""
+    """Return the port of a URL."""
     return url.port if url.port is not None else PORTS[url.scheme]
 
 
 def parse_url(text: str) -> tuple[SplitResult, str]:
-    """Return the parts of an http(s) URL and its host as it is looked up; raise `ToolFailed` for one that could mean two things."""
+    """Return the parts of an http(s) URL and its host in the form for resolving. Raise `ToolFailed` for an ambiguous URL."""
     if _UNSAFE.search(text) or len(text) > 8_000:
-        raise failed("invalid_url", f"{shown(text)} holds spaces, control characters or backslashes, or is too long; encode them (%20)")
+        raise failed("invalid_url", f"{shown(text)} contains spaces, control characters or backslashes, or is too long; encode them (%20)")
     try:
         url = urlsplit(text)
         port, name = url.port, url.hostname
     except ValueError as error:
-        raise failed("invalid_url", f"{shown(text)} is no URL: {error}") from None
+        raise failed("invalid_url", f"{shown(text)} is not a URL: {error}") from None
     if url.scheme not in PORTS or not name or port == 0:
-        raise failed("invalid_url", f"{shown(text)} is no http or https URL with a host")
+        raise failed("invalid_url", f"{shown(text)} is not an http or https URL with a host")
     if url.username is not None or url.password is not None or "@" in url.netloc:
-        raise failed("credentials_in_url", "a user name or password in a URL is refused; it would stand in logs. Leave it out")
+        raise failed(
+            "credentials_in_url", "a user name or password in a URL is refused, because it would be recorded in logs; leave it out"
+        )
     return url, _lookup_name(name, text)
 
 
 def _lookup_name(name: str, text: str) -> str:
-    """Return a host name as it is looked up: ASCII, lower case, no final dot; an address in its usual form only."""
+    """Return a host name in the form for resolving: ASCII, lower case, no final dot. An address must have its usual form."""
     name = name.lower()
     if ":" in name and "%" not in name:
         try:
             return str(ipaddress.IPv6Address(name))
         except ValueError:
-            raise failed("invalid_url", f"{shown(text)} has a host that is no IPv6 address") from None
+            raise failed("invalid_url", f"{shown(text)} has a host that is not an IPv6 address") from None
     try:
         name = name.encode("idna").decode("ascii") if not name.isascii() else name
     except UnicodeError:
-        raise failed("invalid_url", f"{shown(text)} has a host that is no domain name") from None
+        raise failed("invalid_url", f"{shown(text)} has a host that is not a domain name") from None
     name = name.removesuffix(".")
     labels = name.split(".")
     if not all(_LABEL.fullmatch(label) for label in labels):
-        raise failed("invalid_url", f"{shown(text)} has a host that is no domain name")
+        raise failed("invalid_url", f"{shown(text)} has a host that is not a domain name")
     if _NUMBER.fullmatch(labels[-1]):
-        # "2130706433", "0x7f.1", "0177.0.0.1": programs disagree about what these mean, so only the usual form of an address is taken
+        # "2130706433", "0x7f.1", "0177.0.0.1": programs read these differently, so only the usual form of an address is accepted
         try:
             return str(ipaddress.IPv4Address(name))
         except ValueError:
@@ -113,7 +115,7 @@ def _lookup_name(name: str, text: str) -> str:
 
 
 def networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """Return address ranges such as "127.0.0.1/32"; raise `ConfigError` naming the one that is none."""
+    """Return address ranges such as "127.0.0.1/32". Raise `ConfigError`, which names the invalid one."""
     try:
         return tuple(ipaddress.ip_network(text) for text in texts)
     except ValueError as error:
@@ -121,7 +123,7 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
 
 
 def why_refused(address: Address, allowed: Sequence[Network]) -> str:
-    """Return why nothing may be fetched from `address`, "" when it may: a public one, or one in an allowed range."""
+    """Return why nothing may be fetched from `address`, or "" if it is public or in an allowed range."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
         if address in _NAT64 or (int(address) >> 32 == 0 and int(address) > 1):
@@ -129,7 +131,7 @@ def why_refused(address: Address, allowed: Sequence[Network]) -> str:
         if inner is not None:
             why = why_refused(inner, allowed)
             return f"it stands for {inner}, which is {why}" if why else ""
-        if int(address) >> 32 & 0xFCFFFFFF == 0x5EFE:  # ISATAP (RFC 5214): behind any prefix, it leads to the address in it
+        if int(address) >> 32 & 0xFCFFFFFF == 0x5EFE:  # ISATAP (RFC 5214): with any prefix, it leads to the embedded address
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
             if why := why_refused(inner, allowed):
                 return f"it stands for {inner}, which is {why}"
@@ -148,7 +150,7 @@ def why_refused(address: Address, allowed: Sequence[Network]) -> str:
 
 
 async def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[str]:
-    """Return the addresses of `host`, all of them checked; raise `ToolFailed` when there is none, or one is refused."""
+    """Return the addresses of `host`, all checked. Raise `ToolFailed` if there is none, or if one is refused."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

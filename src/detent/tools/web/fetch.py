@@ -1,10 +1,10 @@
-"""`fetch` and `http_request`: HTTP for agents, to listed places only, and never to this machine or its private network.
+"""`fetch` and `http_request`: HTTP for agents, only to listed places, and never to this machine or its private network.
 
     URL → is it listed? → resolve the name → is every address public? → connect to the address that was checked → redirect? from the start
 
-The connection goes to the checked address itself, with the name in `Host` and TLS: what the name leads to a moment later is never asked,
-so that it cannot be changed in between. No proxy, cookie, netrc file or environment variable has a say. Redirects are followed by hand and
-checked like the first URL; what the call sent as headers stays with the origin that it was meant for.
+The connection goes to the checked address itself, with the name in `Host` and TLS. The name is not resolved again, so its address cannot change in
+between. Proxies, cookies, netrc files and environment variables are ignored. Redirects are followed here and checked like the first URL. Headers of the
+call are sent only to the origin that they were meant for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WRITING: tuple[Method, ...] = ("POST", "PUT", "PATCH", "DELETE")
 
 REDIRECTS = (301, 302, 303, 307, 308)
 NOT_DONE = (501, 503, 505)
-"""Server errors that say that the request was not carried out; after the others nobody knows."""
+"""Server errors that mean that the request was not executed. After other server errors the call is in doubt."""
 FIXED_HEADERS = (
     "authorization",
     "connection",
@@ -55,14 +55,14 @@ STEERING = re.compile(
     r"proxy-.*|sec-.*|(x-)?forwarded(-.*)?|(.*-)?(original|override|rewrite|rewritten)(-.*)?|(.*-)?(method|verb)|(.*-)?(host|path|uri|url)"
     r"|(.*-)?destination.*|x-accel-.*|x-sendfile.*|x-middleware-.*"
 )
-"""Headers that make another request of this one for servers behind it: another method (X-HTTP-Method-Override), another place."""
+"""Headers that change the request for servers behind a proxy: another method (X-HTTP-Method-Override), another place."""
 
 SHOWN_HEADERS = ("content-disposition", "content-language", "etag", "last-modified", "link", "location", "retry-after")
 SHOWN_BODY = 2_000
 
 
 class HeaderSecret(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """A secret that is sent as a header to places that `to` (a pattern with https) matches; `form` holds `{secret}` once."""
+    """A secret that is sent as a header to places that match `to` (a pattern with https). `form` contains `{secret}` once."""
 
     to: str
     secret: str
@@ -73,14 +73,14 @@ class HeaderSecret(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
         if not self.to.startswith("https://"):
             raise ConfigError(f"secret {self.secret!r} may be sent over https only, not to {self.to!r}; write 'https://host'")
         if self.form.count("{secret}") != 1:
-            raise ConfigError(f"secret {self.secret!r}: form {self.form!r} must hold '{{secret}}' once")
+            raise ConfigError(f"secret {self.secret!r}: form {self.form!r} must contain '{{secret}}' once")
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """Where requests may go and how big they may be. An empty `allow` allows nothing.
+    """Where requests may go, and their limits. An empty `allow` allows nothing.
 
-    `allow`: patterns, see `addresses.Pattern`. `allow_private`: ranges of addresses that are not public and may be used all the same, such
-    as "127.0.0.1/32". Sizes in bytes, after decompression; `timeout_s` is for one call with all its redirects.
+    `allow`: patterns, see `addresses.Pattern`. `allow_private`: private address ranges that are allowed anyway, such as "127.0.0.1/32". Sizes are in
+    bytes, after decompression. `timeout_s` is for one call with all its redirects.
     """
 
     allow: tuple[str, ...]
@@ -97,7 +97,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
 
 @checked_options
 def fetch_tool(allow: Sequence[str], *, name: str = "fetch", **options: Any) -> AnyTool:
-    """Return a tool that reads from the listed places with GET or HEAD; `options` as in `Places`. Raise `ConfigError`."""
+    """Return a tool that reads from the listed places with GET or HEAD. `options` are those of `Places`. Raise `ConfigError`."""
     client = _Client(Places(allow=_texts(allow), **options))
     credentials = tuple(dict.fromkeys(entry.secret for entry in client.places.secrets))
 
@@ -123,10 +123,10 @@ def fetch_tool(allow: Sequence[str], *, name: str = "fetch", **options: Any) -> 
 def http_request_tool(
     allow: Sequence[str], *, methods: Sequence[Method] = ("POST",), name: str = "http_request", **options: Any
 ) -> AnyTool:
-    """Return a tool that sends to the listed places with the listed methods; `options` as in `Places`. Raise `ConfigError`.
+    """Return a tool that sends to the listed places with the listed methods. `options` are those of `Places`. Raise `ConfigError`.
 
-    It is `write`, `destructive` where DELETE is among the methods. Each request carries the call's key as `Idempotency-Key`. Redirects are
-    not followed. When the answer is lost, or the server fails, the call is in doubt.
+    It is `write`, or `destructive` if the methods include DELETE. Each request carries the call's key as `Idempotency-Key`. Redirects are not
+    followed. If the answer is lost or the server fails, the call is in doubt.
     """
     wrong = [method for method in methods if method not in WRITING]
     if wrong or not methods:
@@ -175,7 +175,7 @@ def _texts(allow: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Client:
-    """Makes requests to the places that it was given."""
+    """Makes requests to its listed places."""
 
     def __init__(self, places: Places) -> None:
         _library()
@@ -188,7 +188,7 @@ class _Client:
     async def request(
         self, method: Method, url: str, headers: Mapping[str, str], body: bytes | None, context: ToolContext
     ) -> dict[str, Any]:
-        """Make one request with its redirects and return what came of it; raise typed errors, and others where nobody knows what happened."""
+        """Make one request with its redirects and return the result. Raise typed errors, and other exceptions if the call is in doubt."""
         sent = _checked_headers(headers)
         if body is not None:
             sent["Idempotency-Key"] = context.idempotency_key
@@ -217,7 +217,10 @@ class _Client:
             text = urljoin(text, location)
             target, other = parse_url(text)
             if url.scheme == "https" and target.scheme != "https":
-                raise failed("insecure_redirect", f"a redirect from https to {shown(text)} is refused; it would be readable on the way")
+                raise failed(
+                    "insecure_redirect",
+                    f"a redirect from https to {shown(text)} is refused, because the request would be readable on the way",
+                )
             if (target.scheme, other, url_port(target)) != (url.scheme, host, url_port(url)):
                 headers = {}
             redirects.append(text)
@@ -225,9 +228,7 @@ class _Client:
     def _require_listed(self, url: SplitResult, host: str, text: str) -> None:
         if not any(pattern.matches(url, host) for pattern in self._allowed):
             listed = ", ".join(pattern.text for pattern in self._allowed[:20]) or "nothing is"
-            raise failed(
-                "not_allowed", f"{shown(text)} is not on the list of places to go to ({listed}); use one of those, or ask a person"
-            )
+            raise failed("not_allowed", f"{shown(text)} is not on the list of allowed places ({listed}); use one of those, or ask a person")
 
     def _secret_headers(self, url: SplitResult, host: str, context: ToolContext) -> dict[str, str]:
         return {
@@ -254,7 +255,7 @@ class _Client:
                     finally:
                         await response.aclose()
                 except (http.ConnectError, http.ConnectTimeout) as error:
-                    problem = error  # nothing was sent: the next address
+                    problem = error  # nothing was sent: try the next address
                     continue
                 except (http.HTTPError, http.InvalidURL) as error:
                     if body is None:
@@ -265,7 +266,7 @@ class _Client:
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A URL that is listed, and the host that it names."""
+    """A listed URL and its host."""
 
     text: str
     host: str
@@ -292,12 +293,12 @@ def _library() -> Any:
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not name or not all(c.isascii() and (c.isalnum() or c in "!#$%&'*+-.^_`|~") for c in name):
-            raise failed("invalid_header", f"{shown(name)} is no name of a header")
-        known = name.lower().replace("_", "-")  # some servers take the two for the same
+            raise failed("invalid_header", f"{shown(name)} is not a header name")
+        known = name.lower().replace("_", "-")  # some servers treat the two as the same
         if known in FIXED_HEADERS or STEERING.fullmatch(known):
-            raise failed("invalid_header", f"the header {name} may not be set by a call: it would make another request of this one")
+            raise failed("invalid_header", f"the header {name} cannot be set by a call, because it would change the request; leave it out")
         if any((ord(c) < 32 and c != "\t") or ord(c) == 127 or not c.isascii() for c in value):
-            raise failed("invalid_header", f"the value of the header {name} may hold visible ASCII characters only")
+            raise failed("invalid_header", f"the value of the header {name} may contain only visible ASCII characters")
     return dict(headers)
 
 
@@ -321,7 +322,7 @@ async def _read(response: httpx2.Response, *, head: bool, most: int) -> _Answer:
 
 
 def _result(answer: _Answer, url: str, redirects: list[str], *, sent: bool) -> dict[str, Any]:
-    """Return the answer as data; raise `ToolFailed` for a status that says that it failed, and another error where that leaves it open."""
+    """Return the answer as data. Raise `ToolFailed` for a status that means failure, and another error if the status leaves that open."""
     kind = answer.headers.get("content-type", "")
     said: dict[str, Any] = {
         "status": answer.status,
@@ -333,7 +334,7 @@ def _result(answer: _Answer, url: str, redirects: list[str], *, sent: bool) -> d
         **_content(answer.body, kind),
     }
     if sent and answer.status >= 500 and answer.status not in NOT_DONE:
-        raise RuntimeError(f"{shown(url)} answered {answer.status}")  # no typed error: whether it was carried out is not known
+        raise RuntimeError(f"{shown(url)} answered {answer.status}")  # not a typed error: the request may or may not have been executed
     if answer.status >= 400:
         text = str(said.get("text", said.get("json", "")))[:SHOWN_BODY]
         details = {name: said[name] for name in ("status", "url", "content_type", "headers")}
@@ -342,7 +343,7 @@ def _result(answer: _Answer, url: str, redirects: list[str], *, sent: bool) -> d
 
 
 def _content(body: bytes, content_type: str) -> dict[str, Any]:
-    """Return the body as `json`, `text` or `base64`, by its declared type; what cannot be read as declared comes as the next best."""
+    """Return the body as `json`, `text` or `base64`, by its declared type. If it cannot be read as declared, use the next form."""
     media, *parameters = [part.strip() for part in content_type.split(";")]
     media = media.lower()
     charset = next((p.partition("=")[2].strip("\"' ") for p in parameters if p.lower().startswith("charset=")), "")

@@ -1,9 +1,9 @@
-"""Reading files: read_file and stat_file.
+"""Reads files: read_file and stat_file.
 
-A file is streamed once from one descriptor: hash, line count, UTF-8 check and the wanted lines come from the same bytes, which are those
-that the file had when it was opened (what is appended meanwhile is not read). Memory is one chunk and the caller's `max_bytes`, whatever
-the file's size. Of a file that is too large to be edited only the blocks are read that hold the wanted lines, and what comes before them:
-the first line of 20 GB costs one block. Hash and number of lines are then not known.
+A file is streamed once from one descriptor: hash, line count, UTF-8 check and the wanted lines come from the same bytes, those that the file had when
+it was opened (bytes appended meanwhile are not read). Memory use is one chunk and the caller's `max_bytes`, for any file size. If a file is too large
+to be edited, reading stops after the blocks with the wanted lines: the first line of 20 GB costs one block. The hash and the number of lines are then
+not known.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Kind = Literal["dir", "file", "symlink", "other"]
 
 
 class FileText(msgspec.Struct, frozen=True, kw_only=True):
-    """Text of a file and what identifies the version that was read: `hash` is the SHA-256 of the whole file in hex.
+    """Text of a file, and the identity of the version that was read: `hash` is the SHA-256 of the whole file in hex.
 
-    `start_line` and `end_line` say which lines (1-based, inclusive) `content` holds, the last or first perhaps in part when `truncated`;
-    both are 0 when it holds none. `truncated` is true only when the chosen lines are longer than the cap. `hash` and `total_lines` are None
-    where the file is too large to be edited and was not read to its end; so are the numbers of the lines of its `tail`.
+    `start_line` and `end_line` are the lines (1-based, inclusive) in `content`. If `truncated`, the first or last may be incomplete. Both are 0 if
+    there are none. `truncated` is true only if the chosen lines are longer than the limit. `hash` and `total_lines` are None if the file is too
+    large to be edited and was not read to its end; so are the line numbers of its `tail`.
     """
 
     path: str
@@ -49,12 +49,12 @@ class FileText(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lines(self) -> int:
-        """How many lines `content` holds."""
+        """The number of lines in `content`."""
         return _lines(self.content.encode())
 
 
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a directory says of one entry; links are not followed. A missing entry has `exists` false and the rest None."""
+    """The facts about one directory entry; links are not followed. A missing entry has `exists` false and the rest None."""
 
     path: str
     exists: bool
@@ -76,8 +76,8 @@ def read_file(
 ) -> FileText:
     """Return the text of a UTF-8 file: all of it, lines `start` to `end` (1-based, inclusive), the first `head` or the last `tail` lines.
 
-    At most `max_bytes` bytes of text come back (default and ceiling: the workspace's limit): the beginning of what was chosen, with `tail`
-    its end. Lines end with a line feed and are returned unchanged. A range past the end is empty, not an error. Raises `ToolFailed` with
+    At most `max_bytes` bytes of text are returned (default and maximum: the workspace's limit): the beginning of the chosen lines, with `tail`
+    their end. Lines end with a line feed and are returned unchanged. A range past the end is empty, not an error. Raise `ToolFailed` with
     `not_found`, `is_a_directory`, `not_a_regular_file`, `not_text`, `outside_workspace`, `invalid_arguments`, ...
     """
     cap = _cap(max_bytes, workspace.limits.read_bytes)
@@ -106,7 +106,7 @@ def read_file(
 
 
 def _text(path: str, data: bytes, found: os.stat_result, *, truncated: bool, first: int | None = None, **known: Any) -> FileText:
-    """Return the result; `known` is what is known of the whole file."""
+    """Return the result. `known` has the known facts about the whole file."""
     numbers = (0, 0) if not data else (None, None) if first is None else (first, first + _lines(data) - 1)
     told: dict[str, Any] = {"hash": None, "size_bytes": found.st_size, "total_lines": None, **known}
     return FileText(
@@ -121,7 +121,7 @@ def _text(path: str, data: bytes, found: os.stat_result, *, truncated: bool, fir
 
 
 def _end(descriptor: int, size: int, wanted: _Tail, path: str, cancelled: Cancellation | None) -> tuple[bytes, bool]:
-    """Return the last lines of a large file, read backwards block by block, and whether the cap cut them."""
+    """Return the last lines of a large file, read backwards block by block, and whether the limit cut them."""
     data = b""
     while len(data) <= wanted.cap and data.count(b"\n", 0, -1) < wanted.count:
         stop_if(cancelled, doing=f"reading {shown(path)}")
@@ -138,7 +138,7 @@ def _end(descriptor: int, size: int, wanted: _Tail, path: str, cancelled: Cancel
 
 
 def stat_file(workspace: Workspace, path: str) -> FileStat:
-    """Return kind, size in bytes and time of change of an entry; a missing one is an answer (`exists` false), not an error."""
+    """Return kind, size in bytes and time of change of an entry. A missing entry is an answer (`exists` false), not an error."""
     try:
         with workspace.place(path, follow=False) as place:
             found = os.stat(place.name, dir_fd=place.directory, follow_symlinks=False) if place.name else os.fstat(place.directory)
@@ -158,7 +158,7 @@ def kind_of(found: os.stat_result) -> Kind:
 
 
 def require_text(decoder: codecs.IncrementalDecoder, chunk: bytes, path: str, size_bytes: int, *, final: bool = False) -> None:
-    """Raise `ToolFailed` (`not_text`) when the bytes so far are not UTF-8."""
+    """Raise `ToolFailed` (`not_text`) if the bytes so far are not UTF-8."""
     try:
         decoder.decode(chunk, final)
     except UnicodeDecodeError as error:
@@ -185,7 +185,7 @@ def _selection(start: int | None, end: int | None, head: int | None, tail: int |
     if start is not None and start < 1:
         raise refused_argument(f"start is {start}; lines are counted from 1")
     if end is not None and end < (start or 1):
-        raise refused_argument(f"end is {end}, before start ({start or 1}); end is the last line wanted, and lines are counted from 1")
+        raise refused_argument(f"end is {end}, before start ({start or 1}); end is the last wanted line, and lines are counted from 1")
     if tail is not None:
         if tail < 1:
             raise refused_argument(f"tail is {tail}; it must be at least 1")
@@ -194,7 +194,7 @@ def _selection(start: int | None, end: int | None, head: int | None, tail: int |
 
 
 def _lines(data: bytes | bytearray) -> int:
-    """How many lines `data` holds; a last one without line feed counts."""
+    """Return the number of lines in `data`. A last line without a line feed counts."""
     return data.count(b"\n") + (not data.endswith(b"\n")) if data else 0
 
 
@@ -213,11 +213,11 @@ class _Range:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing of what comes can belong to the wanted lines, or it is over the cap."""
+        """Whether the rest cannot belong to the wanted lines, or the cap is exceeded."""
         return (self.last is not None and self.newlines >= self.last) or len(self.kept) > self.cap
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the file."""
+        """Add the next bytes of the file."""
         before, count = self.newlines, chunk.count(b"\n")
         self.newlines += count
         self.open_line = not chunk.endswith(b"\n")
@@ -249,7 +249,7 @@ class _Tail:
         return self.newlines + (self.size > 0 and not self.kept.endswith(b"\n"))
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the file; one byte more than the cap is kept, to see where a line begins."""
+        """Add the next bytes of the file. One byte more than the cap is kept, to see where a line begins."""
         self.newlines += chunk.count(b"\n")
         self.size += len(chunk)
         self.kept += chunk
@@ -275,7 +275,7 @@ class _Tail:
 
 
 def _after_newline(chunk: bytes, count: int) -> int:
-    """Return the offset after the `count`-th line feed of `chunk`; 0 for none, its length when it has fewer."""
+    """Return the offset after the `count`-th line feed of `chunk`. It is 0 for none, and the length of `chunk` if it has fewer."""
     position = 0
     for _ in range(count):
         position = chunk.find(b"\n", position) + 1

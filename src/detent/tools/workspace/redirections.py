@@ -1,7 +1,7 @@
-"""Which files of a workspace govern because something that governs leads to them: links of a protected name, and git's configurations.
+"""Finds files that govern because a governing entry leads to them: a link with a protected name, or git's configuration.
 
-The whole workspace is looked through, without what nobody protects (`node_modules`). What was found in a directory is kept with the times of the
-directory, which nobody can set (`st_ctime`), so that the next look asks only for these.
+The whole workspace is searched, without unprotected folders (`node_modules`). The findings for a directory are cached with its change time, which nobody
+can set (`st_ctime`), so the next search only checks these times.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 
 UNSEARCHED = frozenset({"node_modules"})
 MAX_FOLDERS = 20_000
-"""So many directories are looked at, the ones near the top first."""
+"""The maximum number of searched directories, those near the top first."""
 
 MAX_HOPS = 40
 MAX_FILES = 20
 MAX_BYTES = 262_144
 SETTLED_NS = 2_000_000_000
-"""A directory that changed in the last two seconds may change again without its time: file systems tell times roughly."""
+"""A directory that changed in the last two seconds may change again with the same time, because file systems have coarse times."""
 
 _SECTION = re.compile(r'\[([A-Za-z0-9.-]+)[ \t]*(?:"(?:[^"\\\n]|\\.)*")?[ \t]*\]')
 _KEY = re.compile(r'([A-Za-z][A-Za-z0-9-]*)[ \t]*(?:=((?:"(?:[^"\\\n]|\\(?:\r\n|[\s\S]))*"|\\(?:\r\n|[\s\S])|[^"\\#;\n])*))?')
@@ -40,14 +40,14 @@ class _Folder(msgspec.Struct, frozen=True):
 
 
 class Redirections:
-    """What leads elsewhere in the directory `root`; `is_governing` says it of a name."""
+    """The redirections in the directory `root`. `is_governing` tells whether a name governs."""
 
     def __init__(self, root: str, is_governing: Callable[[str], bool]) -> None:
         self._root, self._is_governing = root.rstrip("/"), is_governing
         self._kept: dict[str, _Folder] = {}
 
     def found(self) -> set[str]:
-        """Return where they lead, relative to the root and as far as it is in it, with the links on the way."""
+        """Return the targets inside the root, relative to it, with the links on the way."""
         places: list[str] = []
         waiting = deque([(self._root, False)])
         kept: dict[str, _Folder] = {}
@@ -93,7 +93,7 @@ class Redirections:
 
 
 def _way(path: str) -> list[str]:
-    """Return where a path leads, the links on the way included."""
+    """Return where a path leads, including the links on the way."""
     found: list[str] = []
     for _ in range(MAX_HOPS):
         directory, name = os.path.split(path)
@@ -107,7 +107,7 @@ def _way(path: str) -> list[str]:
 
 
 def _joined(directory: str, path: str) -> str:
-    """Return where a path leads that is seen from a directory, as text: it need not be there."""
+    """Return the target of a path relative to a directory, as text. It need not exist."""
     return os.path.normpath(os.path.join(directory, path))  # noqa: PTH118 - text, and much faster
 
 
@@ -115,7 +115,7 @@ def _joined(directory: str, path: str) -> str:
 
 
 def _of_git(worktree: str) -> list[str]:
-    """Return what the repository of a worktree leads to: another place for itself, the files it includes, and its folder of hooks."""
+    """Return what the repository of a worktree leads to: another location of itself, the files it includes, and its hooks folder."""
     found: list[str] = []
     repository = f"{worktree}/.git"
     said = _text(os.path.realpath(repository))
@@ -147,7 +147,7 @@ def _of_git(worktree: str) -> list[str]:
 
 
 def settings(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings in a text of git's configuration (git-config, "Syntax"): section and key in lower case, without the subsection."""
+    """Yield the settings in a git configuration text (git-config, "Syntax"): section and key in lower case, without the subsection."""
     section, at = "", 0
     while at < len(text):
         if match := _SECTION.match(text, at):
@@ -165,7 +165,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _text(path: str) -> str:
-    """Return what a regular file holds, up to a bound; nothing where there is none. A pipe is not waited for."""
+    """Return the content of a regular file, up to a limit, or nothing if there is none. It does not wait for a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

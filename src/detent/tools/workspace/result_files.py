@@ -1,4 +1,4 @@
-"""`write_result_to_file`: a stored result goes to a file of the workspace as it is, without passing through a model."""
+"""`write_result_to_file`: writes a stored result to a workspace file unchanged, without passing through a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Asks = Callable[[dict[str, Any]], str] | None
 
 
 def asks_for_path(workspace: Workspace) -> Asks:
-    """Return what says why a call that writes `path` must be approved by a person; None where no path is opened."""
+    """Return a function that tells why a person must approve a call that writes `path`; None if no path is opened."""
     if not workspace.protection.unprotected:
         return None
     return lambda args: workspace.protection.asks([args["path"]])
@@ -49,7 +49,7 @@ def result_file_tool(workspace: Workspace) -> Tool[..., Any]:
 
 
 def rendered(value: Any, kind: Format) -> str:
-    """Return a result in a format; raise `ToolFailed` where it is no list and the format is one for lists."""
+    """Return a result in a format. Raise `ToolFailed` if the format is for lists and the result is not a list."""
     if kind == "json":
         return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
     if kind == "text":
@@ -57,7 +57,7 @@ def rendered(value: Any, kind: Format) -> str:
     if isinstance(value, str):
         value = value.splitlines()
     if not isinstance(value, list):
-        raise refused_argument(f"the result is a {type(value).__name__}, and {kind} is for lists; write it as json")
+        raise refused_argument(f"the result is a {type(value).__name__}, but {kind} is for lists; write it as json")
     rows = cast("list[Any]", value)
     if kind in ("lines", "bullets"):
         return "".join(f"{'- ' if kind == 'bullets' else ''}{_cell(row)}\n" for row in rows)

@@ -1,19 +1,19 @@
-"""A sandbox for programs: bubblewrap (`bwrap`) with namespaces of its own, the workspace writable, the system read-only, nothing else there.
+"""A sandbox for programs: bubblewrap (`bwrap`) with its own namespaces, a writable workspace, a read-only system, and nothing else.
 
-    new     user, mount, process, network (unless all of it is allowed; to some hosts leads a `proxy`), IPC, UTS and cgroup namespaces;
+    new     user, mount, process, network (unless all of it is allowed; a `proxy` leads to some hosts), IPC, UTS and cgroup namespaces;
             no capabilities; no further user namespaces
     seen    /usr and its links, a few files of /etc, the Python that runs this program, `readable`: all read-only; an empty /tmp; a small
             /dev; a read-only /proc of the sandbox's own processes; the workspace, writable, at its own path. No /home, /sys, /run or /var
     refused calls that would set a set-user-id or set-group-id bit (see `sandbox_filter`)
-    kept    the files of the workspace that govern, read-only (see `shield`)
-    given   the environment that the caller built, handed over in a file that only bwrap reads; descriptors 0, 1, 2
-    bounded by the system, in each process: memory (data), CPU time, file size, open files, and the number of processes (not for root)
-    bounded by a control group, where one can be made (see `memory_group`): memory of all together, mapped or not
-    bounded by looking (every `LOOK_S`): memory and number of processes of all together, for root too
-    refused memory that looking does not see and /tmp does not bound: memfd_create, large segments of System V (see `sandbox_filter`)
+    kept    the governing files of the workspace, read-only (see `shield`)
+    given   the environment that the caller built, in a file that only bwrap reads; descriptors 0, 1, 2
+    limited by the system, for each process: memory (data), CPU time, file size, open files, and the number of processes (not for root)
+    limited by a control group, if one can be created (see `memory_group`): memory of all processes together, mapped or not
+    limited by polling (every `LOOK_S`): memory and number of all processes together, for root too
+    refused memory that polling does not see and /tmp does not limit: memfd_create, large System V segments (see `sandbox_filter`)
 
-bwrap is started blocked; the limits are set on its child from here, then it goes on. When this process, or bwrap, dies, all die. A read-only
-/proc matters: root without capabilities is still root to the files of /proc/sys, and could otherwise change the machine.
+bwrap starts blocked. This process sets the limits on its child, then unblocks it. If this process or bwrap dies, all processes die. A read-only /proc
+matters: to the files of /proc/sys, root without capabilities is still root, and could otherwise change the machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from detent.tools.workspace.proxy import PORT, Hosts, Proxy
 from detent.tools.workspace.shield import Shield
 
 LOOK_S = 0.05
-"""How often the limits on all processes together are looked at."""
+"""How often the limits on all processes together are checked, in seconds."""
 
 PROBE_S = 10.0
 NEEDED = ("--json-status-fd", "--block-fd", "--size", "--die-with-parent", "--remount-ro", "--args", "--bind-fd", "--ro-bind-fd")
@@ -60,18 +60,18 @@ PROXIED = {
     **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), _AT),
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
 }
-"""What tells a program of its proxy."""
+"""The environment variables that tell a program about its proxy."""
 
 Mode = Literal["auto", "require", "off"]
 MODES: tuple[Mode, ...] = ("off", "auto", "require")
-"""From the least to the most strict."""
+"""From the least strict to the strictest."""
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one sandboxed program with all that it starts. Sizes in bytes, times in seconds.
+    """Limits of one sandboxed program and all that it starts. Sizes in bytes, times in seconds.
 
-    `memory_bytes` and `processes` hold for all together; `cpu_s`, `file_bytes` (one file) and `open_files` for each process;
-    `tmp_bytes` for each of /tmp and /dev/shm, which are in memory.
+    `memory_bytes` and `processes` apply to all processes together; `cpu_s`, `file_bytes` (one file) and `open_files` to each process;
+    `tmp_bytes` to each of /tmp and /dev/shm, which are in memory.
     """
 
     memory_bytes: int = 1 << 30
@@ -88,9 +88,9 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """How programs are confined. `readable` are further paths, absolute, that they may read.
+    """How programs are confined. `readable` are more absolute paths that they may read.
 
-    `network` leaves them this machine's network; a list of hosts (see `proxy`) leaves them these alone, through a proxy, whose addresses must be public
+    `network` gives them this machine's network. A list of hosts (see `proxy`) gives them only these, through a proxy; their addresses must be public
     or in one of the ranges `allow_private`.
     """
 
@@ -107,12 +107,12 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"sandbox readable path {path!r} must be absolute and exist")
 
     def proxy(self) -> Proxy | None:
-        """Return a proxy to the hosts that are allowed; None where there are none, or all."""
+        """Return a proxy to the allowed hosts; None if there are none, or if all are allowed."""
         return Proxy(Hosts.of(self.network, self.allow_private)) if isinstance(self.network, tuple) and self.network else None
 
 
 def told(sandbox: Sandbox | None, why_not: str) -> str:
-    """Return where programs run, in words for whoever approves a call; `why_not`: why there is no sandbox."""
+    """Return where programs run, in words for the people who approve a call. `why_not`: why there is no sandbox."""
     if sandbox is None:
         return f"no sandbox: {why_not}"
     hosts = ", ".join(sandbox.network) if isinstance(sandbox.network, tuple) else ""
@@ -122,7 +122,7 @@ def told(sandbox: Sandbox | None, why_not: str) -> str:
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether sandboxes can be made here: `program` is bwrap's path, "" where not; `why` says why not."""
+    """Whether sandboxes work here: `program` is bwrap's path, or "" if not; `why` is the reason then."""
 
     program: str = ""
     why: str = ""
@@ -135,7 +135,7 @@ def stricter(one: Mode, other: Mode) -> Mode:
 
 
 def probe() -> Probe:
-    """Return whether bwrap works here; really tried, once a process and PATH."""
+    """Return whether bwrap works here. It is really tried, once per process and PATH."""
     return _probe(os.environ.get("PATH", os.defpath))
 
 
@@ -173,7 +173,7 @@ def _probe(path: str) -> Probe:
 
 
 def choose(mode: Mode, root: str, sandbox: Sandbox | None) -> tuple[Sandbox | None, str]:
-    """Return the sandbox for programs of the workspace `root`, or None and why there is none; raise `ConfigError` where one is required."""
+    """Return the sandbox for programs of the workspace `root`, or None and why there is none. Raise `ConfigError` if one is required."""
     if mode not in MODES:
         raise ConfigError(f"sandbox is {mode!r}; choose one of {', '.join(MODES)}")
     if mode == "off":
@@ -187,7 +187,7 @@ def choose(mode: Mode, root: str, sandbox: Sandbox | None) -> tuple[Sandbox | No
     if not why:
         return sandbox or Sandbox(), ""
     if mode == "require":
-        raise ConfigError(f'sandbox = "require", but {why}. Nothing was run; mend that, or choose sandbox = "auto" to run without one')
+        raise ConfigError(f'sandbox = "require", but {why}. Nothing was run; fix that, or choose sandbox = "auto" to run without one')
     return None, why
 
 
@@ -198,7 +198,7 @@ def _namespaces(options: Sequence[str], *, network: bool) -> list[str]:
 
 
 def _view(sandbox: Sandbox) -> list[str]:
-    """Return the options that mount what is seen, except the workspace."""
+    """Return the options that mount all visible paths except the workspace."""
     view: list[str] = []
     for name in SYSTEM:
         path = Path("/", name)
@@ -219,7 +219,7 @@ def _view(sandbox: Sandbox) -> list[str]:
 
 
 def _python() -> list[str]:
-    """Return where the Python that runs this program is installed, as far as /usr does not hold it."""
+    """Return where the Python that runs this program is installed, as far as that is outside /usr."""
     found = {os.path.realpath(sys.base_prefix), os.path.abspath(sys.prefix), os.path.realpath(sys.prefix)}  # noqa: PTH100 - links stay
     return [path for path in found if path != "/" and not path.startswith("/usr/") and path != "/usr" and Path(path).is_dir()]
 
@@ -236,18 +236,18 @@ class Boxed:
         self._limits, self._status, self._first, self._group = limits, status, first, group
 
     def killed(self) -> str:
-        """Return which limit the system has killed a process for, in words; "" for none."""
+        """Return in words the limit for which the system has killed a process, or ""."""
         return f"more than {self._limits.memory_bytes} bytes of memory" if self._group is not None and self._group.killed() else ""
 
     def over(self) -> str:
-        """Return which limit all processes together have passed, in words; "" for none."""
+        """Return in words the limit that all processes together have exceeded, or ""."""
         if killed := self.killed():
             return killed
         root = Path(f"/proc/{self._first}/root")
         own = root / "proc"
         try:
             if root.samefile("/"):
-                return ""  # it is still being set up: these are the processes of the whole machine
+                return ""  # still being set up: these are the processes of the whole machine
             pids = [name for name in os.listdir(own) if name.isdigit()]  # noqa: PTH208 - names, not paths
         except OSError:
             return ""  # it has ended
@@ -260,21 +260,21 @@ class Boxed:
         return ""
 
     def ran(self) -> bool:
-        """Return whether the program itself was started and ended; asked once, when bwrap is dead."""
+        """Return whether the program itself started and ended. Called once, when bwrap is dead."""
         try:
             return b'"exit-code"' in self._status.read()
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let go of the line to bwrap, and of the group; bwrap is dead."""
+        """Close the channel to bwrap and remove the group. bwrap is dead by then."""
         self._status.close()
         if self._group is not None:
             self._group.close()
 
 
 def _resident(process: Path) -> int:
-    """Return the bytes of memory that a process holds itself, pages shared with others counted in full; 0 when it is gone."""
+    """Return the memory of a process in bytes, counting shared pages in full; 0 if it is gone."""
     try:
         lines = (process / "status").read_text().splitlines()
     except OSError:
@@ -283,7 +283,7 @@ def _resident(process: Path) -> int:
 
 
 def _share(process: Path) -> int:
-    """Return the same with shared pages divided among those who share them; in full where that is not told."""
+    """Return the same with shared pages divided among their processes; in full if the system does not report that."""
     try:
         lines = (process / "smaps_rollup").read_text().splitlines()
     except OSError:
@@ -301,11 +301,11 @@ async def start(
     wants_input: bool,
     shield: Shield | None = None,
 ) -> Boxed:
-    """Start `command` (the program and its arguments) in a sandbox over the workspace `root`, in its directory `cwd`, with these variables only.
+    """Start `command` (the program and its arguments) in a sandbox over the workspace `root`, in its directory `cwd`, with only these variables.
 
-    What the `shield` protects in the workspace is read-only.
+    The files that the `shield` protects are read-only.
 
-    Raises `NotExecuted` (`sandbox_failed`) when the sandbox cannot be made; then nothing has run.
+    Raise `NotExecuted` (`sandbox_failed`) if the sandbox cannot be created; then nothing has run.
     """
     found = probe()
     if not found.program:
@@ -366,7 +366,7 @@ async def start(
 
 
 def _filtered() -> tuple[tuple[int, ...], list[str]]:
-    """Return a descriptor of the filter of system calls, to be handed over and closed, and the options that name it; neither where there is none."""
+    """Return a descriptor of the system call filter, to pass on and close, and the options that name it; neither if there is no filter."""
     rules = sandbox_filter.program()
     if not rules:
         return (), []
@@ -375,7 +375,7 @@ def _filtered() -> tuple[tuple[int, ...], list[str]]:
 
 
 def _in_memory(data: bytes) -> int:
-    """Return a descriptor of a file in memory that holds `data`, to be read from its beginning."""
+    """Return a descriptor of an in-memory file with `data`, positioned at its beginning."""
     descriptor = os.memfd_create("options")
     os.write(descriptor, data)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -383,7 +383,7 @@ def _in_memory(data: bytes) -> int:
 
 
 async def _released(status: FileIO, release: int, limits: SandboxLimits, group: MemoryGroup | None, proxy: Proxy | None) -> int:
-    """Set the limits on bwrap's blocked child, open the way out and let it go on; return its process id, 0 when bwrap has given up."""
+    """Set the limits on bwrap's blocked child, start the proxy and unblock the child. Return its process id, or 0 if bwrap has given up."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     os.set_blocking(status.fileno(), False)
@@ -404,10 +404,10 @@ async def _released(status: FileIO, release: int, limits: SandboxLimits, group: 
     try:
         _limit(first, limits)
         if group is not None:
-            with contextlib.suppress(PermissionError):  # a group may be made, and a process not be put into it
+            with contextlib.suppress(PermissionError):  # the group exists, but the process may not be put into it
                 group.add(first)
     except ProcessLookupError:
-        return 0  # bwrap could not make the sandbox and says why
+        return 0  # bwrap could not create the sandbox and prints why
     except OSError as error:
         raise NotExecuted(f"nothing was started: the sandbox could not be limited ({error})", error_code="sandbox_failed") from error
     if proxy is not None:
@@ -420,7 +420,7 @@ async def _released(status: FileIO, release: int, limits: SandboxLimits, group: 
 
 
 def _limit(process: int, limits: SandboxLimits) -> None:
-    """Set the limits that the system itself keeps, on `process` and what it will start."""
+    """Set the limits that the system itself enforces, on `process` and all that it will start."""
     import resource  # not on every system
 
     wanted = {
@@ -431,7 +431,7 @@ def _limit(process: int, limits: SandboxLimits) -> None:
         resource.RLIMIT_CORE: 0,
     }
     if tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2]) >= (5, 14):
-        wanted[resource.RLIMIT_NPROC] = limits.processes + 1  # counted in the sandbox alone; older systems count all of the user's
+        wanted[resource.RLIMIT_NPROC] = limits.processes + 1  # counted only in the sandbox; older systems count all processes of the user
     for kind, most in wanted.items():
         _, hard = resource.prlimit(process, kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # noqa: PLW2901
@@ -439,7 +439,7 @@ def _limit(process: int, limits: SandboxLimits) -> None:
 
 
 def unstarted(command: str, stderr: str) -> ToolRaised:
-    """Return the error for a program that bwrap could not start, from what bwrap said."""
+    """Return the error for a program that bwrap could not start, from bwrap's output."""
     said = (stderr.strip().splitlines() or ["bwrap ended without a word"])[-1]
     if said.startswith("bwrap: execvp") and said.endswith("No such file or directory"):
         return failed(

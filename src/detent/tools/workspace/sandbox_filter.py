@@ -1,10 +1,10 @@
-"""The filter of system calls of a sandbox: no program in it leaves a file behind that runs with its owner's rights (set-user-id, set-group-id).
+"""The system call filter of a sandbox: no program in it can leave a file that runs with its owner's rights (set-user-id, set-group-id).
 
-The mount of the workspace ignores such bits inside the sandbox; outside, the file would be there with them, and owned by root where Detent
-runs as root. So the calls that could set them are refused (EPERM) when they would: chmod and its relatives, and whatever creates a file with a
-mode. Two calls that a filter cannot look into are not there (ENOSYS), as on older systems: openat2 and io_uring. Nor are memfd_create and
-memfd_secret, whose memory no limit of a process counts, and segments of System V are small (64 KiB), as nobody need map them. A filter is a classic BPF
-program (`seccomp(2)`), which bwrap installs before it starts the program; processors that are not in `SYSCALLS` have none.
+Inside the sandbox the workspace mount ignores such bits. Outside, the file would have them, and root would own it if Detent runs as root. So calls that
+would set these bits are refused (EPERM): chmod and its relatives, and every call that creates a file with a mode. openat2 and io_uring do not exist
+(ENOSYS, as on older systems), because a filter cannot inspect them. memfd_create and memfd_secret do not exist either, because no process limit counts
+their memory. System V segments are small (64 KiB), because they need not be mapped. A filter is a classic BPF program (`seccomp(2)`), which bwrap
+installs before it starts the program. Processors that are not in `SYSCALLS` have no filter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SET_ID = 0o6000
 CREATES = 0o100 | 0o20000000
 """O_CREAT and O_TMPFILE: without one of them an open has no mode."""
 _X32 = 0x40000000
-"""From here on the calls of x86-64 have a second set of numbers."""
+"""From this number on, x86-64 has a second set of call numbers."""
 
 _MISSING = {437: (), 425: (), 447: ()}
 _SEGMENT_BYTES = 65_536
@@ -35,28 +35,28 @@ SYSCALLS: dict[str, dict[int, Table]] = {
     "x86_64": {0xC000003E: _X86_64, 0x40000003: _I386},
     "aarch64": {0xC00000B7: _AARCH64, 0x40000028: _ARM},
 }
-"""By machine and audit architecture: which argument (from 0) of a call is the mode, and which the flags; () for a call that is not there."""
+"""By machine and audit architecture: which argument (from 0) of a call is the mode, and which the flags; () for a call that must not exist."""
 
 
 _SHMGET = {0xC000003E: 29, 0x40000003: 395, 0xC00000B7: 194, 0x40000028: 307}
-"""By audit architecture the number of the call that makes a segment of shared memory; `ipc`, the older way to it, is not there."""
+"""By audit architecture, the number of the call that creates a shared memory segment. `ipc`, its older form, must not exist."""
 
 
 def program(machine: str = "") -> bytes:
-    """Return the filter for a machine (this one), b"" where there is none for it."""
+    """Return the filter for a machine (default: this one), or b"" if there is none."""
     made = b"".join(_for(processor, table) for processor, table in SYSCALLS.get(machine or platform.machine(), {}).items())
     return made and _one(_LOAD, _PROCESSOR) + made + _one(_RETURN, _ERRNO | errno.ENOSYS)
 
 
 def _for(processor: int, table: Table) -> bytes:
-    """Return what is done with the calls of one processor; all others are jumped over, with the processor still loaded."""
+    """Return the instructions for the calls of one processor. For other processors they are skipped, with the processor still loaded."""
     body = _one(_LOAD, _NUMBER)
     if table is _X86_64:
         body += _one(_AT_LEAST, _X32, no=1) + _one(_RETURN, _ERRNO | errno.ENOSYS)
     for number, places in table.items():
         looked = _looked(*places) if places else _one(_RETURN, _ERRNO | errno.ENOSYS)
         body += _one(_EQUAL, number, no=len(looked) // 8) + looked
-    size = _ARGUMENTS + 8  # the second argument, its lower half first; SHMMAX is EINVAL, too
+    size = _ARGUMENTS + 8  # the second argument, its lower half first; exceeding SHMMAX is EINVAL too
     large = _one(_LOAD, size + 4) + _one(_EQUAL, 0, no=3) + _one(_LOAD, size) + _one(_AT_LEAST, _SEGMENT_BYTES + 1, yes=1)
     large += _one(_RETURN, _ALLOW) + _one(_RETURN, _ERRNO | errno.EINVAL)
     body += _one(_EQUAL, _SHMGET[processor], no=len(large) // 8) + large + _one(_RETURN, _ALLOW)
@@ -64,7 +64,7 @@ def _for(processor: int, table: Table) -> bytes:
 
 
 def _looked(mode: int, flags: int | None = None) -> bytes:
-    """Return what refuses a call whose mode has such a bit, where its flags say that it has a mode."""
+    """Return the instructions that refuse a call whose mode has such a bit, if its flags show that it has a mode."""
     asked = b""
     if flags is not None:
         asked = _one(_LOAD, _ARGUMENTS + 8 * flags) + _one(_ANY_BIT, CREATES, no=2)
@@ -73,5 +73,5 @@ def _looked(mode: int, flags: int | None = None) -> bytes:
 
 
 def _one(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
-    """Return one instruction; `yes` and `no` are how many are jumped over."""
+    """Return one instruction. `yes` and `no` are the numbers of instructions to skip."""
     return struct.pack("=HBBI", code, yes, no, value)

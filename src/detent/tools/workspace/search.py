@@ -1,4 +1,4 @@
-"""search_in_file: the lines of a file that hold a text or match a regular expression, read line by line."""
+"""search_in_file: finds the lines of a file that contain a text or match a regular expression, reading line by line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLL_S = 0.1
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """One matching line (number and column of its first match from 1, text without line end), and the lines around it.
 
-    `cut` says that the line is longer than what is shown of it.
+    `cut` is true if only a part of the line is shown.
     """
 
     line: int
@@ -39,7 +39,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matches(msgspec.Struct, frozen=True, kw_only=True):
-    """Matching lines in order; `truncated` is true only when more lines match than are returned, or the rest of a very large file was not searched."""
+    """Matching lines in order. `truncated` is true only if more lines match than returned, or if the rest of a very large file was not searched."""
 
     path: str
     matches: tuple[Match, ...]
@@ -58,9 +58,9 @@ def search_in_file(
     after: int = 0,
     cancelled: Cancellation | None = None,
 ) -> Matches:
-    """Return the lines that hold `query`, or match it with `regex` (Python syntax), with `before` and `after` lines around each.
+    """Return the lines that contain `query`, or match it with `regex` (Python syntax), with `before` and `after` lines around each.
 
-    Raises `ToolFailed` with `invalid_arguments`, `invalid_pattern`, `pattern_too_slow`, `not_text`, `line_too_long`, ...
+    Raise `ToolFailed` with `invalid_arguments`, `invalid_pattern`, `pattern_too_slow`, `not_text`, `line_too_long`, ...
     """
     _check(workspace, query, regex=regex, max_matches=max_matches, before=before, after=after)
     limits = workspace.limits
@@ -92,10 +92,10 @@ def _check(workspace: Workspace, query: str, *, regex: bool, max_matches: int, b
             "query is empty; give the text to look for" if not query else f"query is longer than {MAX_QUERY_CHARS} characters"
         )
     if any("\ud800" <= c <= "\udfff" or c == "\0" for c in query):
-        raise refused_argument("query holds a NUL character or half a surrogate pair; no text file that can be searched does")
+        raise refused_argument("query contains a NUL character or half a surrogate pair, which no searchable text file has; remove it")
     if not regex and ("\n" in query or "\r" in query):
         raise refused_argument(
-            "query holds a line break, but lines are searched one by one; look for one of its lines, with before or after"
+            "query contains a line break, but lines are searched one by one; search for one of its lines, with before or after"
         )
     if not 1 <= max_matches <= workspace.limits.matches:
         raise refused_argument(f"max_matches is {max_matches}; it must be from 1 to {workspace.limits.matches}")
@@ -136,7 +136,7 @@ def _apart(descriptor: int, asked: dict[str, Any], path: str, limit_s: float, ca
         finally:
             child.kill()
     if child.returncode != 0:
-        raise failed("search_failed", f"searching {shown(path)} broke off (code {child.returncode}); use a simpler expression", path=path)
+        raise failed("search_failed", f"the search in {shown(path)} failed (code {child.returncode}); use a simpler expression", path=path)
     return json.loads(output)
 
 

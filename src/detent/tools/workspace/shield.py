@@ -1,14 +1,13 @@
-"""What keeps a sandboxed program from the files that govern: they are mounted read-only over the workspace, which it may write.
+"""Protects governing files from a sandboxed program: they are mounted read-only over the workspace, which it may write.
 
-    bound   read-only: every protected file and directory that is there, at any depth (not in node_modules, where everything is code), the
-            other names of a protected file (hard links), and in a repository its config, hooks and what else runs or redirects
-    pinned  the directories on the way, mounted over themselves: what is a mount point can be neither renamed nor removed, so that no other
-            directory takes its place
-    held    a `detent.toml` that is not there, by one that holds a comment and goes away afterwards
-    swept   what was not there: a name that governs, new at the top of the workspace or in its repository, and what links and configurations of git
-            lead to, is renamed to NAME.refused when the program has ended, and a link of such a name that was changed is put back
+    bound   read-only: every existing protected file and directory, at any depth (not in node_modules, where everything is code), the other names
+            of a protected file (hard links), and the config, hooks and other running or redirecting files of a repository
+    pinned  the directories on the way, mounted over themselves: a mount point cannot be renamed or removed, so no other directory can replace it
+    held    a missing `detent.toml`: a file with a comment takes its name and is removed afterwards
+    swept   new governing names at the top of the workspace or in its repository, and the targets of links and git configurations: when the program
+            has ended, they are renamed to NAME.refused, and a changed link with such a name is restored
 
-Files are opened without following links and handed over as descriptors, so that nothing is mounted that was not looked at.
+Files are opened without following links and passed as descriptors, so only checked files are mounted.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from detent.tools.workspace.protection import GIT, GIT_FILES, HEAD, VENV_MARKS, 
 from detent.tools.workspace.redirections import UNSEARCHED
 
 GIT_REDIRECTS = ("config.worktree", "commondir")
-"""Those of the files of a repository that work as soon as they are there (gitrepository-layout)."""
+"""Repository files that take effect as soon as they exist (gitrepository-layout)."""
 
 HELD_FILE = "detent.toml"
 HELD_TEXT = b"# Held by Detent while a sandboxed program runs, so that the program cannot write it; removed afterwards.\n"
@@ -38,9 +37,9 @@ _PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC if hasattr(os, "O_PATH") 
 
 
 class Shield:
-    """The protected files of a workspace while one program runs: `options` for bwrap, which is given the `descriptors`.
+    """The protected files of a workspace while one program runs: `options` for bwrap, which gets the `descriptors`.
 
-    Made and closed in a thread: the whole workspace is looked through. Raises `NotExecuted` where there is more than can be mounted.
+    Create and close it in a thread, because it searches the whole workspace. Raise `NotExecuted` if there is more than can be mounted.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -106,7 +105,7 @@ class Shield:
         return bool(name_governs(folded)) or folded_path in self._in_use or self._protection.is_protected_by_pattern(folded_path)
 
     def _take(self, directory: int, entry: os.DirEntry[str], path: str, depth: int) -> None:
-        """Bind a protected entry; of a link the target is in use where it is inside, and the link itself is put back afterwards."""
+        """Bind a protected entry. For a link, the target is bound if it is inside, and the link itself is restored afterwards."""
         if entry.is_symlink():
             with contextlib.suppress(OSError):
                 self._links[path] = os.readlink(entry.name, dir_fd=directory)
@@ -122,7 +121,7 @@ class Shield:
                     self._collect(inner, depth)
 
     def _collect(self, directory: int, depth: int) -> None:
-        """Note the files below a protected directory, of which there may be other names elsewhere."""
+        """Note the files below a protected directory, because they may have other names elsewhere."""
         with os.scandir(directory) as entries:
             found = list(entries)
         for entry in found:
@@ -134,7 +133,7 @@ class Shield:
                         self._collect(inner, depth + 1)
 
     def _repository(self, directory: int, name: str, path: str) -> None:
-        """Bind what governs in a repository; the folder of its hooks is made where there is none, to be bound."""
+        """Bind the governing entries of a repository. A missing hooks folder is created so that it can be bound."""
         with _opened(name, directory) as inner:
             if inner is None:
                 return
@@ -148,39 +147,39 @@ class Shield:
     # Mounting ---------------------------------------------------------------------------------------------------------------------
 
     def _mount(self, top: int) -> None:
-        """Open what is bound and pinned and say it to bwrap, a directory before what is in it."""
+        """Open the bound and pinned entries and build bwrap's options, each directory before its content."""
         bound = {path for path in self._bound if not any(parent in self._bound for parent in _parents(path))}
         pinned = {parent for path in (*bound, *self._links) for parent in _parents(path)} | self._repositories
         pinned -= {path for path in pinned if any(place in bound for place in (path, *_parents(path)))}
         if len(bound) + len(pinned) > MAX_MOUNTS:
             raise NotExecuted(
-                f"nothing was started: the workspace holds more than {MAX_MOUNTS} files and directories that govern (the first: {min(bound)!r}), "
+                f"nothing was started: the workspace has more than {MAX_MOUNTS} governing files and directories (the first: {min(bound)!r}), "
                 "more than can be mounted read-only; choose a smaller directory as the workspace",
                 error_code="sandbox_failed",
             )
         for path in sorted({*bound, *pinned}, key=lambda path: (path.count("/"), path)):
             descriptor = _descend(top, path)
             if descriptor is None:
-                continue  # gone since
+                continue  # gone meanwhile
             self.descriptors.append(descriptor)
             self.options += ["--ro-bind-fd" if path in bound else "--bind-fd", str(descriptor), f"{self._root}/{path}"]
 
     def release(self) -> None:
-        """Close the descriptors: bwrap has its own."""
+        """Close the descriptors. bwrap has its own copies."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 
     # Afterwards -------------------------------------------------------------------------------------------------------------------
 
     def close(self) -> tuple[str, ...]:
-        """Let go, and take away what the program made that governs; return the names of that, which are now NAME.refused.
+        """Release everything, and rename the governing files that the program created to NAME.refused. Return their names.
 
-        A name that could not be changed is returned with the reason behind it.
+        A name that could not be changed is returned with the reason after it.
         """
         self.release()
         with contextlib.suppress(OSError):
             if Path(self._root).stat().st_mode != self._mode:
-                Path(self._root).chmod(stat.S_IMODE(self._mode))  # else what it made could be hidden, or not renamed
+                Path(self._root).chmod(stat.S_IMODE(self._mode))  # otherwise its files could be hidden, or impossible to rename
         refused: list[str] = []
         new = self._names() - self._before if self._before is not None else set[str]()
         refused += [path + _aside(self._root, path) for path in sorted(new) if os.path.lexists(f"{self._root}/{path}")]
@@ -201,7 +200,7 @@ class Shield:
         return tuple(refused)
 
     def _names(self) -> set[str]:
-        """Return what governs by its name at the top of the workspace, and what redirects its repositories."""
+        """Return the entries at the top of the workspace that govern by name, and the redirections of its repositories."""
         try:
             names = os.listdir(self._root)  # noqa: PTH208 - names, not paths
         except OSError:
@@ -216,19 +215,19 @@ class Shield:
         return top | {path for path in inner if os.path.lexists(f"{self._root}/{path}")}
 
     def _first_missing(self, path: str) -> str:
-        """Return what a program would have to make first so that the path is there."""
+        """Return the first part of the path that a program would have to create."""
         return next((place for place in reversed(list(_parents(path))) if not os.path.lexists(f"{self._root}/{place}")), path)
 
 
 def _parents(path: str) -> Iterator[str]:
-    """Return the directories on the way to a path, the nearest first."""
+    """Return the parent directories of a path, the nearest first."""
     while path := path.rpartition("/")[0]:
         yield path
 
 
 @contextlib.contextmanager
 def _opened(name: str, directory: int) -> Generator[int | None]:
-    """Hold a directory open, None where it cannot be read or became something else."""
+    """Hold a directory open, or None if it cannot be read or became something else."""
     try:
         descriptor = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
     except OSError:
@@ -241,7 +240,7 @@ def _opened(name: str, directory: int) -> Generator[int | None]:
 
 
 def _descend(top: int, path: str) -> int | None:
-    """Open a path below `top` without following any link; None where it is not there, or is a link by now."""
+    """Open a path below `top` without following any link. None if it does not exist, or is a link now."""
     here, descriptor = top, -1
     try:
         for name in path.split("/"):
@@ -260,7 +259,7 @@ def _descend(top: int, path: str) -> int | None:
 
 
 def _aside(root: str, path: str) -> str:
-    """Give a file or directory a name under which it governs nothing; return "", or why that failed, to be told."""
+    """Give a file or directory a name under which it governs nothing. Return "", or why that failed."""
     place = Path(root, path)
     if os.path.realpath(place.parent) != str(place.parent):
         return " (not renamed: a link leads there)"
@@ -277,7 +276,7 @@ def _aside(root: str, path: str) -> str:
 
 
 def _hold(root: str) -> int | None:
-    """Make the file that stands for a missing detent.toml, or share that of another program; return its lock, None where there is a real one."""
+    """Create the placeholder of a missing detent.toml, or share that of another program. Return its lock, or None if there is a real file."""
     path = Path(root, HELD_FILE)
     while True:
         try:
@@ -293,7 +292,7 @@ def _hold(root: str) -> int | None:
         try:
             held = stat.S_ISREG(os.fstat(descriptor).st_mode) and os.pread(descriptor, len(HELD_TEXT) + 1, 0) == HELD_TEXT
             if held:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits only while another program's is being removed
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits only while another program's placeholder is being removed
         except OSError:
             held = False
         if held and _is(path, descriptor):
@@ -313,7 +312,7 @@ def _is(path: Path, descriptor: int) -> bool:
 
 
 def _let_go(root: str, descriptor: int | None) -> None:
-    """Remove the file that was held, unless another program still needs it or somebody has written it."""
+    """Remove the placeholder, unless another program still needs it or somebody has written it."""
     if descriptor is None:
         return
     path = Path(root, HELD_FILE)
@@ -322,6 +321,6 @@ def _let_go(root: str, descriptor: int | None) -> None:
         if _is(path, descriptor) and os.pread(descriptor, len(HELD_TEXT) + 1, 0) == HELD_TEXT:
             path.unlink()
     except OSError:
-        pass  # somebody else holds it, or it is gone
+        pass  # another program holds it, or it is gone
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
 """`activate_skill`: folders with a SKILL.md (agentskills.io) become instructions that an agent reads when it needs them.
 
-A skill is a folder whose SKILL.md begins with YAML front matter (`name`, `description`) and goes on with instructions; other files beside it
-are read on demand, and nothing outside the folder is. The tool's description lists the skills, their bodies cost nothing until asked for.
+A skill is a folder whose SKILL.md begins with YAML front matter (`name`, `description`), followed by instructions. Other files in the folder are read
+on demand, and nothing outside it. The tool's description lists the skills. Their bodies cost nothing until they are read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FRONT = re.compile(r"\A\ufeff?---[ \t]*\r?\n(?P<front>.*?)\r?\n---[ \t]*(?:\r?\
 
 
 class Skill(msgspec.Struct, frozen=True, kw_only=True):
-    """One skill: what it is called and good for, its instructions, its folder."""
+    """One skill: its name, description, instructions and folder."""
 
     name: str
     description: str
@@ -35,7 +35,7 @@ class Skill(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
 
     def files(self) -> list[str]:
-        """Return the other files of the folder, as paths relative to it; links are not followed."""
+        """Return the other files of the folder, as paths relative to it. Links are not followed."""
         root = Path(self.folder)
         found = sorted(p for p in root.rglob("*") if p.is_file() and not p.is_symlink() and p != root / SKILL_FILE)
         names = [p.relative_to(root).as_posix() for p in found]
@@ -43,7 +43,7 @@ class Skill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_skill(folder: str | Path) -> Skill:
-    """Return the skill in a folder; raise `ConfigError` naming the file and what is wrong with it."""
+    """Return the skill in a folder. Raise `ConfigError`, which names the file and the problem."""
     file = Path(folder) / SKILL_FILE
     governs(folder)
     try:
@@ -64,10 +64,14 @@ def read_skill(folder: str | Path) -> Skill:
     said = _front(match["front"], file)
     name, description = said.get("name"), said.get("description")
     if not isinstance(name, str) or len(name) > 64 or not _NAME.fullmatch(name):
-        given = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"  # what YAML aliases make may have no end as text
-        raise ConfigError(f"{file}: name: {given} is none; use 1 to 64 lower-case letters and digits, with single hyphens between them")
+        given = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"  # a value with YAML aliases may be endless as text
+        raise ConfigError(
+            f"{file}: name: {given} is not a valid name; use 1 to 64 lower-case letters and digits, with single hyphens between them"
+        )
     if name != Path(folder).resolve().name:
-        raise ConfigError(f"{file}: name: {name!r} is not the name of its folder, {Path(folder).resolve().name!r}; give both the same")
+        raise ConfigError(
+            f"{file}: name: {name!r} is not the name of its folder, {Path(folder).resolve().name!r}; use the same name for both"
+        )
     if not isinstance(description, str) or not 0 < len(description.strip()) <= 1024:
         raise ConfigError(f"{file}: description: missing or over 1,024 characters; say what the skill does and when to use it")
     return Skill(name=name, description=" ".join(description.split()), body=match["body"].strip(), folder=str(Path(folder).resolve()))
@@ -78,21 +82,21 @@ def _front(text: str, file: Path) -> Mapping[str, Any]:
 
     try:
         said: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: dates and numbers that are none, nesting without end
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: invalid dates and numbers, endless nesting
         raise ConfigError(f"{file}: the front matter is not YAML: {error}") from None
     if not isinstance(said, dict):
-        raise ConfigError(f"{file}: the front matter is no table of name and description")
+        raise ConfigError(f"{file}: the front matter is not a table; write name and description")
     return said  # pyright: ignore[reportUnknownVariableType]
 
 
 def skills_in(*places: str | Path) -> dict[str, Skill]:
-    """Return the skills of these folders by name; a place is a skill's folder, or a folder of such. Raise `ConfigError`."""
+    """Return the skills of these folders by name. A place is a skill's folder, or a folder of skills. Raise `ConfigError`."""
     found: dict[str, Skill] = {}
     for place in map(Path, places):
         governs(place)
         folders = [place] if (place / SKILL_FILE).is_file() else sorted(p.parent for p in place.glob(f"*/{SKILL_FILE}"))
         if not folders:
-            raise ConfigError(f"there is no skill in {str(place)!r}: no {SKILL_FILE} in it, nor in a folder of it")
+            raise ConfigError(f"there is no skill in {str(place)!r}: it has no {SKILL_FILE}, nor does any folder in it")
         for folder in folders:
             skill = read_skill(folder)
             if skill.name in found and found[skill.name].folder != skill.folder:
@@ -102,7 +106,7 @@ def skills_in(*places: str | Path) -> dict[str, Skill]:
 
 
 def skill_tool(*places: str | Path) -> Tool[..., Any]:
-    """Return the tool `activate_skill` for the skills in these folders; raise `ConfigError`."""
+    """Return the tool `activate_skill` for the skills in these folders. Raise `ConfigError`."""
     skills = skills_in(*places)
     listed = "\n".join(f"- {skill.name}: {skill.description}" for skill in skills.values())
     schema = {
@@ -133,7 +137,7 @@ def skill_tool(*places: str | Path) -> Tool[..., Any]:
 
 
 def _content(skill: Skill, path: str) -> str:
-    """Return the text of one of the skill's files; raise `ToolFailed` for what is outside, missing, too long or no text."""
+    """Return the text of one of the skill's files. Raise `ToolFailed` if it is outside, missing, too long or not text."""
     with Workspace(Path(skill.folder)).reading(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -141,4 +145,4 @@ def _content(skill: Skill, path: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise refused_argument(f"{path} is no text; a program can use it by its path in {skill.folder}") from None
+        raise refused_argument(f"{path} is not text; a program can use it by its path in {skill.folder}") from None

@@ -1,4 +1,4 @@
-"""The workspace tools as an agent gets them: `workspace_tools(root)`; their names, arguments and declared side effects.
+"""The workspace tools for agents: `workspace_tools(root)`, with their names, arguments and declared side effects.
 
     engine = Engine(store="sqlite:///runs.db", tools=workspace_tools("~/project"))
 
@@ -6,12 +6,12 @@
 |---|---|---|
 | done | none | run again |
 | read_file, stat_file, search_in_file, list_dir, find_files, glob | read | run again |
-| write_file, create_file, write_result_to_file | write, idempotent | run again: the same content there is success; any other is left alone and reported |
-| append_file, replace_in_file | write | in doubt: that the text is there does not say who wrote it |
-| apply_patch | write; destructive where it may remove files (`allow_delete`) | in doubt |
-| exec | destructive; in a sandbox where bubblewrap works | in doubt |
+| write_file, create_file, write_result_to_file | write, idempotent | run again: the same content is a success; other content is left alone and reported |
+| append_file, replace_in_file | write | in doubt: the text may be there, but somebody else may have written it |
+| apply_patch | write; destructive if it may remove files (`allow_delete`) | in doubt |
+| exec | destructive; in a sandbox if bubblewrap works | in doubt |
 
-Reading tools return the hash, time and size of what they read; given back as a precondition they make a change refuse when somebody else was first.
+Reading tools return the hash, time and size of what they read. Pass them as a precondition, and a change is refused if somebody else changed the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from detent.tools.workspace.writing import Precondition
 AnyTool = Tool[..., Any]
 
 EXEC_MARGIN_S = 0.5
-"""Time kept to kill and report before the call's own deadline."""
+"""Time reserved for killing and reporting before the call's own deadline, in seconds."""
 
 
 @checked_options
@@ -54,13 +54,13 @@ def workspace_tools(
 ) -> list[AnyTool]:
     """Return all workspace tools, confined to the directory `root`, which must exist.
 
-    `allow_delete` lets apply_patch delete and move files, and makes it destructive. Files that govern are not written (see `protection`): `protected`
-    are patterns of further ones, `unprotected` open paths, and each call that writes to one of these asks.
+    `allow_delete` lets apply_patch delete and move files, and makes it destructive. Governing files are not written (see `protection`): `protected`
+    adds patterns of more such files, `unprotected` opens paths, and each call that writes to an opened path asks.
 
-    `inherit_env` are the names of the environment variables that programs
-    started by exec get; None passes the whole environment on, secrets included. `sandbox_mode`: "auto" runs them in a sandbox where one can be made (tried
-    here, once), "require" refuses to make the tools where it cannot, "off" never does; the exec tool's spec says which it is (`sandboxed`), and keeps
-    to it. `sandbox_options` say what the sandbox allows. Raises `ConfigError`, also for a root that is no directory.
+    `inherit_env` are the names of the environment variables that programs started by exec get. None passes the whole environment, including secrets.
+    `sandbox_mode`: "auto" runs programs in a sandbox if one can be created (tried here, once), "require" refuses to create the tools if not, "off"
+    never uses one. The spec of the exec tool tells which it is (`sandboxed`), and exec keeps to it. `sandbox_options` set what the sandbox allows.
+    Raise `ConfigError`, also for a root that is not a directory.
     """
     if not isinstance(root, Workspace):
         root = Workspace(Path(root).expanduser(), limits=limits, allow_delete=allow_delete, protected=protected, unprotected=unprotected)
@@ -86,7 +86,7 @@ def workspace_tools(
 
 
 def asks_for_patch(workspace: Workspace) -> Asks:
-    """Return what says why a patch must be approved by a person, as `asks_for_path`; one that cannot be read changes nothing."""
+    """Return a function that tells why a person must approve a patch, as `asks_for_path`. An unreadable patch changes nothing, so it does not ask."""
     if not workspace.protection.unprotected:
         return None
 
@@ -100,7 +100,7 @@ def asks_for_patch(workspace: Workspace) -> Asks:
 
 
 def _plain(result: msgspec.Struct) -> dict[str, Any]:
-    """Return a result as the plain data that a tool returns."""
+    """Return a result as plain data."""
     return msgspec.to_builtins(result)
 
 
@@ -138,7 +138,7 @@ def _read_file(workspace: Workspace) -> AnyTool:
 def _stat_file(workspace: Workspace) -> AnyTool:
     @tool(side_effect="read", concurrency_safe=True)
     def stat_file(path: str) -> dict[str, Any]:
-        """Say whether a path exists, and its kind (dir, file, symlink, other), size_bytes and modified_unix_ms. A missing one is no error.
+        """Say whether a path exists, and its kind (dir, file, symlink, other), size_bytes and modified_unix_ms. A missing path is not an error.
 
         Args:
             path: relative to the workspace root.
@@ -418,7 +418,7 @@ def _exec(workspace: Workspace, inherit: Sequence[str] | None, box: sandbox.Sand
         if left is not None:
             if left <= EXEC_MARGIN_S:
                 raise NotExecuted(f"{command!r} was not started: the run's time is used up", error_code="timeout")
-            if timeout_s <= limits.exec_timeout_s:  # one that is too long is refused, however little time is left
+            if timeout_s <= limits.exec_timeout_s:  # a value that is too long is refused, even if little time is left
                 timeout_s = min(timeout_s, left - EXEC_MARGIN_S)
         options = {"cwd": cwd, "timeout_s": timeout_s, "stdin": stdin, "env": env, "inherit": inherit, "sandbox": box}
         done = await process.execute(workspace, command, args, **options, cancelled=context.cancelled)  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-"""Changing files: preconditions, locks and atomic replacement.
+"""Changes files: preconditions, locks and atomic replacement.
 
-A file is replaced by writing a temporary file beside it (exclusive create), syncing it, renaming it over the target and syncing the
-directory: a reader sees the old or the new content, and any failure before the rename leaves the old one. Comparison and rename
-happen under an exclusive `flock` on a descriptor of the *directory*: it stays the same when the file is replaced, leaves no file
-behind, and is freed when its holder dies. All workspace tools of all processes take it; a program that does not can still slip in between
-comparison and rename. The temporary name is a function of the target's name, so that the next writer, holding the lock, clears what a
-killed one left. Permission bits are kept, and the owner where the system allows it; a hard link of the old file keeps the old content.
+A file is replaced in four steps: write a temporary file next to it (exclusive create), sync it, rename it over the target, and sync the directory. A
+reader sees either the old or the new content, and any failure before the rename leaves the old one. The check and the rename happen under an exclusive
+`flock` on a descriptor of the *directory*: it stays the same when the file is replaced, leaves no file behind, and is released when its holder dies. All
+workspace tools of all processes take this lock; a program that does not can still write between check and rename. The temporary name is a function of
+the target's name, so the next writer, which holds the lock, removes the file of a killed one. Permission bits are kept, and the owner if the system
+allows it. A hard link of the old file keeps the old content.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOCK_POLL_S = 0.01
 
 
 class Precondition(TypedDict, total=False):
-    """What the file must be before it is changed; every field that is given is compared, and one mismatch refuses the change.
+    """The required state of a file before a change. Every given field is compared, and one mismatch refuses the change.
 
     The values are those that read_file returned: SHA-256 of the whole file in hex, time of change in milliseconds since 1970, size in bytes.
     """
@@ -47,14 +47,14 @@ class Precondition(TypedDict, total=False):
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it is under the lock: `found` is None when there is no file, `data` when it was not asked for."""
+    """A file under the lock. `found` is None if there is no file, `data` is None if it was not requested."""
 
     data: bytes | None = None
     found: Any = None
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file is after it was written; `hash` and the rest fit the next call's precondition."""
+    """A file after writing. `hash` and the other fields fit the next call's precondition."""
 
     path: str
     hash: str
@@ -64,12 +64,12 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encoded(workspace: Workspace, content: str, path: str) -> bytes:
-    """Return `content` as UTF-8; raise `ToolFailed` when it is no valid Unicode or over the cap."""
+    """Return `content` as UTF-8. Raise `ToolFailed` if it is not valid Unicode or over the limit."""
     try:
         data = content.encode()
     except UnicodeEncodeError as error:
         raise refused_argument(
-            f"content for {shown(path)} holds half a surrogate pair at character {error.start}; send valid Unicode text"
+            f"content for {shown(path)} has half a surrogate pair at character {error.start}; send valid Unicode text"
         ) from error
     if len(data) > workspace.limits.edit_bytes:
         message = (
@@ -81,9 +81,9 @@ def encoded(workspace: Workspace, content: str, path: str) -> bytes:
 
 @contextmanager
 def locked(workspace: Workspace, places: Sequence[Place], cancelled: Cancellation | None) -> Generator[None, None, None]:
-    """Hold the locks of all directories of `places`, taken in one order for everybody.
+    """Hold the locks of all directories of `places`. All processes take them in the same order.
 
-    Raises `NotExecuted` (`busy`) when a lock is not free in time or the call was cancelled: nothing was changed then.
+    Raise `NotExecuted` (`busy`) if a lock is not free in time or the call was cancelled; then nothing was changed.
     """
     directories = {place.key[:2]: place for place in places}
     held: list[int] = []
@@ -103,7 +103,7 @@ def locked(workspace: Workspace, places: Sequence[Place], cancelled: Cancellatio
 
 
 def _lock(descriptor: int, place: Place, wait_s: float, cancelled: Cancellation | None) -> None:
-    """Take the lock of an own descriptor (a lock belongs to its opening: threads of one process exclude each other too)."""
+    """Take the lock with a descriptor of its own. A lock belongs to its open file, so threads of one process exclude each other too."""
     give_up = time.monotonic() + wait_s
     while True:
         stop_if(cancelled, doing=f"waiting to change {shown(place.asked)}")
@@ -126,7 +126,7 @@ def _lock(descriptor: int, place: Place, wait_s: float, cancelled: Cancellation 
 
 
 def current(workspace: Workspace, place: Place, *, need_data: bool = True) -> Version:
-    """Return the file's present version, whole when `need_data`; raise `ToolFailed` for other kinds and, then, over the cap."""
+    """Return the file's present version, with its content if `need_data`. Raise `ToolFailed` for other kinds, and then also over the limit."""
     try:
         require_regular(os.stat(place.name, dir_fd=place.directory, follow_symlinks=False), place.asked)
         descriptor = os.open(place.name, READ_FLAGS, dir_fd=place.directory)
@@ -153,7 +153,7 @@ def _chunks(descriptor: int) -> Iterator[bytes]:
 
 
 def checked_precondition(precondition: Precondition | None) -> dict[str, Any]:
-    """Return the fields that are given; raise `ToolFailed` for unknown ones, and when there is a precondition without any."""
+    """Return the given fields. Raise `ToolFailed` for unknown fields, and for an empty precondition."""
     if precondition is None:
         return {}
     unknown = sorted(set(precondition) - set(Precondition.__annotations__))
@@ -168,7 +168,7 @@ def checked_precondition(precondition: Precondition | None) -> dict[str, Any]:
 
 
 def require(place: Place, given: dict[str, Any]) -> None:
-    """Compare the file with a checked precondition; raise `ToolFailed` (`precondition_failed`) with path, expected and actual."""
+    """Compare the file with a checked precondition. Raise `ToolFailed` (`precondition_failed`) with path, expected and actual."""
     if not given:
         return
     actual = _identity(place)
@@ -198,12 +198,12 @@ def _identity(place: Place) -> dict[str, Any]:
 
 
 def temporary(place: Place, suffix: str = "tmp") -> str:
-    """Return the name of the temporary file for a target: of fixed length, the same for the same target."""
+    """Return the name of the temporary file for a target. It has a fixed length and is the same for the same target."""
     return f".detent-{hashlib.sha256(os.fsencode(place.name)).hexdigest()[:24]}.{suffix}"
 
 
 def stage(workspace: Workspace, place: Place, data: bytes, old: Version) -> str:
-    """Write `data` into the target's temporary file, synced and with the old file's permissions; return its name. Needs the lock."""
+    """Write `data` into the target's temporary file, synced and with the old file's permissions. Return its name. Needs the lock."""
     name = temporary(place)
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=place.directory)
@@ -234,20 +234,20 @@ def _keep_owner_and_mode(descriptor: int, found: os.stat_result) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of `data`; a short write goes on."""
+    """Write all of `data`, continuing after short writes."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def discard(place: Place, name: str) -> None:
-    """Remove a temporary file, if it is there."""
+    """Remove a temporary file, if it exists."""
     with suppress(OSError):
         os.unlink(name, dir_fd=place.directory)
 
 
 def replace(workspace: Workspace, place: Place, data: bytes, old: Version, cancelled: Cancellation | None = None) -> Written:
-    """Put `data` in the place of the old version, atomically; needs the lock. A new file never replaces one that appeared meanwhile."""
+    """Replace the old version with `data`, atomically. Needs the lock. A new file never replaces one that appeared meanwhile."""
     name = stage(workspace, place, data, old)
     try:
         stop_if(cancelled, doing=f"writing {shown(place.asked)}")
@@ -262,14 +262,14 @@ def replace(workspace: Workspace, place: Place, data: bytes, old: Version, cance
 
 
 def put(place: Place, name: str, *, new: bool) -> None:
-    """Give the temporary file the target's name; with `new`, raise `FileExistsError` instead of replacing a file."""
+    """Rename the temporary file to the target. With `new`, raise `FileExistsError` instead of replacing a file."""
     if new:
         try:
             os.link(name, place.name, src_dir_fd=place.directory, dst_dir_fd=place.directory, follow_symlinks=False)
         except FileExistsError:
             raise
         except OSError:
-            # A file system without hard links: under the lock, looking first is as good as it gets.
+            # A file system without hard links: checking first, under the lock, is the best that is possible.
             if _is_there(place):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
         else:
@@ -303,7 +303,7 @@ def written(place: Place, data: bytes, found: os.stat_result, *, created: bool) 
 
 
 def sync_directories(workspace: Workspace, places: Sequence[Place]) -> None:
-    """Make renames durable; raise `ToolFailed` (`not_durable`) when the system cannot promise it: the change is in place then."""
+    """Make renames durable. Raise `ToolFailed` (`not_durable`) if the system cannot guarantee it; the change is then in place."""
     synced: set[tuple[int, int]] = set()
     for place in places:
         for directory in (place.directory, *(parent for parent, _ in place.made)):

@@ -146,8 +146,8 @@ def test_a_planner_that_is_told_of_a_timeout_and_goes_on_all_the_same_is_named(k
         bank, charging(bank, **({"reconcile": honest(bank)} if knows else {})), vague, faults=["tool_timeout"], agent={"on_unknown": "tell"}
     )
     (lost,), (trial,) = report.lost, [trial for trial in report.trials if trial.problems]
-    why = "reconcile said that it had not happened" if knows else "nobody knew whether it had happened"
-    assert lost.why == f"{why}, the planner was told so, and went on as if it had"
+    why = "reconcile said that it had not happened" if knows else "it may or may not have happened"
+    assert lost.why == f"{why}, the planner was told so, and continued as if it had"
     event = trial.records[lost.record - 1].event
     assert isinstance(event, e.ToolReconciled) and event.call == lost.call_id == "main.1.0"
     doubt = next(finding for finding in trial.findings if finding.kind == "in_doubt")
@@ -186,7 +186,7 @@ def test_an_answer_that_does_not_care_what_became_of_a_call_is_found() -> None:
     bank = Bank()
     report = simulated(bank, sound_without_retries(bank), careless, faults=["tool_timeout"])
     assert kinds(report) == {"lost"}
-    assert "failed (timeout: Tool timed out after 120 s), and the planner went on as if it had not" in report.lost[0].why
+    assert "failed (timeout: Tool timed out after 120 s), and the planner continued as if it had not" in report.lost[0].why
 
 
 def sound_without_retries(bank: Bank) -> Any:
@@ -271,7 +271,7 @@ def test_a_planner_that_remembers_is_found() -> None:
     assert kinds(report) == {"answer"}
     found = report.of("answer")[-1]
     assert "asked 3 times" in found.what
-    assert found.why.startswith(f"the logs part at record {found.record}: ")
+    assert found.why.startswith(f"the logs differ at record {found.record}: ")
     assert not [t for t in report.trials if t.problems and t.same_answer]
 
 
@@ -362,7 +362,7 @@ def test_a_run_that_does_not_do_the_same_each_time_is_said_to() -> None:
     assert not any(trial.injected for trial in report.trials)
     runs[0] = 0
     uneven = simulated(bank, sound(bank), lambda view: (runs.append(0), FinalAnswer(content=len(runs)))[1], faults=["crash"])
-    assert "two undisturbed runs did not do the same" in uneven.notes[0]
+    assert "two undisturbed runs did not behave the same" in uneven.notes[0]
     assert kinds(uneven) == set()
 
 
@@ -473,7 +473,7 @@ def test_a_slow_model_meets_the_bounds_of_time() -> None:
     report.raise_for_problems()
     assert [(trial.status, trial.reason) for trial in report.trials[:2]] == [("stopped", "budget_exhausted")] * 2
     assert report.trials[2].same_answer, "an answer that is there counts"
-    assert all("a bound of time ended it" in finding.why for finding in report.trials[1].findings)
+    assert all("a time limit ended it" in finding.why for finding in report.trials[1].findings)
 
 
 # What a run waits for -----------------------------------------------------------------------------------------------------------
@@ -524,7 +524,7 @@ def test_another_store_than_the_given_one_is_refused() -> None:
     bank = Bank()
     with pytest.raises(ConfigError, match="make_engine gave an engine on another store"):
         simulated(bank, sound(bank), make_engine=lambda store: Engine(store="ram:", planner=Function(pays)))
-    with pytest.raises(ConfigError, match="make_engine gave NoneType, which is no Engine"):
+    with pytest.raises(ConfigError, match="make_engine gave NoneType, not an Engine"):
         simulated(bank, sound(bank), make_engine=lambda store: None)
 
 
@@ -534,7 +534,7 @@ def test_options_of_a_run_are_handed_on() -> None:
     report = simulated(bank, sound(bank), lambda view: FinalAnswer(content=view.variables["x"]), variables={"x": 7}, faults=["crash"])
     assert report.undisturbed.output == 7
     report.raise_for_problems()
-    with pytest.raises(ConfigError, match="simulate takes no run_id"):
+    with pytest.raises(ConfigError, match="simulate does not take run_id"):
         simulated(bank, sound(bank), run_id="mine")
 
 

@@ -83,7 +83,7 @@ def test_a_log_that_is_gone_is_not_begun_again(tmp_path: Path) -> None:
         (tmp_path / "logs" / "r.jsonl").unlink()
         async with payments.engine(url_of("file", tmp_path)) as engine:
             for verb in (lambda: engine.run(AGENT, "go", run_id="r"), lambda: engine.resume("r"), lambda: engine.verify("r")):
-                with pytest.raises(CorruptLog, match="its log is empty or gone"):
+                with pytest.raises(CorruptLog, match="its log is empty or missing"):
                     await verb()
         assert payments.made == 1
 

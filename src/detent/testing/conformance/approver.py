@@ -162,7 +162,7 @@ class ApproverContract:
             assert desk.removed == [], "nobody was reached, and it ran"
             assert waiting.status == "waiting_for_approval", f"nobody was reached, and the run is {waiting.status}: {waiting.output}"
             there.append(True)
-            result = await soon(desk.engine.resume(waiting.run_id), maker, "the run, taken up again")
+            result = await soon(desk.engine.resume(waiting.run_id), maker, "the run, picked up again")
         assert (result.status, desk.removed) == ("completed", ["bob"]), "the person is there now, and the call did not run"
 
     async def test_each_call_gets_its_own_answer(self, maker: ApproverMaker) -> None:

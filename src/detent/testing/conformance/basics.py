@@ -112,7 +112,7 @@ def _vectors(found: object, embedder: Embedder, count: int) -> Embeddings:
     assert len(lengths) <= 1, f"the vectors have different lengths: {sorted(lengths)}"
     assert 0 not in lengths, "the vectors are empty"
     assert all(math.isfinite(number) for vector in found.vectors for number in vector), "a vector has a value that is not a number"
-    assert found.model == embedder.model, f"the vectors say that {found.model!r} made them, the embedder is {embedder.model!r}"
+    assert found.model == embedder.model, f"the vectors name {found.model!r} made them, the embedder is {embedder.model!r}"
     return found
 
 

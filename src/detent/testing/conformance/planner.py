@@ -39,7 +39,7 @@ def _in_form(plan: Any) -> Plan:
     assert plan.actions, "the plan holds no action"
     assert isinstance(plan.actions, tuple), f"the actions are a {type(plan.actions).__name__}; they are a tuple"
     for action in plan.actions:
-        assert isinstance(action, Action), f"{action!r} is no action of detent.core.actions"
+        assert isinstance(action, Action), f"{action!r} is not an action of detent.core.actions"
     controls = [action for action in plan.actions if not isinstance(action, ToolCall)]
     assert not controls or len(plan.actions) == 1, f"the plan mixes or repeats control actions: {plan.actions!r}"
     assert all(call.tool.strip() for call in plan.actions if isinstance(call, ToolCall)), "a call names no tool"
@@ -54,7 +54,7 @@ def _in_form(plan: Any) -> Plan:
     try:
         again = msgspec.json.decode(msgspec.json.encode(said), type=Planned)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        pytest.fail(f"the plan is no JSON data, and so cannot be recorded: {error}")
+        pytest.fail(f"the plan is not JSON data, and so cannot be recorded: {error}")
     assert again.provider_data == plan.provider_data, "the `provider_data` comes back from the log as something else"
     return plan
 
@@ -132,7 +132,7 @@ class PlannerContract:
     async def test_a_second_attempt_is_a_plan_too(self, maker: PlannerMaker) -> None:
         """After a rejected plan the planner is called again, with `attempt` 2 and the reason in `guidance`."""
         planner = _planner(maker, "echo")
-        asked = view(maker, "goal-21", attempt=2, guidance=("The last answer was no plan: it holds no action.",))
+        asked = view(maker, "goal-21", attempt=2, guidance=("The last answer was not a plan: it has no action.",))
         assert "goal-21" in _answer(await planner.plan(asked))
 
     def test_one_event_loop_after_another_is_served(self, maker: PlannerMaker) -> None:
@@ -178,7 +178,7 @@ class PlannerContract:
             assert error.problem.strip(), "it does not say what is wrong"
             assert error.raw.strip(), "it does not say what was answered"
         else:
-            pytest.fail(f"what was said is no plan, and became one: {plan.actions!r}")
+            pytest.fail(f"the answer is not a plan, but it became one: {plan.actions!r}")
 
     async def test_where_no_plan_can_be_had_it_says_so(self, maker: PlannerMaker) -> None:
         """`PlannerFailed` (or `ModelCallFailure`, which is one) with a message; never the error of a library that the kernel cannot know."""
@@ -187,7 +187,7 @@ class PlannerContract:
             plan = await soon(planner.plan(view(maker, "goal-42")), maker, "a plan that cannot be had")
         except PlannerFailed as error:
             assert not isinstance(error, MalformedPlan), (
-                "nothing was answered, so asking again at once does not help: this is no MalformedPlan"
+                "nothing was answered, so asking again at once does not help: this is not a MalformedPlan"
             )
             assert str(error).strip(), "it does not say why"
         except Exception as error:  # noqa: BLE001 - what a planner raises is what is looked at
@@ -203,7 +203,7 @@ class PlannerContract:
         await until(lambda: task.done() or not maker.asks_models or maker.asked() > before, maker)
         task.cancel()
         await asyncio.wait((task,), timeout=maker.patience_s)
-        assert task.done(), f"it goes on {maker.patience_s:g} s after it was cancelled"
+        assert task.done(), f"it runs on for {maker.patience_s:g} s after it was cancelled"
         assert task.cancelled(), f"cancelled, it gave {task.exception() or task.result()!r}; let CancelledError through"
 
     # Models ---------------------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class PlannerContract:
         assert maker.asked() - before == gateway.sent, (
             f"{maker.asked() - before} requests reached the model, {gateway.sent} passed the gateway"
         )
-        assert gateway.purposes[0] == "plan", f"the first call says that it is for {gateway.purposes[0]!r}; it is for 'plan'"
+        assert gateway.purposes[0] == "plan", f"the first call names {gateway.purposes[0]!r}; it is for 'plan'"
 
     async def test_a_refusal_of_the_gateway_ends_the_plan(self, maker: PlannerMaker) -> None:
         """Errors of the gateway pass through unchanged, and nothing reaches the model: a planner cannot bypass a limit."""

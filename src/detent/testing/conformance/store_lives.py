@@ -126,7 +126,7 @@ class LifeContract:
             results = await asyncio.gather(*tasks, return_exceptions=True)
             await other.open()
             for n, result in enumerate(results):
-                assert result is None, f"an append that was handed over before closing gave {result!r}"
+                assert result is None, f"an append that was submitted before closing gave {result!r}"
                 assert len(await other.read(f"run-{n}")) == 3
             await other.close()
 
@@ -253,7 +253,7 @@ class LifeContract:
                 parent.kill()
 
     def test_what_a_killed_process_had_committed_is_there(self, place: Place) -> None:
-        """Every confirmed append survives SIGKILL; no part of an unconfirmed one does unless it is whole."""
+        """Every confirmed append survives SIGKILL; an unconfirmed one is there entirely or not at all."""
         if place.child is None:
             pytest.skip("no other process can reach this store")
         body = (

@@ -204,7 +204,7 @@ class ToolContract:
         tool = made(maker.tool("breaks"), "breaks")
         assert not _harmless(tool.spec), "the maker's tool only reads or is idempotent"
         outcome = await _ran(maker, "breaks", tool)
-        assert outcome.kind == "in_doubt", f"nobody knows whether the effect happened, and the outcome is {outcome.kind}: {outcome.message}"
+        assert outcome.kind == "in_doubt", f"it is unknown whether the effect happened, and the outcome is {outcome.kind}: {outcome.message}"
 
     async def test_an_attempt_ends_when_its_time_is_up(self, maker: ToolMaker) -> None:
         """At `context.deadline` a read-only tool has the outcome `failed` with the code `timeout`, and `context.cancelled` is set."""
@@ -222,7 +222,7 @@ class ToolContract:
         await until(lambda: True, maker)
         task.cancel()
         await asyncio.wait((task,), timeout=maker.patience_s)
-        assert task.done(), f"it goes on {maker.patience_s:g} s after it was cancelled"
+        assert task.done(), f"it runs on for {maker.patience_s:g} s after it was cancelled"
         assert task.cancelled(), f"cancelled, it gave {task.exception() or task.result()!r}; let CancelledError through"
 
     async def test_a_result_over_the_cap_has_a_preview_and_is_there_whole(self, maker: ToolMaker) -> None:
@@ -290,7 +290,7 @@ class ToolContract:
         assert "settled" in _texts(_in_form(known).result), f"`settle` gives another result: {known.result!r}"
         other = await tool.settle(context_of(tool, key="key-of-nothing"))
         assert other is None or other.kind == "not_executed", f"nothing happened under this key, and `settle` says {other!r}"
-        assert maker.effects() == before, "asking what became of an attempt had an effect"
+        assert maker.effects() == before, "asking for the outcome of an attempt had an effect"
 
     async def test_settling_without_knowledge_is_none(self, maker: ToolMaker) -> None:
         """A tool that cannot tell returns None and raises nothing; a person then settles the call."""

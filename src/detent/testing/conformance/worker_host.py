@@ -62,7 +62,7 @@ class BacklogContract:
         await _submitted(host, pile, *(f"r{n}" for n in range(20)))
         await _idle(host, pile, maker)
         assert sorted(pile.ended) == sorted(f"r{n}" for n in range(20)), f"ended: {pile.ended}"
-        assert len(pile.taken) == 20, f"20 runs were taken up {len(pile.taken)} times"
+        assert len(pile.taken) == 20, f"20 runs were picked up {len(pile.taken)} times"
 
     async def test_it_advances_as_many_at_once_as_it_was_told_and_no_more(self, maker: WorkerHostMaker) -> None:
         """With `concurrency=3` three runs are in progress as soon as there are three, and never a fourth."""
@@ -110,7 +110,7 @@ class BacklogContract:
         pile, host = Pile(), maker.host(concurrency=1)
         await _submitted(host, pile, *(f"r{n}" for n in range(8)))
         await _idle(host, pile, maker)
-        assert pile.taken == [f"r{n}" for n in range(8)], f"taken up in this order: {pile.taken}"
+        assert pile.taken == [f"r{n}" for n in range(8)], f"picked up in this order: {pile.taken}"
 
     async def test_tenants_take_turns(self, maker: WorkerHostMaker) -> None:
         """A tenant with one run does not wait for all older runs of another tenant."""
@@ -135,7 +135,7 @@ class BacklogContract:
                 if len(pile.taken) == before:
                     pile.clock.advance(20.0)
                     waited += 20.0
-            assert len(pile.taken) == before + 1, f"it was taken up {len(pile.taken) - before} times, and not once"
+            assert len(pile.taken) == before + 1, f"it was picked up {len(pile.taken) - before} times, and not once"
             pauses.append(waited)
         assert pile.ended == ["shaky"], f"after {len(pile.taken)} attempts it has not ended"
         assert pauses[0] == 0.0, "there was a pause before the first attempt"
@@ -158,7 +158,7 @@ class BacklogContract:
         pile, host = Pile(), maker.host(max_attempts=3)
         await host.submit(pile.add("killer", tries=Tries(count=3, last=datetime(2020, 1, 1, tzinfo=UTC))))
         await _idle(host, pile, maker)
-        assert pile.taken == [], "it was taken up a fourth time, with max_attempts=3"
+        assert pile.taken == [], "it was picked up a fourth time, with max_attempts=3"
         assert [run_id for run_id, _, _ in pile.given_up] == ["killer"], f"given up: {pile.given_up}"
 
     async def test_what_another_worker_has_is_left_until_it_is_free(self, maker: WorkerHostMaker) -> None:
@@ -172,7 +172,7 @@ class BacklogContract:
         assert (pile.failures, pile.given_up) == ([], []), "that another worker has the run was taken for a failure"
         pile.runs["elsewhere"].busy = None
         await _idle(host, pile, maker)
-        assert pile.ended == ["elsewhere"], "the other worker is gone, and the run was not taken up"
+        assert pile.ended == ["elsewhere"], "the other worker is gone, and the run was not picked up"
 
     async def test_what_needs_something_that_is_not_here_is_never_given_up(self, maker: WorkerHostMaker) -> None:
         """`NOT_HERE`: another worker may have the tools; this one checks again from time to time."""
@@ -206,7 +206,7 @@ class BacklogContract:
         assert working.cancelled(), "`work` was cancelled, and returned as if it was done"
         assert pile.suspended, "`suspend` was not called: what was in progress is interrupted as by a crash"
         assert pile.running == (), f"`work` is over, and {pile.running} are in progress"
-        assert (pile.wrong, len(pile.taken)) == ([], 2), f"{pile.wrong}; taken up: {pile.taken}"
+        assert (pile.wrong, len(pile.taken)) == ([], 2), f"{pile.wrong}; picked up: {pile.taken}"
         assert (pile.failures, pile.given_up) == ([], []), "that it was stopped was taken for a failure of the runs"
 
     async def test_without_until_idle_it_waits_for_more(self, maker: WorkerHostMaker) -> None:

@@ -93,4 +93,4 @@ def test_a_store_that_is_not_there_or_none_is_named_and_none_is_made(
     assert run(["doctor", "--repair"]) == 2 and "--store URL" in capsys.readouterr().err
     (tmp_path / "text.db").write_text("this is no database, but text that is long enough to be looked at as one" * 20)
     code, _, err = doctor(capsys, "sqlite:///text.db")
-    assert code == 1 and "text.db" in err and "is damaged or no SQLite database" in err
+    assert code == 1 and "text.db" in err and "is damaged or not a SQLite database" in err

@@ -83,7 +83,7 @@ def test_a_log_that_is_gone_is_not_begun_again(tmp_path: Path) -> None:
         (tmp_path / "logs" / "r.jsonl").unlink()
         async with payments.engine(url_of("file", tmp_path)) as engine:
             for verb in (lambda: engine.run(AGENT, "go", run_id="r"), lambda: engine.resume("r"), lambda: engine.verify("r")):
-                with pytest.raises(CorruptLog, match="its log is empty or gone"):
+                with pytest.raises(CorruptLog, match="its log is empty or missing"):
                     await verb()
         assert payments.made == 1
 
@@ -144,7 +144,7 @@ def test_a_seal_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
         async with Payments().engine(url_of("file", tmp_path)) as engine:
             await engine.run(AGENT, "go", run_id="r")
             (tmp_path / "logs" / "r.sealed").write_bytes(b"x" * 1024)
-            with pytest.raises(CorruptLog, match=r"r\.sealed, which says how long its log must be, cannot be read"):
+            with pytest.raises(CorruptLog, match=r"r\.sealed, which has the length of its log, cannot be read"):
                 await engine.resume("r")
             checked = await engine.verify("r")
             assert not checked.ok and "r.sealed" in checked.problem

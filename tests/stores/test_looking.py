@@ -274,7 +274,7 @@ def test_a_copy_whose_write_ahead_log_cannot_be_read_is_not_read_without_it() ->
             path.chmod(0o555 if path.is_dir() else 0o444)
         command = [sys.executable, "-c", READER, f"sqlite:///{copied}/runs.db"]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-        assert done.returncode == 1 and "copy both files to a place where you can write" in done.stderr, done.stderr
+        assert done.returncode == 1 and "copy both files to a writable place" in done.stderr, done.stderr
         (copied / "runs.db-wal").unlink()
         place.chmod(0o755)
         copied.chmod(0o755)

@@ -218,9 +218,9 @@ def test_a_scenario_that_is_used_up_says_so() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: says("x", quirk="emtpy"), "there is no quirk 'emtpy'"),
+        (lambda: says("x", quirk="emtpy"), "'emtpy' is not a quirk"),
         (lambda: says("x", quirk="cut_arguments"), "the quirk 'cut_arguments' needs a call"),
-        (lambda: fails("ratelimited"), "there is no failure 'ratelimited'"),
+        (lambda: fails("ratelimited"), "'ratelimited' is not a failure"),
         (calls, "calls\\(\\) needs a call"),
         (lambda: FakeModel([3]), "a turn is text, says"),
     ],

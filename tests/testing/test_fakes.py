@@ -88,7 +88,7 @@ def test_a_delay_moves_the_clock() -> None:
     result, _ = run(FakeTool("slow", takes_s=30.0, clock=clock), clock=clock)
     assert result.tool_calls[0].latency_ms == 30_000
     for wrong, said in (
-        ({"takes_s": 1.0}, "takes 1 s of no clock"),
+        ({"takes_s": 1.0}, "takes 1 s, but there is no clock"),
         ({"bug": "forgets"}, "there is no bug 'forgets'"),
         ({"args": {"n": bytes}}, "args: n is <class 'bytes'>"),
     ):

@@ -157,7 +157,7 @@ def test_a_strict_script_names_the_first_difference(agent: Agent, goal: str, sai
 def test_what_a_script_lacks_and_what_is_left_over_is_said(script: Path) -> None:
     """A run that goes on for longer than the recording fails; one that ends sooner is found by `done`."""
     planner = RecordedPlanner.from_file(script)
-    with pytest.raises(AssertionError, match="5 of 5 recorded plans were not asked for, the first is that of turn 1 of pass 'main'"):
+    with pytest.raises(AssertionError, match="5 of 5 recorded plans were not used, the first is that of turn 1 of pass 'main'"):
         planner.done()
     short = msgspec.structs.replace(recorded(by_sequence=True), entries=recorded(by_sequence=True).entries[:1])
     result = in_engine(RecordedPlanner(short), whole)

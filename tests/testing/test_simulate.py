@@ -55,7 +55,7 @@ def test_calls_in_doubt_are_told_and_are_no_problem_by_themselves() -> None:
     doubts = [(trial.how, finding) for trial in report.trials for finding in trial.findings if finding.kind == "in_doubt"]
     assert [(how, "it had happened" in finding.what) for how, finding in doubts] == [("after", False), ("before", True)]
     assert {(f.tool, f.call_id, len(f.key)) for _, f in doubts} == {("charge", "main.2.0", 32)}
-    assert all(f.record and "reconcile of charge" in f.next for _, f in doubts)
+    assert all(f.record and "charge a reconcile" in f.next for _, f in doubts)
     with pytest.raises(AssertionError, match="in doubt: charge"):
         report.raise_for_problems(in_doubt=True)
 
@@ -85,7 +85,7 @@ def test_a_tool_that_is_not_idempotent_and_says_so_is_found_by_its_answers() -> 
     assert first.what == "charge(amount=5) happened twice, undisturbed once"
     assert 'worker 1 made call main.2.0 (attempt 1; answered "receipt 1")' in first.why
     assert 'worker 2 made call main.2.0 (attempt 2; answered "receipt 2")' in first.why
-    assert "look up context.idempotency_key" in first.next
+    assert "check context.idempotency_key" in first.next
     event = report.trials[8].records[first.record - 1].event
     assert isinstance(event, e.ToolStarted) and (event.key, event.attempt) == (first.key, 2)
 
@@ -127,7 +127,7 @@ def test_a_reconcile_that_denies_what_happened_is_found() -> None:
     bank = Bank()
     report = simulated(bank, charging(bank, reconcile=lambda key: NotHappened()), faults=["crash", "store_conflict"])
     assert kinds(report) == {"repeated"}
-    assert "The reconcile of charge said that the first had not happened" in report.repeated[0].why
+    assert "The reconcile of charge reported that the first had not happened" in report.repeated[0].why
     assert {trial.fault for trial in report.trials if trial.problems} == {"crash", "store_conflict"}
 
 
@@ -146,8 +146,8 @@ def test_a_planner_that_is_told_of_a_timeout_and_goes_on_all_the_same_is_named(k
         bank, charging(bank, **({"reconcile": honest(bank)} if knows else {})), vague, faults=["tool_timeout"], agent={"on_unknown": "tell"}
     )
     (lost,), (trial,) = report.lost, [trial for trial in report.trials if trial.problems]
-    why = "reconcile said that it had not happened" if knows else "nobody knew whether it had happened"
-    assert lost.why == f"{why}, the planner was told so, and went on as if it had"
+    why = "reconcile answered that it had not happened" if knows else "it may or may not have happened"
+    assert lost.why == f"{why}, the planner was told so, and continued as if it had"
     event = trial.records[lost.record - 1].event
     assert isinstance(event, e.ToolReconciled) and event.call == lost.call_id == "main.1.0"
     doubt = next(finding for finding in trial.findings if finding.kind == "in_doubt")
@@ -169,7 +169,7 @@ def test_a_reconcile_that_claims_what_did_not_happen_is_found() -> None:
     assert kinds(report) == {"lost"}
     (lost,) = report.lost
     assert lost.what.startswith("charge(amount=5) happened not at all, undisturbed once, and the run completed")
-    assert "reconcile of charge said that it had happened" in lost.why
+    assert "reconcile of charge reported that it had happened" in lost.why
     trial = next(trial for trial in report.trials if trial.problems)
     event = trial.records[lost.record - 1].event
     assert isinstance(event, e.ToolReconciled) and event.source == "reconcile"
@@ -186,7 +186,7 @@ def test_an_answer_that_does_not_care_what_became_of_a_call_is_found() -> None:
     bank = Bank()
     report = simulated(bank, sound_without_retries(bank), careless, faults=["tool_timeout"])
     assert kinds(report) == {"lost"}
-    assert "failed (timeout: Tool timed out after 120 s), and the planner went on as if it had not" in report.lost[0].why
+    assert "failed (timeout: Tool timed out after 120 s), and the planner continued as if it had not" in report.lost[0].why
 
 
 def sound_without_retries(bank: Bank) -> Any:
@@ -271,7 +271,7 @@ def test_a_planner_that_remembers_is_found() -> None:
     assert kinds(report) == {"answer"}
     found = report.of("answer")[-1]
     assert "asked 3 times" in found.what
-    assert found.why.startswith(f"the logs part at record {found.record}: ")
+    assert found.why.startswith(f"the logs differ at record {found.record}: ")
     assert not [t for t in report.trials if t.problems and t.same_answer]
 
 
@@ -341,7 +341,7 @@ def test_a_log_that_does_not_come_out_again_is_found() -> None:
 
     report = asyncio.run(simulate(make_engine, agent, "Pay", faults=["slow_model"], at_most=1, reset=bank.reset))
     (found,) = report.of("replay")
-    assert found.record and "not on record" in found.why
+    assert found.record and "not recorded" in found.why
 
 
 def test_a_run_that_does_not_do_the_same_each_time_is_said_to() -> None:
@@ -362,7 +362,7 @@ def test_a_run_that_does_not_do_the_same_each_time_is_said_to() -> None:
     assert not any(trial.injected for trial in report.trials)
     runs[0] = 0
     uneven = simulated(bank, sound(bank), lambda view: (runs.append(0), FinalAnswer(content=len(runs)))[1], faults=["crash"])
-    assert "two undisturbed runs did not do the same" in uneven.notes[0]
+    assert "two undisturbed runs did not behave the same" in uneven.notes[0]
     assert kinds(uneven) == set()
 
 
@@ -473,7 +473,7 @@ def test_a_slow_model_meets_the_bounds_of_time() -> None:
     report.raise_for_problems()
     assert [(trial.status, trial.reason) for trial in report.trials[:2]] == [("stopped", "budget_exhausted")] * 2
     assert report.trials[2].same_answer, "an answer that is there counts"
-    assert all("a bound of time ended it" in finding.why for finding in report.trials[1].findings)
+    assert all("a time limit ended it" in finding.why for finding in report.trials[1].findings)
 
 
 # What a run waits for -----------------------------------------------------------------------------------------------------------
@@ -522,9 +522,9 @@ def test_an_agent_that_does_not_finish_undisturbed_is_refused() -> None:
 def test_another_store_than_the_given_one_is_refused() -> None:
     """Faults could not be injected there."""
     bank = Bank()
-    with pytest.raises(ConfigError, match="make_engine gave an engine on another store"):
+    with pytest.raises(ConfigError, match="make_engine returned an engine on another store"):
         simulated(bank, sound(bank), make_engine=lambda store: Engine(store="ram:", planner=Function(pays)))
-    with pytest.raises(ConfigError, match="make_engine gave NoneType, which is no Engine"):
+    with pytest.raises(ConfigError, match="make_engine returned NoneType, not an Engine"):
         simulated(bank, sound(bank), make_engine=lambda store: None)
 
 
@@ -534,7 +534,7 @@ def test_options_of_a_run_are_handed_on() -> None:
     report = simulated(bank, sound(bank), lambda view: FinalAnswer(content=view.variables["x"]), variables={"x": 7}, faults=["crash"])
     assert report.undisturbed.output == 7
     report.raise_for_problems()
-    with pytest.raises(ConfigError, match="simulate takes no run_id"):
+    with pytest.raises(ConfigError, match="simulate does not take run_id"):
         simulated(bank, sound(bank), run_id="mine")
 
 
@@ -641,7 +641,7 @@ def test_a_planner_that_was_told_that_nobody_knows_and_asks_again_is_found() -> 
     bank = Bank()
     report = simulated(bank, charging(bank), agent={"on_unknown": "tell"}, faults=["crash"])
     assert kinds(report) == {"repeated"}
-    assert "told that nobody knows whether the first had happened, and asked again" in report.repeated[0].why
+    assert "told that the first may or may not have happened, and called again" in report.repeated[0].why
 
 
 def test_an_error_that_says_nothing_leaves_the_run_waiting() -> None:
@@ -660,7 +660,7 @@ def test_an_error_that_says_nothing_leaves_the_run_waiting() -> None:
         return Engine(store=store, planner=Function(pays))
 
     report = simulated(bank, charge, make_engine=make_engine, faults=["slow_model"], at_most=1)
-    assert "call main.2.0 of charge is in doubt, and nobody can know" in report.of("stuck")[0].what
+    assert "call main.2.0 of charge is in doubt, and its outcome cannot be known" in report.of("stuck")[0].what
     assert "give effects=" in report.of("stuck")[0].next
 
 
@@ -737,7 +737,7 @@ def test_the_report_says_what_where_why_and_what_next() -> None:
     ):
         assert part in " ".join(problem.split())
     assert f"which: call main.2.0, key {report.repeated[0].key}, record 13" in problem
-    assert "why:   worker 1 made call main.2.0" in problem and "next:  let charge look up context.idempotency_key" in problem
+    assert "why:   worker 1 made call main.2.0" in problem and "next:  let charge check context.idempotency_key" in problem
     assert max(map(len, problem.splitlines())) <= 120
     with pytest.raises(AssertionError) as failed:
         report.raise_for_problems()

@@ -181,7 +181,7 @@ def _why_missing(attempt: Attempt, known: Doing | None) -> tuple[int, str, str]:
             case e.ToolReconciled(call=call, outcome="happened", source="reconcile") if call == known.call_id:
                 return record.envelope.seq, call, f"the reconcile of {known.tool.name} reported that it had happened, but it had not"
             case e.ToolReconciled(call=call, outcome="not_happened" | "told" as outcome, source=source) if call == known.call_id:
-                said = f"{source} said that it had not happened" if outcome == "not_happened" else "it may or may not have happened"
+                said = f"{source} answered that it had not happened" if outcome == "not_happened" else "it may or may not have happened"
                 return record.envelope.seq, call, f"{said}, the planner was told so, and continued as if it had"
             case e.ToolFinished(call=call, error=error) if call == known.call_id and error is not None:
                 return (

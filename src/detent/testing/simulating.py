@@ -41,8 +41,8 @@ async def simulate(
     `make_engine(store)` creates the engine as in production, on the given store; it is called once for each worker. `effects` returns what happened in
     the world (rows, messages); it exposes a tool that is not idempotent although it is declared so. Without it, a tool's own answers count. `reset` is
     called before each run and restores the world. `approve` decides on requests for approval; `reply` is the answer of the agent's user (a value, or
-    a function of the question). `at_most` limits the fault points of each kind, spread evenly. `slow_s` is the time that a slow model takes on the
-    clock of the run; `patience_s` is the real time that one trial may take. `options` are those of `Engine.run`.
+    a function of the question). `at_most` limits the fault points of each kind, spread evenly. `slow_s` is how long a slow model takes,
+    by the clock of the run; `patience_s` is the real time that one trial may take. `options` are those of `Engine.run`.
 
     Runs are kept in memory. Their clock stands still unless a fault or a wait moves it, and pauses between attempts take no time. Raises
     `UnknownName` for an unknown fault, and `ConfigError` if the undisturbed run does not finish or `make_engine` uses another store.

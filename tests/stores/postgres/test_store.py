@@ -1022,7 +1022,7 @@ def test_an_address_where_no_server_listens_is_named_soon() -> None:
         port = taken.getsockname()[1]
         store = open_store(f"postgresql://ann:secret@127.0.0.1:{port}/db", busy_timeout_s=600, refused_s=0.05)
         with pytest.raises(
-            StoreBusy, match=rf"no server listens.*ann@127.0.0.1:{port}.*nothing was begun.*correct host and port"
+            StoreBusy, match=rf"no server listens.*ann@127.0.0.1:{port}.*nothing was started.*correct host and port"
         ) as caught:
             asyncio.run(store.open())
     assert "secret" not in str(caught.value)
@@ -1288,7 +1288,7 @@ def test_a_pooler_that_loses_the_server_while_a_store_is_opened_is_not_taken_for
     monkeypatch.setattr("stores.postgres.pooler.NO_TRANSACTIONS", b"SFATAL\0C08P01\0Mserver conn crashed?\0\0")
     with (
         Pooler(socket_of(postgres), "tests", mode="statement") as pooler,
-        pytest.raises(StoreBusy, match=r"server conn crashed\?.*Resume when it answers again"),
+        pytest.raises(StoreBusy, match=r"server conn crashed\?.*Resume when the server answers again"),
     ):
         on(pooler.url, _nothing)
 
@@ -1337,7 +1337,7 @@ def test_a_claim_that_no_process_can_have_written_is_named(postgres_url: str) ->
         await store.claim("r")
         assert (await store.wrong_with_claim("r"), await store.wrong_with_claim("nobody's")) == ("", "")
         ask(postgres_url, "UPDATE detent.holders SET pid=pid+1")
-        assert "to be process" in await store.wrong_with_claim("r")
+        assert "names the process" in await store.wrong_with_claim("r")
         ask(postgres_url, "UPDATE detent.holders SET pid=pid-1, host='there/b'")
         assert "host 'there/b'" in await store.wrong_with_claim("r")
         await store.close()

@@ -1,6 +1,6 @@
-"""Contract suites: what every adapter of a seam has to keep, as tests that any pytest project can run against its own.
+"""Contract suites: the promises of every adapter of a seam, as tests that any pytest project can run against its own adapter.
 
-Rule: every check promises something, says where it is documented, and a deliberately broken adapter in `tests/testing/conformance` fails it.
+Rule: every check states a promise and where it is documented, and a deliberately broken adapter in `tests/testing/conformance` fails it.
 Start with the file named after the seam: `store`, `planner`, `tool`, `policy`, ... Files with a longer name are parts of those suites.
 """
 

@@ -1,7 +1,7 @@
 """The contract of an approver, `Engine(approver=...)`, as tests.
 
-An approver carries a request for approval to a person and the answer back: over a chat, a web page, a terminal. A project that has one writes
-an `ApproverMaker`, which makes it with a function in the person's place, and a class with one fixture:
+An approver brings a request for approval to a person and the answer back: over a chat, a web page, a terminal. A project with an approver writes
+an `ApproverMaker`, which creates it with a function in place of the person, and a class with one fixture:
 
     class TestMyApprover(ApproverContract):
         @pytest.fixture
@@ -34,19 +34,19 @@ from detent.tools.functions.function import Tool
 __all__ = ["ApproverContract", "ApproverMaker", "Person"]
 
 Person = Callable[[Approval], bool]
-"""Who decides: returns yes or no, or raises where nobody can be reached. It may be called from any thread."""
+"""The person who decides: returns yes or no, or raises if nobody can be reached. It may be called from any thread."""
 
 
 class ApproverMaker(Maker):
     """Makes approvers."""
 
     def approver(self, person: Person) -> Approver:
-        """Return an approver that asks `person`; where `person` raises, nobody could be reached."""
+        """Return an approver that asks `person`. If `person` raises, nobody could be reached."""
         raise NotImplementedError
 
 
 class _Desk:
-    """An engine whose agent removes accounts, which needs approval."""
+    """An engine with an agent that removes accounts, which needs approval."""
 
     def __init__(self, approver: Approver, *names: str) -> None:
         self.removed: list[str] = []
@@ -78,7 +78,7 @@ def _said(item: Item) -> str:
 
 
 def _request(name: str = "bob") -> Approval:
-    """Return a request by hand."""
+    """Return a handmade request."""
     return Approval(
         run_id="20260301-120000-tidy-up-aaaaaa",
         call_id="main.1.0",
@@ -107,16 +107,16 @@ def _no(_request: Approval) -> bool:
 
 @documented(page="howto/control/approvals.md#who-answers", port="Verdict")
 class ApproverContract:
-    """All that an approver promises. A subclass gives the fixture `maker`."""
+    """The promises of an approver. A subclass gives the fixture `maker`."""
 
     async def test_the_answer_is_true_or_false(self, maker: ApproverMaker) -> None:
-        """Exactly that: an engine takes whatever is truthy for a yes, so that a text "no" would be one."""
+        """The answer is exactly True or False: an engine treats any truthy value as a yes, even the text "no"."""
         for person, expected in ((_yes, True), (_no, False)):
             said = await _answer(maker.approver(person), _request(), maker)
             assert said is expected, f"the person said {'yes' if expected else 'no'}, the approver {said!r}"
 
     async def test_the_person_sees_exactly_the_call_that_will_run(self, maker: ApproverMaker) -> None:
-        """Run, call, tool, arguments, reason and digest reach the person unchanged, and the request is not changed on the way."""
+        """Run, call, tool, arguments, reason and digest reach the person unchanged, and nothing changes the request on the way."""
         seen: list[Approval] = []
 
         def person(request: Approval) -> bool:
@@ -133,7 +133,7 @@ class ApproverContract:
             assert there == getattr(request, name), f"the request has {name} {getattr(request, name)!r}, the person was shown {there!r}"
 
     async def test_after_a_yes_the_call_runs_once(self, maker: ApproverMaker) -> None:
-        """The run goes on in the same program and completes."""
+        """The run continues in the same program and completes."""
         desk = _Desk(maker.approver(_yes), "bob")
         async with desk.engine:
             result = await soon(desk.run(), maker, "the run")
@@ -148,7 +148,7 @@ class ApproverContract:
         assert (result.status, result.output) == ("completed", "approval_rejected")
 
     async def test_where_nobody_can_be_reached_the_run_waits(self, maker: ApproverMaker) -> None:
-        """The approver raises, which decides nothing: no yes and no no of its own. Asked again later, the person is asked again."""
+        """The approver raises and decides nothing itself, neither yes nor no. A later call asks the person again."""
         there: list[bool] = []
 
         def person(request: Approval) -> bool:
@@ -162,11 +162,11 @@ class ApproverContract:
             assert desk.removed == [], "nobody was reached, and it ran"
             assert waiting.status == "waiting_for_approval", f"nobody was reached, and the run is {waiting.status}: {waiting.output}"
             there.append(True)
-            result = await soon(desk.engine.resume(waiting.run_id), maker, "the run, taken up again")
+            result = await soon(desk.engine.resume(waiting.run_id), maker, "the run, picked up again")
         assert (result.status, desk.removed) == ("completed", ["bob"]), "the person is there now, and the call did not run"
 
     async def test_each_call_gets_its_own_answer(self, maker: ApproverMaker) -> None:
-        """Of several calls that wait in one run, those that were approved run, and no other."""
+        """If several calls of one run wait, exactly the approved ones run."""
         desk = _Desk(maker.approver(lambda request: request.args["name"] != "eve"), "ann", "eve", "bob")
         async with desk.engine:
             result = await soon(desk.run(), maker, "the run")
@@ -174,7 +174,7 @@ class ApproverContract:
         assert result.output == "removed ann approval_rejected removed bob"
 
     async def test_a_yes_is_for_one_call_only(self, maker: ApproverMaker) -> None:
-        """The same call in another run is asked about again, and may be refused."""
+        """The same call in another run is asked about again and may be refused."""
         answers = iter([True, False])
         desk = _Desk(maker.approver(lambda request: next(answers)), "bob")
         async with desk.engine:

@@ -37,12 +37,12 @@ class ClockContract:
     """All that a `Clock` promises. A subclass gives the fixture `maker`."""
 
     def test_now_is_utc(self, maker: ClockMaker) -> None:
-        """With its time zone, so that what is recorded here is compared with what was recorded elsewhere."""
+        """The time has its zone, so that records from different places can be compared."""
         now = maker.clock().now()
         assert now.utcoffset() == timedelta(0), f"`now` gave {now!r}, which is not in UTC"
 
     def test_the_monotonic_clock_never_goes_back(self, maker: ClockMaker) -> None:
-        """Seconds, whatever becomes of the wall clock: budgets of time are measured with it."""
+        """Seconds that do not depend on the wall clock: time budgets are measured with them."""
         clock = maker.clock()
         readings = [clock.monotonic() for _ in range(1000)]
         assert all(math.isfinite(reading) for reading in readings)
@@ -50,7 +50,7 @@ class ClockContract:
 
 
 class IdsMaker(Maker):
-    """Makes sources of names. `random`: they are told apart by chance, so that two sources never give the same."""
+    """Makes sources of names. `random`: names are random, so that two sources never give the same one."""
 
     random: bool = True
 
@@ -64,7 +64,7 @@ class IdsContract:
     """All that `Ids` promise. A subclass gives the fixture `maker`."""
 
     def test_a_token_has_the_length_and_the_letters_that_were_asked_for(self, maker: IdsMaker) -> None:
-        """`token(n)` is n characters of a to z and 0 to 9: it becomes part of run ids, file names and URLs."""
+        """`token(n)` has n characters of a to z and 0 to 9, because it becomes part of run ids, file names and URLs."""
         ids = maker.ids()
         for length in (4, 6, 8, 16, 22, 300, 5000):
             token = ids.token(length)
@@ -72,7 +72,7 @@ class IdsContract:
             assert set(token) <= set("abcdefghijklmnopqrstuvwxyz0123456789"), f"token({length}) gave {token[:80]!r}"
 
     def test_no_token_comes_twice(self, maker: IdsMaker) -> None:
-        """Of one source, and of two that are random."""
+        """Names of one source differ, and so do those of two random sources."""
         ids, other = maker.ids(), maker.ids()
         tokens = [ids.token(16) for _ in range(5000)]
         tokens += [other.token(16) for _ in range(5000)] if maker.random else []
@@ -82,7 +82,7 @@ class IdsContract:
 class EmbedderMaker(Maker):
     """Makes embedders.
 
-    asks_models   they ask a model, through the gateway where they are given one
+    asks_models   they ask a model, through the gateway if they get one
     asked()       how many requests have reached it
     """
 
@@ -93,7 +93,7 @@ class EmbedderMaker(Maker):
         raise NotImplementedError
 
     def broken(self) -> Embedder | None:
-        """Return one whose model cannot be reached; None where there can be none."""
+        """Return an embedder whose model cannot be reached; None if that is not possible."""
         return None
 
     def asked(self) -> int:
@@ -105,14 +105,14 @@ TEXTS = ("the cat sat on the mat", "", "Preis: 5 €", "a cat on a mat", "\U0001
 
 
 def _vectors(found: object, embedder: Embedder, count: int) -> Embeddings:
-    """Return the embeddings, which are in good form."""
+    """Return the embeddings; fail if they are malformed."""
     assert isinstance(found, Embeddings), f"`embed` gave a {type(found).__name__}; it gives detent.ports.Embeddings"
     assert len(found.vectors) == count, f"{count} texts gave {len(found.vectors)} vectors"
     lengths = {len(vector) for vector in found.vectors}
     assert len(lengths) <= 1, f"the vectors have different lengths: {sorted(lengths)}"
     assert 0 not in lengths, "the vectors are empty"
-    assert all(math.isfinite(number) for vector in found.vectors for number in vector), "a vector holds what is no number"
-    assert found.model == embedder.model, f"the vectors say that {found.model!r} made them, the embedder is {embedder.model!r}"
+    assert all(math.isfinite(number) for vector in found.vectors for number in vector), "a vector has a value that is not a number"
+    assert found.model == embedder.model, f"the vectors name {found.model!r} made them, the embedder is {embedder.model!r}"
     return found
 
 
@@ -125,7 +125,7 @@ class EmbedderContract:
     """All that an `Embedder` promises. A subclass gives the fixture `maker`."""
 
     async def test_each_text_has_its_vector_in_order(self, maker: EmbedderMaker) -> None:
-        """As many vectors as texts, in their order, of one length, finite, and made by what `model` says."""
+        """As many vectors as texts, in their order, of one length, finite, and from the model that `model` names."""
         embedder = maker.embedder()
         together = _vectors(await embedder.embed(TEXTS), embedder, len(TEXTS))
         for text, vector in zip(TEXTS, together.vectors, strict=True):
@@ -134,7 +134,7 @@ class EmbedderContract:
         assert not _close(together.vectors[0], together.vectors[5]), "two texts that share no word have the same vector"
 
     async def test_no_texts_are_no_vectors(self, maker: EmbedderMaker) -> None:
-        """And nothing is asked for them."""
+        """No texts give no vectors, without a request."""
         before = maker.asked()
         found = await maker.embedder().embed(())
         assert found.vectors == ()
@@ -148,7 +148,7 @@ class EmbedderContract:
         assert len(document.vectors[0]) == len(query.vectors[0])
 
     async def test_a_run_is_charged_once(self, maker: EmbedderMaker) -> None:
-        """Through the gateway of a run each request passes it, and the embeddings say `NOTHING` of usage: the log has it already."""
+        """With the gateway of a run, each request passes it, and the embeddings report `NOTHING` as usage: the log already has it."""
         gateway, before = Gateway(), maker.asked()
         embedder = maker.embedder()
         found = _vectors(await embedder.embed(TEXTS[:2], models=gateway), embedder, 2)
@@ -157,7 +157,7 @@ class EmbedderContract:
         assert not maker.asks_models or gateway.sent >= 1, "nothing passed the gateway"
 
     async def test_a_refusal_of_the_gateway_goes_through(self, maker: EmbedderMaker) -> None:
-        """Where the run's budget is used up nothing is asked."""
+        """If the run's budget is used up, there is no request."""
         if not maker.asks_models:
             pytest.skip("this embedder asks no model")
         before = maker.asked()
@@ -166,7 +166,7 @@ class EmbedderContract:
         assert maker.asked() == before, "the gateway refused, and the model was asked all the same"
 
     async def test_a_model_that_cannot_be_reached_is_a_model_call_failure(self, maker: EmbedderMaker) -> None:
-        """With a message, and never the error of a library."""
+        """The error has a message and is never that of a library."""
         embedder = made(maker.broken(), "fails")
         with pytest.raises(ModelCallFailure) as caught:
             await embedder.embed(TEXTS[:1])

@@ -1,6 +1,6 @@
 """The contracts of `Capabilities` and of a `SecretSource`, as tests.
 
-A project that resolves capabilities, or keeps secrets, in a place of its own writes a maker and a class with one fixture:
+A project that resolves capabilities or keeps secrets in its own place writes a maker and a class with one fixture:
 
     class TestMyVault(SecretSourceContract):
         @pytest.fixture
@@ -28,10 +28,10 @@ __all__ = ["CapabilitiesContract", "CapabilitiesMaker", "Capability", "SecretSou
 
 
 class CapabilitiesMaker(Maker):
-    """Makes what resolves capabilities."""
+    """Makes resolvers of capabilities."""
 
     def capabilities(self, known: Sequence[Capability], environments: Sequence[str] = ()) -> Capabilities:
-        """Return what knows these capabilities, in a process that is these kinds of environment."""
+        """Return a resolver that knows these capabilities, in a process with these kinds of environment."""
         raise NotImplementedError
 
 
@@ -50,27 +50,27 @@ def _resolved(capabilities: Capabilities, *wanted: str, host: Host | None = None
 
 @documented(page="howto/tools/secrets.md", port="Capabilities")
 class CapabilitiesContract:
-    """All that `Capabilities` promise. A subclass gives the fixture `maker`."""
+    """The promises of `Capabilities`. A subclass gives the fixture `maker`."""
 
     def test_an_id_is_its_highest_version(self, maker: CapabilitiesMaker) -> None:
-        """Versions are numbers: 1.10 is above 1.9; "id@version" is that version, and no other."""
+        """Versions are numbers: 1.10 is above 1.9. "id@version" means exactly that version."""
         capabilities = maker.capabilities(_of("1.9", "1.10", "1.2"))
         assert list(_resolved(capabilities, "search").resolved) == ["search@1.10"]
         assert list(_resolved(capabilities, "search@1.9").resolved) == ["search@1.9"]
         assert _resolved(capabilities, "search@3").missing == ("search@3",)
 
     def test_what_is_unknown_is_missing_as_it_was_asked_for(self, maker: CapabilitiesMaker) -> None:
-        """Each once, and the rest is resolved all the same."""
+        """Each is named once, and the rest is still resolved."""
         resolution = _resolved(maker.capabilities(_of("1")), "serach", "search", "other@2", "serach")
         assert sorted(resolution.missing) == ["other@2", "serach"], f"missing are {resolution.missing}"
         assert list(resolution.resolved) == ["search@1"]
 
     def test_nothing_wanted_is_nothing(self, maker: CapabilitiesMaker) -> None:
-        """An agent without capabilities is given none."""
+        """An agent without capabilities gets none."""
         assert _resolved(maker.capabilities(_of("1", scopes=("net",)))) == Resolution(resolved={})
 
     def test_dependencies_come_along_and_cycles_end(self, maker: CapabilitiesMaker) -> None:
-        """All that is needed is resolved, missing or denied with it, however it hangs together."""
+        """All dependencies are resolved, missing or denied with it, in any dependency graph."""
         known = [
             *_of("1", name="report", dependencies=("search", "mail@2")),
             *_of("1", name="search", dependencies=("index",)),
@@ -98,7 +98,7 @@ class CapabilitiesContract:
         assert found == expected, f"denied are {found}"
 
     def test_what_the_host_was_given_is_not_denied(self, maker: CapabilitiesMaker) -> None:
-        """Exactly what was given counts: no other scope, credential or environment stands for it."""
+        """Only the exact given value counts: no other scope, credential or environment replaces it."""
         given = Host(scopes=("mail:send",), credential_refs=("smtp",))
         assert [denied.reason for denied in self._denied(maker, given)] == ["missing_required_environment:server"]
         similar = Host(scopes=("mail:*", "mail"), credential_refs=("SMTP", "smtp2"))
@@ -107,7 +107,7 @@ class CapabilitiesContract:
         assert _resolved(maker.capabilities(known, ("laptop", "server")), "search", host=Host(scopes=("a",))).denied == ()
 
     def test_the_digest_is_that_of_the_descriptor(self, maker: CapabilitiesMaker) -> None:
-        """The same in every process and order; another descriptor has another: a run that goes on says what has changed."""
+        """The digest is the same in every process and order, and differs for another descriptor: a resumed run reports what has changed."""
         one, other = _of("1"), _of("1", name="other")
         first = _resolved(maker.capabilities([*one, *other]), "search", "other").resolved
         second = _resolved(maker.capabilities([*other, *one]), "other", "search", host=Host(tenant="acme")).resolved
@@ -117,7 +117,7 @@ class CapabilitiesContract:
         assert changed["search@1"] != first["search@1"], "the descriptor changed, and its digest did not"
 
     def test_resolving_twice_gives_the_same(self, maker: CapabilitiesMaker) -> None:
-        """It remembers no host and no question."""
+        """A resolver remembers neither hosts nor earlier calls."""
         capabilities = maker.capabilities(_of("1", scopes=("a",)))
         mine, theirs = Host(scopes=("a",)), Host()
         asked = [_resolved(capabilities, "search", host=host) for host in (mine, theirs, mine, theirs)]
@@ -135,20 +135,20 @@ class SecretSourceMaker(Maker):
         raise NotImplementedError
 
     def forget(self, name: str) -> bool:
-        """Take the value of a secret away, while its name stays; return False where that cannot be done."""
+        """Remove the value of a secret but keep its name; return False if that is not possible."""
         return False
 
     def source_by_tenant(self, values: Mapping[tuple[str, str], str]) -> SecretSource:
-        """Return a source in which a secret's value goes by (tenant, name)."""
+        """Return a source with secret values by (tenant, name)."""
         raise NotImplementedError
 
 
 @documented(page="howto/tools/secrets.md", port="SecretSource")
 class SecretSourceContract:
-    """All that a `SecretSource` promises. A subclass gives the fixture `maker`."""
+    """The promises of a `SecretSource`. A subclass gives the fixture `maker`."""
 
     def test_a_secret_is_given_whole_under_its_name(self, maker: SecretSourceMaker) -> None:
-        """`get` gives the very value; `names` lists each name once, and no value."""
+        """`get` returns the exact value; `names` lists each name once, and no value."""
         values = {"token": "sk-ü/+=\t5", "empty-looking": "  x  ", "long": "k" * 5000}
         source = maker.source(values)
         assert {name: source.get(name, Host()) for name in values} == values
@@ -156,7 +156,7 @@ class SecretSourceContract:
         assert sorted(names) == sorted(values), f"the names are {names}"
 
     def test_an_unknown_name_is_none(self, maker: SecretSourceMaker) -> None:
-        """No error, no empty text, and not the value of a similar name: the tool is told that there is none."""
+        """The result is None, not an error, an empty text or the value of a similar name."""
         source = maker.source({"token": "sk-1"})
         for name in ("", "TOKEN", "token ", "token2", "../token", "*"):
             try:
@@ -166,7 +166,7 @@ class SecretSourceContract:
             assert found is None, f"asked for {name!r} it gave a value"
 
     def test_a_value_that_is_gone_is_none(self, maker: SecretSourceMaker) -> None:
-        """Its name is known, its value is not there any more: None, not an error and not what was read before."""
+        """If the name is known but the value is gone, the result is None, not an error and not the old value."""
         source = maker.source({"token": "sk-1", "other": "sk-2"})
         assert source.get("token", Host()) == "sk-1"
         if not maker.forget("token"):
@@ -185,7 +185,7 @@ class SecretSourceContract:
         assert asyncio.run(ask()) == [value for value in values.values() for _ in range(4)]
 
     def test_a_tenant_gets_its_own_value_and_no_other(self, maker: SecretSourceMaker) -> None:
-        """Where values go by tenant, a tenant without one gets None, whoever asked before."""
+        """If values depend on the tenant, a tenant without one gets None, whoever asked before."""
         if not maker.by_host:
             pytest.skip("this source has one value for all")
         source = maker.source_by_tenant({("acme", "token"): "sk-acme", ("other", "token"): "sk-other"})

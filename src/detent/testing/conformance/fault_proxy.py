@@ -14,7 +14,7 @@ Address = tuple[str, int] | str
 
 
 class FaultProxy:
-    """Passes bytes on between clients and the server. Use as `with FaultProxy(address) as proxy:`; clients connect to 127.0.0.1:`port`.
+    """Forwards bytes between clients and the server. Use as `with FaultProxy(address) as proxy:`; clients connect to 127.0.0.1:`port`.
 
     `cut_at(n, loss)` closes the connection of the n-th message that clients send from now on: before the server gets it (`request`), or when
     the server answers it (`reply`). Later connections pass. `cuts` counts what was cut.
@@ -46,7 +46,7 @@ class FaultProxy:
             self._armed = message, loss
 
     def pass_all(self) -> bool:
-        """Cut nothing from now on; return whether something was to be cut and was not."""
+        """Stop cutting; return whether a planned cut did not happen."""
         with self._lock:
             left, self._armed = self._armed is not None, None
         return left
@@ -86,7 +86,7 @@ class FaultProxy:
         _end(client, server)
 
     def _counted(self) -> Loss | None:
-        """Count a message; return what is to be lost of it."""
+        """Count a message; return which part of it to lose."""
         with self._lock:
             if self._armed is None:
                 return None

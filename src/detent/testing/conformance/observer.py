@@ -1,6 +1,6 @@
 """The contract of an `Observer`, as tests.
 
-A project that has an observer writes an `ObserverMaker`, which makes it and says what it has passed on, and a class with one fixture:
+A project with an observer writes an `ObserverMaker`, which creates it and reports what it has passed on, and a class with one fixture:
 
     class TestMyObserver(ObserverContract):
         @pytest.fixture
@@ -64,12 +64,12 @@ class ObserverMaker(Maker):
         raise NotImplementedError
 
     def told(self, observer: Observer) -> Sequence[tuple[str, int]] | None:
-        """Return run id and sequence of every record that `observer` has passed on or kept, in order; None where nobody can tell."""
+        """Return run id and sequence of every record that `observer` has passed on or kept, in order; None if unknown."""
         return None
 
 
 def _events() -> list[e.AnyEvent | None]:
-    """Return an event of every class of the log, with odd contents, and None, which stands for an erased one."""
+    """Return an event of every class of the log, with odd contents, and None for an erased one."""
     made: list[Any] = [None, *(_sample(msgspec.inspect.type_info(kind)) for kind in get_args(e.AnyEvent))]
     result = msgspec.Raw(msgspec.json.encode({"text": ODD, "n": [1, 2.5, None]}))
     made += [
@@ -83,7 +83,7 @@ def _events() -> list[e.AnyEvent | None]:
 
 
 def _sample(kind: msgspec.inspect.Type) -> Any:  # noqa: PLR0911 - one case a type
-    """Return a value of a type: odd texts, and of structs only what they need."""
+    """Return a value of a type: odd texts, and structs with only their required fields."""
     match kind:
         case msgspec.inspect.StructType(cls=cls, fields=fields):
             return cls(**{field.name: _sample(field.type) for field in fields if field.required})
@@ -125,18 +125,18 @@ def _chunk(kind: Any, content: Any) -> Chunk:
 
 
 async def _tell(observer: Observer, record: Record, state: RunState, maker: Maker) -> None:
-    """Tell the observer as an engine does: call, and await what is to be awaited."""
+    """Call the observer as an engine does, and await the result if it is awaitable."""
     what = "erased record" if record.event is None else type(record.event).__name__
     try:
         answer = observer.on_record(record, state)
         if inspect.isawaitable(answer):
             await soon(answer, maker, f"on_record of {what}")
     except Exception as error:  # noqa: BLE001 - what an observer raises is what is looked at
-        pytest.fail(f"`on_record` raised {type(error).__name__} on {what}: {error}; whoever looks on misses it from now on")
+        pytest.fail(f"`on_record` raised {type(error).__name__} on {what}: {error}; users of this observer miss it from now on")
 
 
 async def _ran(observers: Sequence[Observer]) -> tuple[list[bytes], Any]:
-    """Run an agent with these observers and nothing left to chance; return the log and the result."""
+    """Run an agent deterministically with these observers; return the log and the result."""
 
     async def look(args: dict[str, Any], context: ToolContext) -> dict[str, Any]:
         context.progress({"done": 1})
@@ -157,7 +157,7 @@ async def _ran(observers: Sequence[Observer]) -> tuple[list[bytes], Any]:
 
 
 def _outcome(result: Result) -> Any:
-    """Return what a run came to, as its state has it."""
+    """Return the result of a run from its state."""
     state = result.state
     calls = [(item.tool, item.args, item.ok, item.content) for item in result.tool_calls]
     return result.status, result.output, result.usage, calls, state.goal, state.variables, state.agent
@@ -173,10 +173,10 @@ def _timeless(line: bytes) -> bytes:
 
 @documented(page="howto/extend/conformance.md#an-observer", port="Observer")
 class ObserverContract:
-    """All that an `Observer` promises. A subclass gives the fixture `maker`."""
+    """The promises of an `Observer`. A subclass gives the fixture `maker`."""
 
     async def test_every_event_of_the_log_is_taken(self, maker: ObserverMaker) -> None:
-        """Each class of event, an erased record, texts of any length and with any character: nothing of it raises."""
+        """Each class of event, an erased record, texts of any length and with any character: none of them makes it raise."""
         observer = maker.observer()
         for seq, event in enumerate(_events(), start=1):
             await _tell(observer, _record(event, seq), _state(), maker)
@@ -194,7 +194,7 @@ class ObserverContract:
             assert answer is None, f"`on_chunk` returned {answer!r}, which nobody awaits or reads"
 
     async def test_what_it_is_told_stays_as_it_was(self, maker: ObserverMaker) -> None:
-        """Records, states and chunks are the run's and every other observer's too: nothing in them is changed."""
+        """Records, states and chunks are shared with the run and all other observers: the observer does not change them."""
         observer = maker.observer()
         for seq, event in enumerate(_events(), start=1):
             record, state = _record(event, seq), _state()
@@ -207,7 +207,7 @@ class ObserverContract:
             assert chunk.content == content, f"the content of a chunk of the kind {kind} was changed to {chunk.content!r}"
 
     async def test_records_of_several_runs_stay_in_order(self, maker: ObserverMaker) -> None:
-        """Told of runs in turn, it passes on every record once, in the order in which it was told, each as its run's."""
+        """Called for several runs in turn, it passes on every record once, in the order of the calls, each for its own run."""
         observer = maker.observer()
         order = [(f"20260301-120000-tidy-up-{name * 6}", seq) for seq in range(1, 8) for name in ("a" if maker.one_run else "ab")]
         for run, seq in order:
@@ -218,7 +218,7 @@ class ObserverContract:
         assert list(told) == order, f"it was told of {order}, and passed on {list(told)}"
 
     async def test_a_run_is_the_same_with_and_without_it(self, maker: ObserverMaker) -> None:
-        """The log and the result do not differ, and every record of the run was passed on: looking on changes nothing."""
+        """The log and the result are the same as without it, and every record of the run was passed on."""
         observer = maker.observer()
         log, result = await soon(_ran([observer]), maker, "a run with the observer")
         plain, expected = await _ran([])

@@ -1,6 +1,6 @@
 """The contract of a `Planner`, as tests.
 
-A project that has a planner writes a `PlannerMaker`, which makes planners that do what a test wishes, and a class with one fixture:
+A project with a planner writes a `PlannerMaker`, which creates planners for each test, and a class with one fixture:
 
     class TestMyPlanner(PlannerContract):
         @pytest.fixture
@@ -34,12 +34,12 @@ __all__ = ["Gateway", "PlannerContract", "PlannerMaker", "Wish"]
 
 
 def _in_form(plan: Any) -> Plan:
-    """Return the plan; fail unless it is one in good form."""
+    """Return the plan; fail if it is malformed."""
     assert isinstance(plan, Plan), f"`plan` gave a {type(plan).__name__}; it gives a detent.ports.Plan"
     assert plan.actions, "the plan holds no action"
     assert isinstance(plan.actions, tuple), f"the actions are a {type(plan.actions).__name__}; they are a tuple"
     for action in plan.actions:
-        assert isinstance(action, Action), f"{action!r} is no action of detent.core.actions"
+        assert isinstance(action, Action), f"{action!r} is not an action of detent.core.actions"
     controls = [action for action in plan.actions if not isinstance(action, ToolCall)]
     assert not controls or len(plan.actions) == 1, f"the plan mixes or repeats control actions: {plan.actions!r}"
     assert all(call.tool.strip() for call in plan.actions if isinstance(call, ToolCall)), "a call names no tool"
@@ -54,7 +54,7 @@ def _in_form(plan: Any) -> Plan:
     try:
         again = msgspec.json.decode(msgspec.json.encode(said), type=Planned)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        pytest.fail(f"the plan is no JSON data, and so cannot be recorded: {error}")
+        pytest.fail(f"the plan is not JSON data, and so cannot be recorded: {error}")
     assert again.provider_data == plan.provider_data, "the `provider_data` comes back from the log as something else"
     return plan
 
@@ -67,7 +67,7 @@ def _answer(plan: Any) -> str:
 
 
 def _call(plan: Any) -> Plan:
-    """Return the plan; fail unless it is the one call of `look` that was wished for."""
+    """Return the plan; fail unless it is the one expected call of `look`."""
     (action,) = _in_form(plan).actions
     assert isinstance(action, ToolCall), f"expected a call of look, got {action!r}"
     args = msgspec.json.decode(action.args) if isinstance(action.args, str) else action.args
@@ -85,7 +85,7 @@ def _nothing(_run_id: str) -> None:
 
 @documented(page="howto/extend/write-a-planner.md", port="Planner")
 class PlannerContract:
-    """All that a `Planner` promises. A subclass gives the fixture `maker`."""
+    """The promises of a `Planner`. A subclass gives the fixture `maker`."""
 
     # Plans ----------------------------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class PlannerContract:
             assert goal in _answer(await planner.plan(view(maker, goal, run_id=goal)))
 
     async def test_what_tools_gave_reaches_the_planner(self, maker: PlannerMaker) -> None:
-        """The transcript of the view decides the next plan: after the call of a tool, an answer with what it gave."""
+        """The transcript of the view decides the next plan: after a tool call, an answer with its result."""
         planner = _planner(maker, "look")
         first = _call(await planner.plan(view(maker, "look at it")))
         answer = _answer(await planner.plan(view(maker, "look at it", *observed(first))))
@@ -112,7 +112,7 @@ class PlannerContract:
             assert goal in _answer(plan)
 
     async def test_a_planner_made_anew_plans_the_same(self, maker: PlannerMaker) -> None:
-        """What a decision depends on is in the view: another process goes on where the first one stopped."""
+        """Decisions depend only on the view: another process continues where the first one stopped."""
         first, other = _planner(maker, "look"), _planner(maker, "look")
         call = _call(await first.plan(view(maker, "look at it")))
         begin = getattr(other, "begin_run", None)
@@ -122,7 +122,7 @@ class PlannerContract:
         assert SEEN in answer, f"a planner that did not make the first plan answers {answer!r}; what was seen is {SEEN!r}"
 
     async def test_a_run_that_begins_anew_is_planned_as_at_first(self, maker: PlannerMaker) -> None:
-        """After `begin_run`, where a planner has it, nothing is left of what it planned for the run before."""
+        """After `begin_run`, if the planner has it, nothing is left of its plans for the previous run."""
         planner = _planner(maker, "look")
         begin: Callable[[str], None] = getattr(planner, "begin_run", _nothing)
         for _ in range(2):
@@ -130,9 +130,9 @@ class PlannerContract:
             _call(await planner.plan(view(maker, "look at it")))
 
     async def test_a_second_attempt_is_a_plan_too(self, maker: PlannerMaker) -> None:
-        """After a plan that was rejected the planner is asked again, with `attempt` 2 and the reason in `guidance`."""
+        """After a rejected plan the planner is called again, with `attempt` 2 and the reason in `guidance`."""
         planner = _planner(maker, "echo")
-        asked = view(maker, "goal-21", attempt=2, guidance=("The last answer was no plan: it holds no action.",))
+        asked = view(maker, "goal-21", attempt=2, guidance=("The last answer was not a plan: it has no action.",))
         assert "goal-21" in _answer(await planner.plan(asked))
 
     def test_one_event_loop_after_another_is_served(self, maker: PlannerMaker) -> None:
@@ -150,7 +150,7 @@ class PlannerContract:
             assert goal in asyncio.run(once(goal))
 
     async def test_a_run_with_it_completes_and_replays(self, maker: PlannerMaker) -> None:
-        """An engine takes its plans: the tool runs once, the run completes with the answer, and the log comes out again."""
+        """An engine takes its plans: the tool runs once, the run completes with the answer, and a replay gives the same log."""
         ran: list[int] = []
 
         async def look(args: dict[str, Any]) -> str:
@@ -170,7 +170,7 @@ class PlannerContract:
     # No plan --------------------------------------------------------------------------------------------------------------------
 
     async def test_an_answer_that_is_no_plan_is_malformed(self, maker: PlannerMaker) -> None:
-        """`MalformedPlan` with the problem in words and what was said; it is then asked again. Never an empty or a made-up plan."""
+        """`MalformedPlan` with the problem in words and the raw answer; then the planner is called again. Never an empty or invented plan."""
         planner = _planner(maker, "garbage")
         try:
             plan = await planner.plan(view(maker, "goal-41"))
@@ -178,7 +178,7 @@ class PlannerContract:
             assert error.problem.strip(), "it does not say what is wrong"
             assert error.raw.strip(), "it does not say what was answered"
         else:
-            pytest.fail(f"what was said is no plan, and became one: {plan.actions!r}")
+            pytest.fail(f"the answer is not a plan, but it became one: {plan.actions!r}")
 
     async def test_where_no_plan_can_be_had_it_says_so(self, maker: PlannerMaker) -> None:
         """`PlannerFailed` (or `ModelCallFailure`, which is one) with a message; never the error of a library that the kernel cannot know."""
@@ -187,7 +187,7 @@ class PlannerContract:
             plan = await soon(planner.plan(view(maker, "goal-42")), maker, "a plan that cannot be had")
         except PlannerFailed as error:
             assert not isinstance(error, MalformedPlan), (
-                "nothing was answered, so asking again at once does not help: this is no MalformedPlan"
+                "nothing was answered, so asking again at once does not help: this is not a MalformedPlan"
             )
             assert str(error).strip(), "it does not say why"
         except Exception as error:  # noqa: BLE001 - what a planner raises is what is looked at
@@ -196,20 +196,20 @@ class PlannerContract:
             pytest.fail(f"what it asks failed, and it gave {plan.actions!r}")
 
     async def test_a_plan_that_is_cancelled_ends(self, maker: PlannerMaker) -> None:
-        """`asyncio.CancelledError` goes through, at once: the run was cancelled, or its time is up."""
+        """`asyncio.CancelledError` passes through at once: the run was cancelled, or its time is up."""
         planner = _planner(maker, "hang")
         before = maker.asked()
         task = asyncio.ensure_future(planner.plan(view(maker, "goal-43")))
         await until(lambda: task.done() or not maker.asks_models or maker.asked() > before, maker)
         task.cancel()
         await asyncio.wait((task,), timeout=maker.patience_s)
-        assert task.done(), f"it goes on {maker.patience_s:g} s after it was cancelled"
+        assert task.done(), f"it runs on for {maker.patience_s:g} s after it was cancelled"
         assert task.cancelled(), f"cancelled, it gave {task.exception() or task.result()!r}; let CancelledError through"
 
     # Models ---------------------------------------------------------------------------------------------------------------------
 
     async def test_every_request_to_a_model_passes_the_gateway(self, maker: PlannerMaker) -> None:
-        """As many requests reach the model as pass `view.models`: what does not pass is neither bounded nor charged nor on record."""
+        """As many requests reach the model as pass `view.models`: any other request is neither bounded nor charged nor recorded."""
         _asks(maker)
         gateway, before = Gateway(), maker.asked()
         _answer(await _planner(maker, "echo").plan(view(maker, "goal-51", models=gateway)))
@@ -217,10 +217,10 @@ class PlannerContract:
         assert maker.asked() - before == gateway.sent, (
             f"{maker.asked() - before} requests reached the model, {gateway.sent} passed the gateway"
         )
-        assert gateway.purposes[0] == "plan", f"the first call says that it is for {gateway.purposes[0]!r}; it is for 'plan'"
+        assert gateway.purposes[0] == "plan", f"the first call names {gateway.purposes[0]!r}; it is for 'plan'"
 
     async def test_a_refusal_of_the_gateway_ends_the_plan(self, maker: PlannerMaker) -> None:
-        """What the gateway raises goes through as it is, and nothing reaches the model: a bound is a bound, and there is no way round."""
+        """Errors of the gateway pass through unchanged, and nothing reaches the model: a planner cannot bypass a limit."""
         _asks(maker)
         gateway, before = Gateway(refuses=True), maker.asked()
         with pytest.raises(Refused):
@@ -238,7 +238,7 @@ class PlannerContract:
         assert all(limit is not None and limit <= 300 for limit in asked), f"the gateway said 300, the requests allowed {asked}"
 
     async def test_what_is_streamed_is_text_of_two_kinds(self, maker: PlannerMaker) -> None:
-        """Pieces that are emitted are `text` or `thinking`, and strings; they go to people's screens."""
+        """Emitted pieces are `text` or `thinking`, and strings, because people see them on their screens."""
         _asks(maker)
         gateway = Gateway()
         _answer(await _planner(maker, "echo").plan(view(maker, "goal-54", models=gateway)))

@@ -1,4 +1,4 @@
-"""Where the planners of a contract test come from, and what its tests share: views, and a gateway that counts."""
+"""The makers of planners for the contract tests, and shared helpers: views, and a counting gateway."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ LOOK = ToolSpec(
     concurrency_safe=True,
 )
 SEEN = "seen-41"
-"""What `look` gives."""
+"""The result of `look`."""
 
 
 class PlannerMaker(Maker):
-    """Makes planners that behave as a test wishes, whatever it is that they ask: a model, rules, a script.
+    """Makes planners with a given behaviour, whatever they ask: a model, rules, a script.
 
-    asks_models    they ask models, and so have to do it through `view.models`
-    asked()        how many requests have reached what they ask
-    limits()       how many output tokens each of these requests allowed, None where it said nothing
+    asks_models    they ask models, and so must do it through `view.models`
+    asked()        how many requests have reached the asked model, rules or script
+    limits()       how many output tokens each of these requests allowed, None if not given
     """
 
     asks_models: bool = False
     agent: AgentSpec = AgentSpec(name="desk")
 
     def planner(self, wish: Wish) -> Planner | None:
-        """Return a new planner, None where there can be none that does this.
+        """Return a new planner, None if there is none with this behaviour.
 
         echo     gives a final answer that contains the goal of the view
-        look     calls the tool `look` with {"x": 7}, and then gives a final answer that contains what it gave
-        garbage  what it asks says something that is no plan
-        broken   what it asks fails
-        hang     what it asks never answers
+        look     calls the tool `look` with {"x": 7}, and then gives a final answer that contains its result
+        garbage  the answer that it gets is not a plan
+        broken   its request fails
+        hang     its request is never answered
         """
         raise NotImplementedError
 
@@ -64,11 +64,11 @@ class PlannerMaker(Maker):
 
 
 class Refused(Exception):
-    """What the gateway of a run raises to end a turn; no business of a planner."""
+    """The exception by which the gateway of a run ends a turn; a planner must not handle it."""
 
 
 class Gateway:
-    """A run's gateway for tests: it passes requests on and keeps what passed.
+    """A run's gateway for tests: it forwards requests and keeps them.
 
     `refuses`: it lets nothing pass and raises `Refused`. `limit`: the most output tokens that a request may ask for.
     """
@@ -93,7 +93,7 @@ class Gateway:
         """Send once, or refuse."""
         self.purposes.append(purpose)
         if self.refuses:
-            raise Refused("nothing is left of the budget")
+            raise Refused("the budget is used up")
         asked = [limit for limit in (max_output_tokens, self.limit) if limit is not None]
         self.sent += 1
         answer = await send(min(asked) if asked else None)
@@ -106,7 +106,7 @@ class Gateway:
 
 
 def view(maker: PlannerMaker, goal: str, *items: Item, models: Models | None = None, run_id: str = "run", **fields: Any) -> View:
-    """Return what a planner sees of a run on `goal` after these items, made anew."""
+    """Return a new view of a run on `goal` after these items."""
     return View(
         goal=goal,
         agent=maker.agent,
@@ -123,7 +123,7 @@ def view(maker: PlannerMaker, goal: str, *items: Item, models: Models | None = N
 
 
 def observed(plan: Plan, content: Any = SEEN) -> list[Item]:
-    """Return the items of a turn in which `plan`, a call, was carried out and gave `content`."""
+    """Return the items of a turn in which the call `plan` was executed and returned `content`."""
     call: Any = plan.actions[0]
     recorded = Planned(actions=plan.actions, text=plan.text, thinking=plan.thinking, model=plan.model, provider_data=plan.provider_data)
     observation = Item(

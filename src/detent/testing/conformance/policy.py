@@ -1,6 +1,6 @@
 """The contracts of a `Policy` and of a `Guard`, as tests.
 
-A project that has a policy writes a `PolicyMaker`, which makes it, and a class with one fixture; the same with `GuardMaker` for a guard:
+A project with a policy writes a `PolicyMaker`, which creates it, and a class with one fixture; for a guard, a `GuardMaker`:
 
     class TestMyPolicy(PolicyContract):
         @pytest.fixture
@@ -62,10 +62,10 @@ def _shown(call: Call) -> str:
 
 @documented(page="howto/control/approvals.md#a-policy-of-your-own", port="Policy")
 class PolicyContract:
-    """All that a `Policy` promises. A subclass gives the fixture `maker`."""
+    """The promises of a `Policy`. A subclass gives the fixture `maker`."""
 
     def test_every_call_gets_a_verdict_in_good_form(self, maker: PolicyMaker) -> None:
-        """At once, not awaited: a `Verdict` of data that can be recorded, with at least one approver and an expiry above 0, if any."""
+        """A policy returns synchronously: a `Verdict` of recordable data, with at least one approver and an expiry above 0, if any."""
         policy = maker.policy()
         for call, state in _cases(maker):
             verdict = _decided(policy, call, state)
@@ -76,7 +76,7 @@ class PolicyContract:
             assert again == verdict, f"the verdict on {_shown(call)} comes back from the log as {again!r}, it was {verdict!r}"
 
     def test_every_verdict_names_its_rule_and_a_refusal_its_reason(self, maker: PolicyMaker) -> None:
-        """`rule` says what decided, and what does not simply allow says why: planner, approver and `detent explain` show it."""
+        """`rule` names what decided, and every verdict but a plain allow has a reason: planner, approver and `detent explain` show it."""
         policy = maker.policy()
         for call, state in _cases(maker):
             verdict = _decided(policy, call, state)
@@ -84,7 +84,7 @@ class PolicyContract:
             assert verdict.decision == "allow" or verdict.reason.strip(), f"{verdict.decision} for {_shown(call)}, without a reason"
 
     def test_the_same_call_and_state_give_the_same_verdict(self, maker: PolicyMaker) -> None:
-        """Whatever was decided before, in whatever order, by this object or an equal one: a policy remembers nothing."""
+        """A policy remembers nothing: earlier decisions of this object or an equal one, in any order, change nothing."""
         cases = _cases(maker)
         first, second = maker.policy(), maker.policy()
         forwards = [_decided(first, *case) for case in cases]
@@ -104,7 +104,7 @@ class PolicyContract:
         assert not read, f"`decide` read {', '.join(dict.fromkeys(read))}; what it needs of the world is in the state, or nowhere"
 
     def test_deciding_changes_neither_call_nor_state(self, maker: PolicyMaker) -> None:
-        """The arguments that are decided on are those that run; the state belongs to the run."""
+        """A policy changes neither the arguments, which run as decided, nor the state, which belongs to the run."""
         policy = maker.policy()
         for call, state in _cases(maker):
             before = msgspec.json.encode(call), as_bytes(state)
@@ -113,7 +113,7 @@ class PolicyContract:
             assert as_bytes(state) == before[1], f"the state was changed when {_shown(call)} was decided"
 
     def test_what_may_ask_is_known_beforehand(self, maker: PolicyMaker) -> None:
-        """Where some call asks for approval, `may_ask` says so of its tool: a run whose calls nobody could approve does not begin."""
+        """If a call may ask for approval, `may_ask` is true for its tool: a run whose calls nobody could approve does not begin."""
         policy = maker.policy()
         for call, state in _cases(maker):
             if _decided(policy, call, state).decision != "require_approval":
@@ -121,7 +121,7 @@ class PolicyContract:
             assert policy.may_ask(call.tool) is True, f"{_shown(call)} asks for approval, and may_ask of its tool says no"
 
     def test_what_is_not_offered_is_never_allowed(self, maker: PolicyMaker) -> None:
-        """Where a policy has `offers(tool, state)` and it says no, every call of that tool is denied or stopped."""
+        """If a policy has `offers(tool, state)` and it returns no, every call of that tool is denied or stopped."""
         policy = maker.policy()
         offers = getattr(policy, "offers", None)
         if offers is None:
@@ -133,7 +133,7 @@ class PolicyContract:
             assert decision in ("deny", "stop"), f"{call.tool.name} is not offered, and {_shown(call)} gets {decision}"
 
     def test_the_version_is_that_of_equal_policies(self, maker: PolicyMaker) -> None:
-        """`version` is text and constant: it stands beside every decision, and a run that goes on under another one says so."""
+        """`version` is a constant text: every decision records it, and a run that continues with another version reports that."""
         policy = maker.policy()
         assert isinstance(policy.version, str), f"the version is {policy.version!r}; it is text"
         assert policy.version.strip(), "the version is blank"
@@ -144,7 +144,7 @@ class PolicyContract:
         assert maker.policy().version == before, f"an equal policy has the version {maker.policy().version!r}, this one {before!r}"
 
     def test_the_version_is_the_same_in_every_process(self, maker: PolicyMaker) -> None:
-        """Another process, with another order of its sets, gives an equal policy the same version."""
+        """An equal policy in another process, with another order of sets, has the same version."""
         if maker.child is None:
             pytest.skip("no other process can make this policy")
         for seed in ("1", "2", "77"):
@@ -174,10 +174,10 @@ def _blocks(guard: Any, call: Call, kernel: Any, run: Any) -> Block | None:
 
 @documented(page="howto/extend/extending.md#a-guard", port="Guard")
 class GuardContract:
-    """All that a `Guard` promises. A subclass gives the fixture `maker`."""
+    """The promises of a `Guard`. A subclass gives the fixture `maker`."""
 
     def test_every_call_passes_or_is_blocked_for_a_reason(self, maker: GuardMaker) -> None:
-        """At once, not awaited: None, or a `Block` whose reason tells the planner in words what to do otherwise."""
+        """A guard returns synchronously: None, or a `Block` with a reason that tells the planner in words what to do instead."""
         guard = maker.guard()
         for call, kernel, run in _guard_cases(maker):
             said = _blocks(guard, call, kernel, run)
@@ -186,7 +186,7 @@ class GuardContract:
                 assert said.reason.strip(), f"{_shown(call)} is blocked without a reason"
 
     def test_the_same_call_and_states_give_the_same_answer(self, maker: GuardMaker) -> None:
-        """Whatever was asked before, in whatever order, of this guard or an equal one: a guard remembers nothing that decides."""
+        """A guard remembers nothing that decides: earlier calls of this guard or an equal one, in any order, change nothing."""
         cases = _guard_cases(maker)
         first, second = maker.guard(), maker.guard()
         forwards = [_blocks(first, *case) for case in cases]
@@ -206,7 +206,7 @@ class GuardContract:
         assert not read, f"the guard read {', '.join(dict.fromkeys(read))}; what it needs of the world is in the states, or nowhere"
 
     def test_a_guard_changes_nothing(self, maker: GuardMaker) -> None:
-        """Neither call nor states: the arguments that are checked are those that run."""
+        """A guard changes neither call nor states: the checked arguments are those that run."""
         guard = maker.guard()
         for call, kernel, run in _guard_cases(maker):
             before = msgspec.json.encode(call), as_bytes(kernel), as_bytes(run)

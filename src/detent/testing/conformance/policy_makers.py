@@ -1,4 +1,4 @@
-"""Where the policies and guards of a contract test come from, and what its tests share: calls, states, and a world that may not be read."""
+"""The makers of policies and guards for the contract tests, and shared helpers: calls, states, and a watch on forbidden reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAMES = ("look", "put", "remove", "exec", "spawn_subagent", "mcp__x")
 class PolicyMaker(Maker):
     """Makes policies.
 
-    `child` is Python source that binds `policy` to an equal policy in another process; None where that cannot be had.
+    `child` is Python source that binds `policy` to an equal policy in another process; None if that is not possible.
     """
 
     child: str | None = None
@@ -46,11 +46,11 @@ class PolicyMaker(Maker):
         raise NotImplementedError
 
     def tools(self) -> Sequence[ToolSpec]:
-        """Return declarations of tools about which the policy has something to say."""
+        """Return declarations of tools that the policy treats specially."""
         return ()
 
     def calls(self) -> Sequence[Call]:
-        """Return calls about which the policy has something to say, beside those that the tests make."""
+        """Return calls that the policy treats specially, in addition to those of the tests."""
         return ()
 
 
@@ -62,7 +62,7 @@ class GuardMaker(Maker):
         raise NotImplementedError
 
     def calls(self) -> Sequence[Call]:
-        """Return calls about which the guard has something to say, beside those that the tests make."""
+        """Return calls that the guard treats specially, in addition to those of the tests."""
         return ()
 
 
@@ -136,7 +136,7 @@ def _hook(event: str, _args: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def world_watched() -> Generator[list[str]]:
-    """Note what is read of the world inside: clocks, random sources, the environment, files, the network; `datetime.now` goes unseen."""
+    """Note every read of the outside world in this block: clocks, random sources, the environment, files, the network; `datetime.now` goes unseen."""
     global _watching, _hooked  # noqa: PLW0603 - an audit hook stays for the life of the process
     if not _hooked:
         sys.addaudithook(_hook)

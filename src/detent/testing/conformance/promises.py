@@ -1,4 +1,4 @@
-"""What the suites have in common: a check that fails says what is promised and where, and coroutine checks get an event loop of their own."""
+"""Shared code of the suites: a failed check shows the promise and where it is documented; coroutine checks get their own event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Maker:
     """Makes the adapters of one test; the root of what the fixture `maker` of a suite returns.
 
     `open` and `close` are awaited on the test's event loop around it: for servers that the adapters need. `patience_s` is how long a check
-    waits for something that must happen before it says that it did not.
+    waits for something that must happen before it fails.
     """
 
     patience_s: float = 30.0
@@ -32,7 +32,7 @@ class Maker:
 
 
 def documented(*, page: str, port: str) -> Callable[[ContractT], ContractT]:
-    """Let the checks of a suite say, when they fail, what is promised (their docstring) and where: a page of `docs` and a name in `ports`."""
+    """Make failed checks of a suite show the promise (their docstring) and where it is documented: a page of `docs` and a name in `ports`."""
 
     def decorate(suite: ContractT) -> ContractT:
         for name, check in list(vars(suite).items()):
@@ -80,7 +80,7 @@ async def _between(makers: list[Maker], body: Coroutine[Any, Any, None]) -> None
 
 
 def as_bytes(value: Any) -> bytes:
-    """Return a state or another struct as JSON, its owned sequences and maps as plain ones; to see whether it was changed."""
+    """Return a state or another struct as JSON with plain sequences and maps, to detect changes."""
     return msgspec.json.encode(value, enc_hook=_plain)
 
 
@@ -89,7 +89,7 @@ def _plain(owned: Any) -> Any:
 
 
 async def soon(work: Awaitable[T], maker: Maker, what: str) -> T:
-    """Return what `work` gives; fail the test where it takes more than the maker's patience."""
+    """Return the result of `work`; fail the test if it takes longer than the maker's patience."""
     task = asyncio.ensure_future(work)
     done, _ = await asyncio.wait((task,), timeout=maker.patience_s)
     if not done:
@@ -99,7 +99,7 @@ async def soon(work: Awaitable[T], maker: Maker, what: str) -> T:
 
 
 async def until(true: Callable[[], object], maker: Maker) -> None:
-    """Wait until something is true, at the latest until the maker's patience is at an end; give what was begun some turns of the loop."""
+    """Wait until something is true, at most for the maker's patience, and then give pending work some turns of the loop."""
     loop = asyncio.get_running_loop()
     end, turns = loop.time() + maker.patience_s, 0
     while turns < 20 or not true():
@@ -110,7 +110,7 @@ async def until(true: Callable[[], object], maker: Maker) -> None:
 
 
 def made(adapter: T | None, wish: str) -> T:
-    """Return the adapter; skip the test where the maker has none that does this."""
+    """Return the adapter; skip the test if the maker has none with this behaviour."""
     if adapter is None:
         pytest.skip(f"there is no adapter here that does this: {wish}")
     return adapter

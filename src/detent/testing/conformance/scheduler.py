@@ -1,6 +1,6 @@
 """The contract of a `Scheduler`, as tests.
 
-A project that has a scheduler writes a `SchedulerMaker`, which makes it, and a class with one fixture:
+A project with a scheduler writes a `SchedulerMaker`, which creates it, and a class with one fixture:
 
     class TestMyScheduler(SchedulerContract):
         @pytest.fixture
@@ -40,17 +40,17 @@ class SchedulerMaker(Maker):
         raise NotImplementedError
 
     def one_at_a_time(self) -> Scheduler | None:
-        """Return a new scheduler that lets one call run at a time, whoever asks; None where there is none."""
+        """Return a new scheduler that runs one call at a time, whoever asks; None if there is none."""
         return None
 
 
 def job(name: str, start: Callable[[], Awaitable[Any]], *, tool: str = "look") -> Job:
-    """Return a job that is known by a name."""
+    """Return a job with a name."""
     return Job(run_id="run-1", call_id=name, tool=ToolSpec(name=tool, side_effect="read", concurrency_safe=True), start=start)
 
 
 class Work:
-    """Jobs that say when they begin and end; those that are named in `held` end when they are let go."""
+    """Jobs that note when they begin and end; those named in `held` end when they are released."""
 
     def __init__(self, *held: str) -> None:
         self.begun: list[str] = []
@@ -60,7 +60,7 @@ class Work:
 
     @property
     def running(self) -> set[str]:
-        """The names of those that have begun and not ended."""
+        """The names of the jobs that have begun and not ended."""
         return {name for name in self.begun if name not in self.ended}
 
     def let_go(self, *names: str) -> None:
@@ -69,7 +69,7 @@ class Work:
             self._held[name].set()
 
     def job(self, name: str, *, error: Exception | None = None, tool: str = "look", slow_to_stop: int = 0) -> Job:
-        """Return a job that gives its name, or raises `error`; a cancelled one ends after `slow_to_stop` more turns of the loop."""
+        """Return a job that returns its name or raises `error`. If cancelled, it ends after `slow_to_stop` more turns of the loop."""
 
         async def start() -> str:
             self.begun.append(name)
@@ -90,16 +90,16 @@ class Work:
 
 
 def _came_to(found: Sequence[Any]) -> list[Any]:
-    """Return what a group gave, with the texts of exceptions in their place."""
+    """Return the results of a group, with texts in place of exceptions."""
     return [f"{type(one).__name__}: {one}" if isinstance(one, BaseException) else one for one in found]
 
 
 @documented(page="howto/tools/write-a-tool.md#how-many-at-once", port="Scheduler")
 class SchedulerContract:
-    """All that a `Scheduler` promises. A subclass gives the fixture `maker`."""
+    """The promises of a `Scheduler`. A subclass gives the fixture `maker`."""
 
     async def test_every_job_begins_once(self, maker: SchedulerMaker) -> None:
-        """As many as there are, one alone too, and none where there are none."""
+        """Any number of jobs, also a single one or none."""
         scheduler = maker.scheduler()
         for count in (0, 1, 2, 7, 40):
             work, names = Work(), [f"c{n}" for n in range(count)]
@@ -108,7 +108,7 @@ class SchedulerContract:
             assert list(found) == names, f"jobs that gave {names} came to {list(found)}"
 
     async def test_results_stand_in_the_order_of_the_jobs(self, maker: SchedulerMaker) -> None:
-        """In whatever order they begin and end: of jobs that end from the last to the first, where they run at the same time."""
+        """Results keep the order of the jobs, in whatever order they begin and end, also if they end from the last to the first."""
         work, names = Work("c0", "c1", "c2", "c3"), ["c0", "c1", "c2", "c3"]
         running = asyncio.ensure_future(maker.scheduler().run([work.job(name) for name in names]))
         await until(lambda: len(work.begun) == len(names), _brief(maker))
@@ -118,7 +118,7 @@ class SchedulerContract:
         assert list(await soon(running, maker, "a group that was let go")) == names
 
     async def test_what_one_job_raises_ends_no_other(self, maker: SchedulerMaker) -> None:
-        """The exception stands in its place among the results, and the others run to their end."""
+        """The exception has its place among the results, and the other jobs run to their end."""
         work = Work("last")
         jobs = [work.job("c0", error=ValueError("no")), work.job("c1"), work.job("c2", error=TimeoutError("late")), work.job("last")]
         running = asyncio.ensure_future(maker.scheduler().run(jobs))
@@ -127,11 +127,11 @@ class SchedulerContract:
         try:
             found = await soon(running, maker, "a group of which two jobs fail")
         except (ValueError, TimeoutError) as error:
-            raise AssertionError(f"the group raised what one of its jobs raised: {error!r}; it stands among the results") from error
+            raise AssertionError(f"the group raised what one of its jobs raised: {error!r}; it belongs among the results") from error
         assert _came_to(found) == ["ValueError: no", "c1", "TimeoutError: late", "last"]
 
     async def test_a_cancellation_reaches_every_job_and_is_waited_for(self, maker: SchedulerMaker) -> None:
-        """It is raised when all that have begun have ended, however long they take to stop; none begins after it."""
+        """It is raised after all begun jobs have ended, however long they take to stop; none begins after it."""
         work, names = Work("c0", "c1", "c2"), ["c0", "c1", "c2"]
         running = asyncio.ensure_future(maker.scheduler().run([work.job(name, slow_to_stop=50) for name in names]))
         await until(lambda: len(work.begun) == len(names), _brief(maker))
@@ -145,7 +145,7 @@ class SchedulerContract:
         assert work.begun == begun, f"these began after the cancellation: {work.begun[len(begun) :]}"
 
     async def test_two_groups_at_once_stay_apart(self, maker: SchedulerMaker) -> None:
-        """Each comes to what its own jobs gave; to cancel one, or a job of it that fails, is nothing to the other."""
+        """Each group gets its own results; cancelling one, or a failed job in it, does not affect the other."""
         scheduler, work, other = maker.scheduler(), Work(), Work("held")
         cancelled = asyncio.ensure_future(scheduler.run([other.job("held"), other.job("more", error=ValueError("no"))]))
         groups = [asyncio.ensure_future(scheduler.run([work.job(f"{group}{n}") for n in range(6)])) for group in "abc"]
@@ -157,7 +157,7 @@ class SchedulerContract:
             await soon(cancelled, maker, "a group that was cancelled")
 
     async def test_a_job_may_have_a_group_of_its_own(self, maker: SchedulerMaker) -> None:
-        """A tool that runs an agent waits for calls of the same scheduler: also where there is one place, four deep, and of one tool."""
+        """A tool that runs an agent waits for calls of the same scheduler, even with one place, four levels deep, and for one tool."""
         for make in (maker.scheduler, maker.one_at_a_time):
             scheduler = make()
             if scheduler is None:
@@ -176,7 +176,7 @@ class SchedulerContract:
             assert found[0][1][2][0] == "a1.1", f"the results of inner groups are mixed up: {found[0][1]}"
 
     async def test_jobs_run_in_the_context_of_who_gave_them(self, maker: SchedulerMaker) -> None:
-        """They see the context variables of the caller, which say of which pass they are; what one sets no other sees."""
+        """Jobs see the context variables of the caller, which identify their pass; what one job sets, no other sees."""
         scheduler, seen = maker.scheduler(), list[str]()
 
         async def start() -> None:
@@ -209,7 +209,7 @@ class SchedulerContract:
         assert list(found) == [f"c{n}" for n in range(20)]
 
     async def test_what_waits_for_its_turn_can_be_cancelled(self, maker: SchedulerMaker) -> None:
-        """It never begins, nobody waits for it, and who stands behind it comes to its turn."""
+        """It never begins, nobody waits for it, and those queued after it get their turn."""
         scheduler, work = made(maker.one_at_a_time(), "lets one call run at a time"), Work("first", "second")
         first = asyncio.ensure_future(scheduler.run([work.job("first")]))
         await until(lambda: work.begun, maker)
@@ -229,7 +229,7 @@ class SchedulerContract:
         assert work.most == 1, f"one at a time, and {work.most} ran"
 
     def test_one_event_loop_after_another_is_served(self, maker: SchedulerMaker) -> None:
-        """Each `run_sync` of a program has its own; one that ended in the middle of a call leaves nothing behind."""
+        """Each `run_sync` of a program has its own loop; one that ended in the middle of a call leaves nothing behind."""
         scheduler = maker.scheduler()
 
         async def leaves() -> None:
@@ -248,13 +248,13 @@ class SchedulerContract:
             assert [one for group in asyncio.run(works()) for one in group] == [f"{group}{n}" for group in "ab" for n in range(20)]
 
     async def test_a_run_is_the_same_with_and_without_it(self, maker: SchedulerMaker) -> None:
-        """The same observations in the same order, and a log that an engine without it replays: what it decides is time."""
+        """The observations and their order are the same, and an engine without it replays the log: it only decides timing."""
         ran: list[Any] = []
         for scheduler in (maker.scheduler(), None):
 
             @tool(side_effect="read")
             async def look(x: int) -> int:
-                """Look, and take longer the earlier it was asked for."""
+                """Look, and take longer the earlier the call came."""
                 for _ in range(5 - x):
                     await asyncio.sleep(0)
                 if x == 2:
@@ -279,7 +279,7 @@ class SchedulerContract:
         assert ran[0] == ran[1], f"with the scheduler {ran[0]}, without one {ran[1]}"
 
     def test_bounds_hold_over_groups(self, maker: SchedulerMaker) -> None:
-        """One at a time is one of all groups, those that are made inside of a call included."""
+        """One at a time means one of all groups, including those created inside a call."""
 
         async def main() -> int:
             scheduler, work = made(maker.one_at_a_time(), "lets one call run at a time"), Work()
@@ -296,7 +296,7 @@ class SchedulerContract:
 
 
 class _Brief(Maker):
-    """Waits a little for what a scheduler need not do: it may let fewer calls run at once than there are."""
+    """Waits a little for optional behaviour: a scheduler may run fewer calls at once than there are."""
 
     patience_s = 0.05
 

@@ -1,6 +1,6 @@
 """The contract of an `EventStore`, as tests.
 
-A project that has a store writes a `Place` for it and a class with one fixture:
+A project with a store writes a `Place` for it and a class with one fixture:
 
     class RedisPlace(Place):
         def store(self, *, now=None, host=None, monotonic=None):
@@ -11,8 +11,8 @@ A project that has a store writes a `Place` for it and a class with one fixture:
         def place(self):
             return RedisPlace(...)
 
-A place that also says where its `server` listens, and makes stores that go `through` another address, has the connection cut at every message.
-Each test gets a place of its own. All stores that one place makes share the same runs; each is another holder of claims.
+If a place also names its `server` and returns stores that go `through` another address, tests cut the connection at every message.
+Each test gets its own place. All stores of one place share the same runs; each is another holder of claims.
 """
 
 from __future__ import annotations
@@ -43,4 +43,4 @@ class StoreContract(
     WakeContract,
     FaultContract,
 ):
-    """All that an `EventStore` promises. A subclass gives the fixture `place`."""
+    """The promises of an `EventStore`. A subclass gives the fixture `place`."""

@@ -1,4 +1,4 @@
-"""What an `EventStore` promises of what tenants have used: every append that happened is charged, once."""
+"""The promises of an `EventStore` about usage of tenants: every append that happened is charged exactly once."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -28,7 +28,7 @@ class AccountContract:
     """Accounts of tenants."""
 
     def test_what_appends_spend_adds_up_by_tenant_and_day(self, place: Place) -> None:
-        """All runs together, each dimension for itself; "since a day" holds that day and later ones; other tenants have their own."""
+        """The account sums all runs, each dimension separately; "since a day" includes that day and later ones; other tenants have their own account."""
 
         async def body(store: EventStore) -> None:
             assert await store.spent("acme", DAY) == used(0)
@@ -49,7 +49,7 @@ class AccountContract:
         run_on(place, body)
 
     def test_an_append_that_is_refused_charges_nothing(self, place: Place) -> None:
-        """Neither for a sequence that others reached first, nor for a run that is not there; the one that then succeeds charges once."""
+        """No charge for a conflicting append or for a run that does not exist; the append that then succeeds charges once."""
 
         async def body(store: EventStore) -> None:
             await write(store, "run", range(1, 3), spent=used(1))
@@ -65,7 +65,7 @@ class AccountContract:
         run_on(place, body)
 
     def test_all_holders_charge_one_account(self, place: Place) -> None:
-        """Appends of several stores at once, to runs of their own: nothing is lost, and each sees what all have charged."""
+        """Several stores append at once to their own runs: nothing is lost, and each sees all charges."""
 
         async def body(*stores: EventStore) -> None:
             async def spend(name: int, store: EventStore) -> None:
@@ -81,7 +81,7 @@ class AccountContract:
         run_on_several(place, body, count=3)
 
     def test_what_was_spent_outlives_its_run_and_the_store(self, place: Place) -> None:
-        """A deleted or erased run has been paid for; a store that is closed and opened again knows as much."""
+        """The usage of a deleted or erased run still counts, also after closing and reopening the store."""
 
         async def before(store: EventStore) -> None:
             for name in ("gone", "erased", "kept"):
@@ -99,7 +99,7 @@ class AccountContract:
             run_on(place, after)
 
     def test_a_killed_process_charged_what_it_committed(self, place: Place) -> None:
-        """After SIGKILL at any moment, and with the next append of the run, the account is the sum of the appends that are there."""
+        """After SIGKILL at any moment, and with the next append of the run, the account is the sum of the existing appends."""
         if place.child is None:
             pytest.skip("no other process can reach this store")
         body = (

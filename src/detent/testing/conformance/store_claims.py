@@ -1,4 +1,4 @@
-"""What an `EventStore` promises of claims: one living holder, whatever became of others."""
+"""The promises of an `EventStore` about claims: one living holder, whatever happens to others."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -35,7 +35,7 @@ class ClaimContract:
     """The right to advance a run."""
 
     def test_a_claim_keeps_other_stores_out_until_it_is_released(self, place: Place) -> None:
-        """`RunBusy` names the holder; claiming again is nothing new for the holder; other runs are free; only the holder can release."""
+        """`RunBusy` names the holder; the holder may claim again; other runs are free; only the holder can release."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             await first.claim("run")
@@ -54,7 +54,7 @@ class ClaimContract:
         run_on_several(place, body)
 
     def test_of_claims_at_once_exactly_one_is_granted(self, place: Place) -> None:
-        """However many stores ask in the same moment."""
+        """Exactly one store gets the claim, however many ask at the same moment."""
 
         async def body(*stores: EventStore) -> None:
             for n in range(10):
@@ -64,7 +64,7 @@ class ClaimContract:
         run_on_several(place, body, count=4)
 
     def test_closing_releases_all_claims(self, place: Place) -> None:
-        """A store that was closed holds nothing."""
+        """A closed store holds nothing."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             for name in ("run", "other"):
@@ -76,7 +76,7 @@ class ClaimContract:
         run_on_several(place, body)
 
     def test_a_killed_process_holds_nothing(self, place: Place) -> None:
-        """While the process lives the run is busy; the moment it was killed, with no chance to tidy up, the run is free."""
+        """While the process lives, the run is busy; the moment it is killed, without any cleanup, the run is free."""
         if place.child is None:
             pytest.skip("no other process can reach this store")
         holder = child_of(place, "await store.claim('run'); print('claimed', flush=True); await asyncio.sleep(600)")
@@ -98,7 +98,7 @@ class ClaimContract:
             end(holder)
 
     def test_a_child_process_of_a_tool_keeps_no_claim_alive(self, place: Place) -> None:
-        """A killed holder is dead although a process that it started still runs."""
+        """A killed holder is dead even if a process that it started still runs."""
         if place.child is None:
             pytest.skip("no other process can reach this store")
         body = (
@@ -106,7 +106,7 @@ class ClaimContract:
             "    import subprocess, sys\n"
             "    work = 'import sys; print(1, flush=True); sys.stdin.read()'\n"
             "    tool = subprocess.Popen([sys.executable, '-c', work], close_fds=False, stdout=subprocess.PIPE)\n"
-            "    tool.stdout.readline()\n"  # it runs, and so has let go of what is not its own
+            "    tool.stdout.readline()\n"  # it runs, so it has closed what is not its own
             "    print('claimed', flush=True); await asyncio.sleep(600)"
         )
         holder = child_of(place, body)
@@ -124,7 +124,7 @@ class ClaimContract:
             end(holder)
 
     def test_a_holder_on_another_host_lives_as_long_as_its_lease(self, place: Place) -> None:
-        """Its claim stands until the lease has run out, renewing extends it, and then it learns that it lost the run."""
+        """Its claim lasts until the lease runs out, and renewing extends it; afterwards it learns that it lost the run."""
         clock = [1_000_000.0]
 
         async def test() -> None:
@@ -153,7 +153,7 @@ class ClaimContract:
         asyncio.run(test())
 
     def test_a_holder_on_the_same_host_lives_as_long_as_its_lease(self, place: Place) -> None:
-        """A process that is there and stands still loses its runs; what does not count is how the wall clock jumps, or how long the machine slept."""
+        """A process that exists but hangs loses its runs; jumps of the wall clock and sleep of the machine do not count."""
         wall, here = [1_000_000.0], [50.0]
 
         async def test() -> None:
@@ -179,7 +179,7 @@ class ClaimContract:
         asyncio.run(test())
 
     def test_no_append_is_made_under_a_claim_that_was_taken_over(self, place: Place) -> None:
-        """`ClaimLost` for who stood still, however the log looks, and nothing has changed; an append that names no claim is none of that."""
+        """A holder that hung gets `ClaimLost`, whatever the log has, and nothing changes; an append without a claim is not affected."""
         here = [50.0]
 
         async def test() -> None:
@@ -218,7 +218,7 @@ class ClaimContract:
         asyncio.run(test())
 
     def test_an_append_names_the_claim_that_its_run_has(self, place: Place) -> None:
-        """Of a run that nobody has, or somebody else, nothing is written under a claim, not even its first record."""
+        """For a run that nobody or somebody else holds, no append with a claim is written, not even the first record."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             number = await first.claim("run")
@@ -236,7 +236,7 @@ class ClaimContract:
         run_on_several(place, body)
 
     def test_a_claim_does_not_need_the_run_to_exist(self, place: Place) -> None:
-        """Whoever starts a run claims it first; that does not make it a run."""
+        """A run is claimed before its first append; the claim alone does not create the run."""
 
         async def body(store: EventStore) -> None:
             await store.claim("run")
@@ -248,7 +248,7 @@ class ClaimContract:
         run_on(place, body)
 
     def test_what_a_store_writes_as_a_claim_is_in_order(self, place: Place) -> None:
-        """A store that reads claims (`ReadsClaims`) finds nothing wrong with its own: held, held elsewhere, given back, or of nobody."""
+        """A store that reads claims (`ReadsClaims`) finds no fault with its own claims: held, held elsewhere, released, or never taken."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             await write(first, "run", range(1, 3))

@@ -1,4 +1,4 @@
-"""What an `EventStore` over a connection promises when that is cut at any message: all or nothing, once, and it goes on."""
+"""The promises of an `EventStore` whose connection is cut at any message: all or nothing, once, and it keeps working."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -18,7 +18,7 @@ from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import Place, head_of, line, outcome, write
 
 MOST = 40
-"""Messages of one operation after which a test stops looking for its end."""
+"""The maximum number of messages of one operation in a test."""
 
 Attempt = Callable[[EventStore, str], Awaitable[Any]]
 Happened = Callable[[EventStore, str], Awaitable[bool]]
@@ -32,7 +32,7 @@ def _losses() -> Iterator[tuple[Loss, int]]:
 
 
 def _under_faults(place: Place, body: Callable[[EventStore, EventStore, FaultProxy], Awaitable[None]]) -> None:
-    """Run the body with a store whose connections pass a proxy, and one that is connected directly."""
+    """Run the body with a store behind a proxy and a directly connected one."""
     if place.server is None:
         pytest.skip("this store has no connection that could be cut")
 
@@ -45,7 +45,7 @@ def _under_faults(place: Place, body: Callable[[EventStore, EventStore, FaultPro
         finally:
             proxy.pass_all()
             for store in (faulty, direct):
-                closing = asyncio.ensure_future(outcome(store.close()))  # one that hangs keeps no test from its verdict
+                closing = asyncio.ensure_future(outcome(store.close()))  # a hanging store does not block the test's result
                 await asyncio.wait((closing,), timeout=place.patience_s)
 
     with FaultProxy(place.server) as proxy:
@@ -53,7 +53,7 @@ def _under_faults(place: Place, body: Callable[[EventStore, EventStore, FaultPro
 
 
 async def _ended(attempt: Awaitable[Any], place: Place, what: str) -> Exception | None:
-    """Return the error of an attempt, which must end, and be one that the kernel knows."""
+    """Return the error of an attempt. It must end, and the error must be one that the kernel knows."""
     try:
         error = await asyncio.wait_for(outcome(attempt), place.patience_s)
     except TimeoutError:
@@ -67,7 +67,7 @@ class FaultContract:
     """A connection that is cut at any message."""
 
     def test_an_append_that_is_cut_off_happened_once_or_not_at_all(self, place: Place) -> None:
-        """Records, head, consumed signals and charges together; one that was answered well is there; never a `Conflict` with itself."""
+        """Records, head, consumed signals and charges change together; a confirmed append exists; it never conflicts with itself."""
 
         async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
             for durable in (False, True):
@@ -103,13 +103,13 @@ class FaultContract:
             assert await _reserved(direct, run) != there, f"{what}: what it gives back is {'still' if there else 'no longer'} reserved"
             assert used == int(there), f"{what} was charged {used} times, and is {'there' if there else 'not there'}"
             await _ended(write(faulty, run, range(len(records) + 1, len(records) + 2)), place, "the append after it")
-            assert await direct.read(run) == [line(n) for n in range(1, len(records) + 2)], "the store does not go on after a cut"
+            assert await direct.read(run) == [line(n) for n in range(1, len(records) + 2)], "the store does not work after a cut"
         assert len(done) == 2, f"an append takes more than {MOST} messages, or does not pass the proxy"
         assert proxy.cuts, "nothing of an append passed the proxy"
 
     @pytest.mark.parametrize("name", ["post", "reserve", "put_blob", "delete_blob", "put_snapshot", "erase", "delete"])
     def test_what_is_cut_off_can_be_done_again(self, place: Place, name: str) -> None:
-        """Other writes too happen once or not at all; done again they come to the same; one that was answered well has happened."""
+        """Other writes also happen once or not at all; repeating them gives the same result; a confirmed one has happened."""
         attempt, happened = OPERATIONS[name]
 
         async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
@@ -135,7 +135,7 @@ class FaultContract:
         _under_faults(place, body)
 
     def test_erasing_that_is_cut_off_makes_no_tombstone_of_a_tombstone(self, place: Place) -> None:
-        """Whatever the store tries by itself: every line is as it was, or the tombstone of what it was."""
+        """Whatever the store retries, every line is unchanged, or is its own tombstone."""
 
         async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
             done: set[Loss] = set()
@@ -157,7 +157,7 @@ class FaultContract:
         _under_faults(place, body)
 
     def test_a_claim_that_is_cut_off_is_held_once(self, place: Place) -> None:
-        """Taken again it is held, others are kept out, and when it is released they are not; nobody holds it for ever."""
+        """A repeated claim is held and keeps others out; after the release they can take it; nobody holds it for ever."""
 
         async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
             done: set[Loss] = set()
@@ -179,7 +179,7 @@ class FaultContract:
         _under_faults(place, body)
 
     def test_a_release_that_is_cut_off_keeps_nobody_from_the_run(self, place: Place) -> None:
-        """Whether it raises or not, the claim goes although its holder lives on: at once where it was answered well, else when the store can."""
+        """Whether it raises or not, the claim is released although its holder lives: at once if confirmed, else as soon as the store can."""
 
         async def body(faulty: EventStore, direct: EventStore, proxy: FaultProxy) -> None:
             done: set[Loss] = set()

@@ -1,4 +1,4 @@
-"""What an `EventStore` promises of inboxes and of the listing."""
+"""The promises of an `EventStore` about inboxes and the listing."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -34,7 +34,7 @@ class InboxContract:
     """Signals."""
 
     def test_signals_wait_in_order_until_an_append_consumes_them(self, place: Place) -> None:
-        """They come back oldest first, whole, for the runs that were asked for, and are gone with the append that names them."""
+        """Signals come back oldest first and whole for the requested runs, and disappear with the append that names them."""
 
         async def body(store: EventStore) -> None:
             for name in ("run", "other", "third"):
@@ -53,7 +53,7 @@ class InboxContract:
         run_on(place, body)
 
     def test_posting_an_id_again_is_one_signal_even_after_it_was_consumed(self, place: Place) -> None:
-        """The first of an id stays; one that was consumed does not come back; another run may use the same id."""
+        """The first signal with an id stays; a consumed one does not come back; another run may use the same id."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             await write(first, "run", range(1, 2))
@@ -73,7 +73,7 @@ class InboxContract:
         run_on_several(place, body)
 
     def test_signals_of_another_store_are_seen(self, place: Place) -> None:
-        """Polling sees what another instance posted, also after it saw nothing before."""
+        """Polling finds what another instance posted, also after an empty poll."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             await write(first, "run", range(1, 2))
@@ -86,7 +86,7 @@ class InboxContract:
         run_on_several(place, body)
 
     def test_posting_to_an_unknown_run_is_an_error(self, place: Place) -> None:
-        """`RunNotFound`, and nothing waits there when the run begins later."""
+        """`RunNotFound`; and no signal waits if the run begins later."""
 
         async def body(store: EventStore) -> None:
             with pytest.raises(RunNotFound):
@@ -97,7 +97,7 @@ class InboxContract:
         run_on(place, body)
 
     def test_posting_to_a_run_that_was_erased_is_an_error(self, place: Place) -> None:
-        """`RunErased`, also for a cancellation, and where the run goes on from one that was erased: nobody takes such a signal, and its words would stay."""
+        """`RunErased`, also for a cancellation, and for a run that continues from an erased one: nobody would consume the signal, and its text would stay."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             for reason in ("erased", "parent_erased"):
@@ -117,7 +117,7 @@ class InboxContract:
         run_on_several(place, body)
 
     def test_nothing_waits_for_a_run_that_was_erased_or_deleted_while_signals_were_posted(self, place: Place) -> None:
-        """Each of them is either gone with the run, or was refused to whoever sent it."""
+        """Each signal is either gone with the run, or was refused to its sender."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             for n in range(ROUNDS):
@@ -139,9 +139,9 @@ class InboxContract:
         run_on_several(place, body)
 
     def test_an_inbox_has_room_for_so_many_undecided_signals_and_for_every_cancellation(self, place: Place) -> None:
-        """The next one is refused to whoever sends it; not where it is there already, not a cancellation, not a timer, and not once one is decided.
+        """The next signal is refused. Not refused: one that is already there, a cancellation, a timer, or a signal once one is decided.
 
-        Otherwise somebody who floods an inbox fills the store, or keeps a run from being ended. What a payload holds makes no signal another.
+        Otherwise somebody who floods an inbox fills the store, or keeps a run from being ended. The payload does not make two signals different.
         """
 
         async def body(first: EventStore, second: EventStore) -> None:
@@ -196,7 +196,7 @@ class InboxContract:
         run_on_several(place, body)
 
     def test_an_append_of_no_records_makes_an_intent_durable_that_is_there(self, place: Place) -> None:
-        """An ordinary append had taken it along: what is there is durable then. A cancellation, the sequence and the claim refuse it as they do records."""
+        """Such an append makes earlier ordinary appends durable. A cancellation, the sequence and the claim refuse it like records."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             head, number = head_of("run", 3, digest="three"), await first.claim("run")
@@ -218,7 +218,7 @@ class InboxContract:
         run_on_several(place, body)
 
     def test_no_intent_is_recorded_once_posting_a_cancellation_has_returned(self, place: Place) -> None:
-        """One store appends intents as fast as it can, another posts a cancellation: what is there as that returns is all that there will be."""
+        """One store appends intents as fast as it can, another posts a cancellation: once the post returns, no further intent is added."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             async def appends(run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What an `EventStore` promises over its life: opening, closing, other processes, crashes."""
+"""The promises of an `EventStore` over its life: opening, closing, other processes, crashes."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -68,7 +68,7 @@ loop.run_until_complete(use("parent", 5))
 print("parent", flush=True)
 loop.run_forever()
 """
-"""The child is done with the store before the parent goes on."""
+"""The child finishes with the store before the parent continues."""
 
 
 @documented(page="howto/extend/write-a-store.md", port="EventStore")
@@ -76,7 +76,7 @@ class LifeContract:
     """Opening, closing, other processes."""
 
     def test_a_closed_store_refuses_and_can_be_opened_again(self, place: Place) -> None:
-        """Closing twice is nothing; every call on a closed store is a `StoreError`; the runs are there after opening."""
+        """Closing twice is harmless; every call on a closed store raises `StoreError`; the runs are there after opening."""
 
         async def test() -> None:
             store, other = place.store(), place.store()
@@ -116,7 +116,7 @@ class LifeContract:
         asyncio.run(test())
 
     def test_closing_waits_for_what_was_begun(self, place: Place) -> None:
-        """Appends under way when the store is closed are answered, and what was answered well is there."""
+        """Appends that are pending at the close get an answer, and confirmed ones exist."""
 
         async def test() -> None:
             store, other = place.store(), place.store()
@@ -127,7 +127,7 @@ class LifeContract:
             results = await asyncio.gather(*tasks, return_exceptions=True)
             await other.open()
             for n, result in enumerate(results):
-                assert result is None, f"an append that was handed over before closing gave {result!r}"
+                assert result is None, f"an append that was submitted before closing gave {result!r}"
                 assert len(await other.read(f"run-{n}")) == 3
             await other.close()
 
@@ -199,7 +199,7 @@ class LifeContract:
         run_on(place, check)
 
     def test_a_store_is_closed_in_another_loop_than_it_was_used_in(self, place: Place) -> None:
-        """Its loop was closed under it, or stands still: `close` neither waits for that loop nor keeps a claim, and the store opens again."""
+        """If its loop is closed or hangs, `close` neither waits for that loop nor keeps a claim, and the store can be opened again."""
         for name, closed in (("closed", True), ("stopped", False)):
             store, loop = place.store(), asyncio.new_event_loop()
 
@@ -228,7 +228,7 @@ class LifeContract:
                 loop.close()
 
     def test_a_forked_child_is_another_holder_of_the_same_store(self, place: Place) -> None:
-        """What was used before `os.fork()` is used in the child once it is opened there, and by the parent; claims stay with who took them."""
+        """What was used before `os.fork()` is used in the child once it is opened there, and by the parent; claims stay with their holder."""
         if place.child is None:
             pytest.skip("no other process can reach this store")
         with subprocess.Popen([sys.executable, "-c", _FORKING.format(place=place.child)], stdin=PIPE, stdout=PIPE) as parent:
@@ -254,7 +254,7 @@ class LifeContract:
                 parent.kill()
 
     def test_what_a_killed_process_had_committed_is_there(self, place: Place) -> None:
-        """Every append that was answered survives SIGKILL, and no part of one that was not."""
+        """Every confirmed append survives SIGKILL; an unconfirmed one is there entirely or not at all."""
         if place.child is None:
             pytest.skip("no other process can reach this store")
         body = (

@@ -1,4 +1,4 @@
-"""What an `EventStore` promises of records: order, isolation, fencing, atomicity."""
+"""The promises of an `EventStore` about records: order, isolation, fencing, atomicity."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -29,7 +29,7 @@ class LogContract:
     """Records: order, isolation, fencing, atomicity."""
 
     def test_records_come_back_byte_equal_and_in_order(self, place: Place) -> None:
-        """What `append` took, `read` gives back, whole or from any place on."""
+        """`read` returns what `append` stored, as a whole or from any position."""
 
         async def body(store: EventStore) -> None:
             await write(store, "run", range(1, 4))
@@ -80,7 +80,7 @@ class LogContract:
         run_on(place, body)
 
     def test_an_append_with_a_wrong_sequence_is_refused_and_changes_nothing(self, place: Place) -> None:
-        """`Conflict` says how many records there are; neither records, nor head, nor inbox have changed."""
+        """`Conflict` has the number of records; records, head and inbox are unchanged."""
 
         async def body(store: EventStore) -> None:
             await write(store, "run", range(1, 4))
@@ -104,7 +104,7 @@ class LogContract:
         run_on(place, body)
 
     def test_of_many_appends_at_one_place_exactly_one_wins(self, place: Place) -> None:
-        """Concurrent appends of one store with the same expected sequence: one is there, all others got `Conflict`."""
+        """Concurrent appends of one store with the same expected sequence: one succeeds, all others get `Conflict`."""
 
         async def body(store: EventStore) -> None:
             for seq in range(0, 12, 2):
@@ -163,7 +163,7 @@ class LogContract:
         run_on_several(place, body)
 
     def test_one_runs_conflict_fails_no_other(self, place: Place) -> None:
-        """Of appends that are committed together, those that fit are there, whatever became of their neighbours."""
+        """Of appends that are committed together, the fitting ones succeed, whatever happens to the others."""
 
         async def body(store: EventStore) -> None:
             names = [f"run-{n}" for n in range(12)]
@@ -201,7 +201,7 @@ class LogContract:
         run_on(place, body)
 
     def test_a_cancelled_append_happened_entirely_or_not_at_all(self, place: Place) -> None:
-        """Whoever is cancelled while appending finds all of it or nothing, and the store goes on."""
+        """A cancelled append happens entirely or not at all, and the store keeps working."""
 
         async def body(store: EventStore) -> None:
             seq = 0
@@ -222,7 +222,7 @@ class LogContract:
         run_on(place, body)
 
     def test_large_and_unusual_records_come_back_byte_equal(self, place: Place) -> None:
-        """Five megabytes in one record; all of Unicode's odd corners; records that look like a store's own marks."""
+        """Five megabytes in one record; odd Unicode characters; records that look like a store's own marks."""
 
         async def body(store: EventStore) -> None:
             texts = ["\x00\x1f\x7f", "\u2028\u2029\x85", "\U0001f600 ñ 漢字 \u202e", '"}\\n{"', "\\u0000", "x" * 5_000_000]
@@ -238,7 +238,7 @@ class LogContract:
         run_on(place, body)
 
     def test_the_head_is_the_one_of_the_last_append(self, place: Place) -> None:
-        """Every field of the listing entry comes back as the last append gave it, times to the microsecond."""
+        """Every field of the listing entry comes back as in the last append, times to the microsecond."""
 
         async def body(store: EventStore) -> None:
             first = head_of("run", 1, goal="g" * 3000, agent="a", tenant="t", parent="p", goal_id="root")

@@ -1,4 +1,4 @@
-"""What an `EventStore` promises of blobs and snapshots, of erasing, deleting and tidying up."""
+"""The promises of an `EventStore` about blobs and snapshots, erasing, deleting and tidying up."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -30,7 +30,7 @@ class PartsContract:
     """Blobs and snapshots, erasing, deleting, tidying up."""
 
     def test_blobs_are_kept_by_run_and_key(self, place: Place) -> None:
-        """Also before the run's first record; the last of a key stays; any text may be a key."""
+        """Also before the run's first record; the last blob of a key stays; any text may be a key."""
 
         async def body(store: EventStore) -> None:
             keys = ["sha256:ab/cd", "..", ".", "a b", "ñ", "a%2Fb", "", "A" * 100, ".hidden", "a/../../b"]
@@ -51,7 +51,7 @@ class PartsContract:
         run_on(place, body)
 
     def test_a_blob_is_compared_with_its_digest_on_every_read(self, place: Place) -> None:
-        """What is kept under a SHA-256 is that content or `CorruptLog`, which names it; it is listed, and can be replaced and deleted."""
+        """A blob under its SHA-256 has that content, or reading it raises `CorruptLog` with its name; it is listed and can be replaced and deleted."""
 
         async def body(store: EventStore) -> None:
             key = sha256(b"whole").hexdigest()
@@ -95,7 +95,7 @@ class PartsContract:
         run_on_several(place, body)
 
     def test_a_listing_entry_is_written_again_without_a_record(self, place: Place) -> None:
-        """As a damaged entry is mended: an append of nothing has the same fence, and lists show the new entry."""
+        """This mends a damaged entry: an empty append has the same fence, and lists show the new entry."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             await write(first, "run", range(1, 4))
@@ -111,7 +111,7 @@ class PartsContract:
         run_on_several(place, body)
 
     def test_a_store_that_is_examined_names_what_it_has_and_no_damage_where_there_is_none(self, place: Place) -> None:
-        """Where it can be (`Examines`): all its runs, what belongs to none, and it changes nothing."""
+        """If supported (`Examines`): it reports all runs and what belongs to none, and changes nothing."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             await write(first, "run", range(1, 4))
@@ -133,7 +133,7 @@ class PartsContract:
         run_on_several(place, body)
 
     def test_the_latest_snapshot_is_kept(self, place: Place) -> None:
-        """One a run: a later one replaces it, an earlier one does not."""
+        """Each run has one snapshot: a later one replaces it, an earlier one does not."""
 
         async def body(store: EventStore) -> None:
             await write(store, "run", range(1, 10))
@@ -192,7 +192,7 @@ class PartsContract:
         run_on(place, body)
 
     def test_erasing_names_the_claim_under_which_it_is_done(self, place: Place) -> None:
-        """`ClaimLost` where the run's claim has another number, or there is none, and nothing is erased: whoever took the run over goes on with it."""
+        """`ClaimLost` if the run's claim has another number or is missing, and nothing is erased: the new holder continues the run."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             await write(first, "run", range(1, 4))
@@ -212,7 +212,7 @@ class PartsContract:
         run_on_several(place, body)
 
     def test_deleting_removes_the_run_and_all_that_belongs_to_it(self, place: Place) -> None:
-        """Nothing of it is left when a run of that name begins anew; other runs are as they were; an unknown run is an error."""
+        """Nothing is left if a run with that id begins again; other runs are unchanged; an unknown run is an error."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             for name in ("run", "other"):
@@ -241,7 +241,7 @@ class PartsContract:
         run_on_several(place, body)
 
     def test_a_run_that_is_being_deleted_has_its_blobs_as_long_as_it_is_listed(self, place: Place) -> None:
-        """Who finds a blob missing, and then the entry there, knows that nobody was deleting the run; so a fork finds out that its parent goes."""
+        """If a blob is missing and the entry then exists, nobody was deleting the run; so a fork can notice that its parent is being deleted."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             for n in range(20):

@@ -1,4 +1,4 @@
-"""Where the stores of a contract test come from, and what its tests share."""
+"""The places of stores for the contract tests, and shared helpers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LEASE_S = 30.0
 class Place:
     """Where the stores of one test keep their runs.
 
-    `persistent`: the runs are there when all stores were closed and a new one is made. `child`: Python source that binds `store` to a store
-    at this place, for tests with several processes; None where no other process can reach it. `server`: where the server listens that the
-    stores are connected to, for tests that cut the connection; None where there is none. `patience_s`: how long such tests wait for an end.
-    `leased`: whether claims have leases although no other process can reach the store.
+    `persistent`: the runs survive closing all stores, and a new store finds them. `child`: Python source that binds `store` to a store at this place,
+    for tests with several processes; None if no other process can reach it. `server`: the address of the stores' server, for tests that cut the
+    connection; None if there is none. `patience_s`: how long such tests wait for an end. `leased`: whether claims have leases although no other
+    process can reach the store.
     """
 
     persistent: bool = True
@@ -41,7 +41,7 @@ class Place:
     ) -> EventStore:
         """Return another store at this place, not opened yet: with these clocks for leases, and as if on this host.
 
-        `now` is for holders on other hosts, `monotonic` for those on the same one; with either of them nothing renews but `EventStore.renew`.
+        `now` is for holders on other hosts, `monotonic` for those on the same one; with either of them only `EventStore.renew` renews.
         """
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ def line(number: int, text: str = "") -> bytes:
 
 
 async def write(store: EventStore, run_id: str, numbers: range, **options: Any) -> None:
-    """Append records with these numbers after as many as the first says, less one."""
+    """Append records with these numbers; the first number minus one is the expected sequence."""
     lines = [line(number) for number in numbers]
     await store.append(run_id, numbers[0] - 1, lines, head=head_of(run_id, numbers[-1]), **options)
 

@@ -1,4 +1,4 @@
-"""What an `EventStore` promises of what runs reserve in their tenant's account: it is decided one after another, and never forgotten too early."""
+"""The promises of an `EventStore` about reservations in a tenant's account: decided one after another, never forgotten too early."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -20,18 +20,18 @@ DAY = "2026-03-01"
 
 
 def amount(tokens: int = 0, *, tenant: str = "acme", **more: Any) -> Spent:
-    """Return what is spent or reserved."""
+    """Return spent or reserved amounts."""
     return Spent(tenant=tenant, day=DAY, tokens=tokens, **more)
 
 
 def asking(run_id: str, amounts: dict[str, Spent], limits: Mapping[str, float] | None = None, **more: Any) -> Reservation:
-    """Return what is asked for; it lasts an hour."""
+    """Return a request for a reservation of one hour."""
     fields: dict[str, Any] = {"tenant": "acme", "since": DAY, "lasts_s": 3600, **more}
     return Reservation(run_id=run_id, amounts=amounts, limits=dict(limits or {}), **fields)
 
 
 async def account(store: EventStore, run_id: str = "reader", **more: Any) -> Balance:
-    """Return what the account says to another run."""
+    """Return the account as another run sees it."""
     return await store.reserve(asking(run_id, {}, **more))
 
 
@@ -40,7 +40,7 @@ class ReservationContract:
     """Reservations in the accounts of tenants."""
 
     def test_what_does_not_fit_beside_the_account_and_all_reservations_is_refused_whole(self, place: Place) -> None:
-        """Each bound for itself, only for what is asked for; other tenants, and other days, are accounts of their own."""
+        """Each bound counts separately, and only for requested amounts; other tenants and other days have their own accounts."""
 
         async def body(store: EventStore) -> None:
             await write(store, "one", range(1, 2), spent=amount(40, model_calls=3))
@@ -64,7 +64,7 @@ class ReservationContract:
         run_on(place, body)
 
     def test_a_name_stands_for_one_amount(self, place: Place) -> None:
-        """What is reserved under it again takes the place of what was, which does not count against it; also nothing, at any bound."""
+        """A new reservation with the same name replaces the old one, which does not count against it; also an empty one, at any bound."""
 
         async def body(store: EventStore) -> None:
             for tokens in (70, 100, 60):
@@ -78,7 +78,7 @@ class ReservationContract:
         run_on(place, body)
 
     def test_an_append_gives_back_what_it_names(self, place: Place) -> None:
-        """Of its own run alone, and all of it where it names none; not an append that is refused."""
+        """Only reservations of its own run, and all of them if it names none; a refused append returns nothing."""
 
         async def body(store: EventStore) -> None:
             for run_id in ("one", "two"):
@@ -101,7 +101,7 @@ class ReservationContract:
         run_on(place, body)
 
     def test_what_is_charged_and_given_back_in_one_append_is_never_missing(self, place: Place) -> None:
-        """Whoever reads meanwhile, with any store, sees the reservation or the charge; at worst both."""
+        """Concurrent reads with any store see the reservation or the charge; at worst both."""
 
         async def body(*stores: EventStore) -> None:
             kept, done = 0, False
@@ -128,7 +128,7 @@ class ReservationContract:
         run_on_several(place, body)
 
     def test_reservations_are_decided_one_after_another(self, place: Place) -> None:
-        """Of those that many runs ask for at once, with several stores, exactly as many are granted as there is room for."""
+        """If many runs reserve at once with several stores, exactly as many are granted as fit."""
 
         async def body(*stores: EventStore) -> None:
             asked = [
@@ -143,7 +143,7 @@ class ReservationContract:
         run_on_several(place, body, count=3)
 
     def test_processes_decide_one_after_another(self, place: Place) -> None:
-        """Three processes at once reserve no more than there is room for, and use all of it."""
+        """Three processes at once reserve no more than fits, and use all of it."""
         if place.child is None:
             pytest.skip("no other process can reach this store")
         body = (
@@ -173,7 +173,7 @@ class ReservationContract:
         assert granted == 20
 
     def test_a_reservation_lapses(self, place: Place) -> None:
-        """It counts for as long as it was asked for, and no longer."""
+        """A reservation counts for the requested time, and no longer."""
 
         async def body(store: EventStore) -> None:
             await store.reserve(asking("one", {"a": amount(10)}, lasts_s=0))
@@ -184,7 +184,7 @@ class ReservationContract:
         run_on(place, body)
 
     def test_a_reservation_outlives_its_process_and_not_its_run(self, place: Place) -> None:
-        """One whose process was killed counts until its run gives it back; with a deleted run all that it has reserved goes."""
+        """A reservation of a killed process counts until its run returns it; deleting a run removes all of its reservations."""
 
         async def before(store: EventStore) -> None:
             for run_id in ("gone", "kept"):

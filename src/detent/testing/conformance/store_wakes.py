@@ -1,4 +1,4 @@
-"""What an `EventStore` promises that can wake who waits for news (`Wakes`)."""
+"""The promises of an `EventStore` that can wake waiters (`Wakes`)."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -24,7 +24,7 @@ def _waking(store: EventStore) -> Wakes:
 
 
 async def _woken(place: Place, store: EventStore, tell: Callable[[int], Awaitable[None]], *, records: bool) -> None:
-    """Wait for news that `tell` makes, again and again, for each may be missed; fail where none of it wakes who waits."""
+    """Wait for news from `tell`, repeatedly, because each may be missed; fail if none wakes the waiter."""
     waiting = asyncio.ensure_future(_waking(store).changed(LONG_S, records=records))
     end = asyncio.get_running_loop().time() + place.patience_s
     count = 0
@@ -68,7 +68,7 @@ class WakeContract:
         run_on_several(place, body)
 
     def test_waiting_ends_when_its_time_is_up(self, place: Place) -> None:
-        """Without any news `changed` returns None at its timeout; so who waits looks for itself from time to time."""
+        """Without news `changed` returns None at its timeout, so a waiter also polls from time to time."""
 
         async def body(store: EventStore) -> None:
             for records in (False, True):
@@ -80,7 +80,7 @@ class WakeContract:
         run_on(place, body)
 
     def test_a_cancelled_wait_ends_and_the_store_goes_on(self, place: Place) -> None:
-        """`asyncio.CancelledError` goes through; other calls, and another wait, are as before."""
+        """`asyncio.CancelledError` passes through; other calls and another wait still work."""
 
         async def body(first: EventStore, second: EventStore) -> None:
             await write(first, "run", range(1, 2))
@@ -96,7 +96,7 @@ class WakeContract:
         run_on_several(place, body)
 
     def test_a_closed_store_wakes_nobody(self, place: Place) -> None:
-        """`StoreError` at once: who waits goes on by polling, and that says what is wrong."""
+        """`StoreError` at once: the waiter continues by polling, which reports the fault."""
 
         async def body(store: EventStore) -> None:
             waking = _waking(store)

@@ -1,6 +1,6 @@
 """The contract of a `Tool`, as tests.
 
-A project that has another kind of tool (over a protocol of its own, say) writes a `ToolMaker`, which makes tools that do what a test wishes, and
+A project with another kind of tool (such as one over its own protocol) writes a `ToolMaker`, which creates tools for each test, and
 a class with one fixture:
 
     class TestMyTools(ToolContract):
@@ -48,22 +48,22 @@ ODD: tuple[dict[str, Any], ...] = (
 
 
 class ToolMaker(Maker):
-    """Makes tools that behave as a test wishes.
+    """Makes tools with a given behaviour.
 
     effects()   how many effects the tools of this maker have had
     one_loop    its tools belong to the event loop on which they were made
-    limit_s     how far ahead the deadline is of an attempt that hangs
+    limit_s     the time until the deadline of an attempt that hangs
     """
 
     one_loop: bool = False
     limit_s: float = 0.3
 
     def tool(self, wish: ToolWish) -> Tool | None:
-        """Return a tool for which `args` gives the arguments, None where there can be none that does this. Asked for on the test's event loop.
+        """Return a tool whose arguments `args` creates, None if there is none with this behaviour. Called on the test's event loop.
 
         echo           only reads; its result contains the text
         fails          fails in a known way
-        breaks         neither only reads nor is idempotent; ends without saying what became of its effect
+        breaks         neither only reads nor is idempotent; ends without reporting the outcome of its effect
         hangs          only reads; never ends by itself
         hangs_writing  neither only reads nor is idempotent; never ends by itself
         large          its result contains the text, and is larger than the tool's `max_result_bytes`
@@ -73,7 +73,7 @@ class ToolMaker(Maker):
         raise NotImplementedError
 
     def args(self, wish: ToolWish, text: str) -> dict[str, Any]:
-        """Return the arguments that stand for a text."""
+        """Return the arguments for a text."""
         return {"text": text}
 
     def effects(self) -> int:
@@ -82,13 +82,13 @@ class ToolMaker(Maker):
 
 
 def context_of(tool: Tool, *, key: str = "key-1", call_id: str = "main.1.0", limit_s: float | None = None, attempt: int = 1) -> ToolContext:
-    """Return what a tool is told beside its arguments; with `limit_s`, it has so many seconds."""
+    """Return the context of a call; `limit_s` is the time until its deadline."""
     deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
     return ToolContext(run_id="run", call_id=call_id, tool=tool.spec, host=Host(), idempotency_key=key, deadline=deadline, attempt=attempt)
 
 
 async def _ran(maker: ToolMaker, wish: ToolWish, tool: Tool, text: str = "a", **options: Any) -> ToolOutcome:
-    """Run the tool with checked arguments and return its outcome, which is in good form."""
+    """Run the tool with checked arguments and return its outcome; fail if it is malformed."""
     context = context_of(tool, **options)
     try:
         outcome = await soon(tool.run(tool.check(maker.args(wish, text)), context), maker, f"one attempt of {tool.spec.name}")
@@ -126,12 +126,12 @@ async def _times_out(maker: ToolMaker, wish: ToolWish, kind: str) -> None:
 
 @documented(page="howto/tools/write-a-tool.md", port="Tool")
 class ToolContract:
-    """All that a `Tool` promises. A subclass gives the fixture `maker`."""
+    """The promises of a `Tool`. A subclass gives the fixture `maker`."""
 
     # The declaration ------------------------------------------------------------------------------------------------------------
 
     async def test_the_declaration_is_constant_data(self, maker: ToolMaker) -> None:
-        """`spec` is the same each time, JSON data, with a name that models can say and a JSON Schema of an object: its digest is recorded."""
+        """`spec` is constant JSON data with a name that models accept and a JSON Schema of an object: its digest is recorded."""
         for wish in ALL:
             tool = maker.tool(wish)
             if tool is None:
@@ -147,18 +147,18 @@ class ToolContract:
     # Arguments ------------------------------------------------------------------------------------------------------------------
 
     async def test_checked_arguments_are_new_plain_data_that_passes_again(self, maker: ToolMaker) -> None:
-        """`check` returns JSON data of its own; checking that again changes nothing, as happens when a call goes on after an approval."""
+        """`check` returns its own JSON data. Checking that again changes nothing, as happens when a call continues after an approval."""
         tool = made(maker.tool("echo"), "echo")
         given, same = (maker.args("echo", "ñ \U0001f600") for _ in range(2))
         checked = tool.check(given)
         assert type(checked) is dict, f"`check` returned a {type(checked).__name__}; it returns a dict"
         assert checked is not given, "`check` returned the very dict that it was given"
         assert given == same, "`check` changed what it was given"
-        assert msgspec.json.decode(msgspec.json.encode(checked)) == checked, "the arguments are no plain JSON data"
+        assert msgspec.json.decode(msgspec.json.encode(checked)) == checked, "the arguments are not plain JSON data"
         assert tool.check(deepcopy(checked)) == checked, "checked a second time, the arguments are others"
 
     async def test_arguments_are_refused_in_one_way(self, maker: ToolMaker) -> None:
-        """What does not fit raises `InvalidArguments` with a code and a reason, and nothing else; what passes satisfies the declared schema."""
+        """Wrong arguments raise `InvalidArguments` with a code and a reason, and nothing else; accepted ones satisfy the declared schema."""
         tool = made(maker.tool("echo"), "echo")
         errors = errors_of(tool.spec.input_schema)
         for odd in ODD:
@@ -174,7 +174,7 @@ class ToolContract:
                 assert wrong is None, f"{odd!r} passed as {checked!r}, which the declared schema refuses: {wrong.message if wrong else ''}"
 
     async def test_checking_does_nothing_else(self, maker: ToolMaker) -> None:
-        """A call is checked before anyone has allowed it, and may be checked often: there is no effect."""
+        """A check has no effect: a call is checked before anyone has allowed it, and may be checked often."""
         tool = made(maker.tool("once"), "once")
         for _ in range(3):
             tool.check(maker.args("once", "a"))
@@ -194,20 +194,20 @@ class ToolContract:
         assert args == before, "the tool changed its arguments, which are those that were decided on"
 
     async def test_a_known_failure_is_failed_with_a_code(self, maker: ToolMaker) -> None:
-        """The outcome is `failed`, with a code and a message for the planner; the tool is never taken for one that went well."""
+        """The outcome is `failed`, with a code and a message for the planner; it never counts as a success."""
         tool = made(maker.tool("fails"), "fails")
         outcome = await _ran(maker, "fails", tool)
         assert outcome.kind == "failed", f"it failed in a known way, and the outcome is {outcome.kind}"
 
     async def test_an_effect_that_nobody_saw_end_is_in_doubt(self, maker: ToolMaker) -> None:
-        """Of a tool that changes something and is not idempotent, an end that says nothing is `in_doubt`: it may have happened."""
+        """If a tool that changes something and is not idempotent ends without a report, the outcome is `in_doubt`: it may have happened."""
         tool = made(maker.tool("breaks"), "breaks")
         assert not _harmless(tool.spec), "the maker's tool only reads or is idempotent"
         outcome = await _ran(maker, "breaks", tool)
-        assert outcome.kind == "in_doubt", f"nobody knows whether the effect happened, and the outcome is {outcome.kind}: {outcome.message}"
+        assert outcome.kind == "in_doubt", f"it is unknown whether the effect happened, and the outcome is {outcome.kind}: {outcome.message}"
 
     async def test_an_attempt_ends_when_its_time_is_up(self, maker: ToolMaker) -> None:
-        """At `context.deadline` a tool that only reads has the outcome `failed` with the code `timeout`, and `context.cancelled` is set."""
+        """At `context.deadline` a read-only tool has the outcome `failed` with the code `timeout`, and `context.cancelled` is set."""
         await _times_out(maker, "hangs", "failed")
 
     async def test_a_change_whose_time_is_up_is_in_doubt(self, maker: ToolMaker) -> None:
@@ -215,14 +215,14 @@ class ToolContract:
         await _times_out(maker, "hangs_writing", "in_doubt")
 
     async def test_an_attempt_that_is_cancelled_ends(self, maker: ToolMaker) -> None:
-        """`asyncio.CancelledError` goes on to the kernel, which decides what that means for the call."""
+        """`asyncio.CancelledError` reaches the kernel, which decides what it means for the call."""
         tool = made(maker.tool("hangs"), "hangs")
         args, context = tool.check(maker.args("hangs", "a")), context_of(tool)
         task = asyncio.ensure_future(tool.run(args, context))
         await until(lambda: True, maker)
         task.cancel()
         await asyncio.wait((task,), timeout=maker.patience_s)
-        assert task.done(), f"it goes on {maker.patience_s:g} s after it was cancelled"
+        assert task.done(), f"it runs on for {maker.patience_s:g} s after it was cancelled"
         assert task.cancelled(), f"cancelled, it gave {task.exception() or task.result()!r}; let CancelledError through"
 
     async def test_a_result_over_the_cap_has_a_preview_and_is_there_whole(self, maker: ToolMaker) -> None:
@@ -270,7 +270,7 @@ class ToolContract:
     # Once -----------------------------------------------------------------------------------------------------------------------
 
     async def test_the_same_key_has_its_effect_once(self, maker: ToolMaker) -> None:
-        """A tool that is declared idempotent is run again with the same key after a crash or a timeout; another key is another effect."""
+        """An idempotent tool is run again with the same key after a crash or a timeout, without a second effect; another key is another effect."""
         tool = made(maker.tool("once"), "once")
         assert tool.spec.idempotent, "the maker's tool is not declared idempotent"
         for attempt in (1, 2, 3):
@@ -281,7 +281,7 @@ class ToolContract:
         assert maker.effects() == 2, f"a call with another key left the number of effects at {maker.effects()}"
 
     async def test_settling_says_what_became_of_an_attempt(self, maker: ToolMaker) -> None:
-        """`settle` goes by the key: `ok` with the result of an effect that happened, `not_executed` of one that did not; it does nothing."""
+        """`settle` uses the key: `ok` with the result if the effect happened, `not_executed` if not; it has no effect itself."""
         tool = made(maker.tool("reconciles"), "reconciles")
         assert (await _ran(maker, "reconciles", tool, "settled", key="key-1")).kind == "ok"
         before = maker.effects()
@@ -290,10 +290,10 @@ class ToolContract:
         assert "settled" in _texts(_in_form(known).result), f"`settle` gives another result: {known.result!r}"
         other = await tool.settle(context_of(tool, key="key-of-nothing"))
         assert other is None or other.kind == "not_executed", f"nothing happened under this key, and `settle` says {other!r}"
-        assert maker.effects() == before, "asking what became of an attempt had an effect"
+        assert maker.effects() == before, "asking for the outcome of an attempt had an effect"
 
     async def test_settling_without_knowledge_is_none(self, maker: ToolMaker) -> None:
-        """A tool that cannot tell says None and raises nothing; the call is then a person's to settle."""
+        """A tool that cannot tell returns None and raises nothing; a person then settles the call."""
         tool = made(maker.tool("breaks"), "breaks")
         await _ran(maker, "breaks", tool)
         try:
@@ -304,7 +304,7 @@ class ToolContract:
 
 
 def _texts(raw: bytes) -> str:
-    """Return all text in a JSON value, as it is read."""
+    """Return all text in a JSON value, in reading order."""
     found: list[str] = []
     todo: list[Any] = [msgspec.json.decode(raw)]
     while todo:
@@ -344,7 +344,7 @@ class _Plain:
 
 @documented(page="howto/tools/write-a-tool.md", port="Toolbox")
 class ToolboxContract:
-    """All that a `Toolbox` promises. A subclass gives the fixture `maker`."""
+    """The promises of a `Toolbox`. A subclass gives the fixture `maker`."""
 
     async def test_every_tool_is_found_by_its_name(self, maker: ToolboxMaker) -> None:
         """`get` gives the tool of that name, which runs; `names` lists each once, in order."""
@@ -365,7 +365,7 @@ class ToolboxContract:
             assert name.strip() in str(caught.value)
 
     async def test_toolboxes_share_nothing(self, maker: ToolboxMaker) -> None:
-        """What one engine knows, another does not."""
+        """Each engine has its own tools."""
         first, second = maker.toolbox([_Plain("a")]), maker.toolbox([_Plain("b")])
         assert (list(first.names()), list(second.names())) == (["a"], ["b"])
         with pytest.raises(UnknownName):

@@ -1,4 +1,4 @@
-"""A backlog in memory for the suite of worker hosts: runs that end, hang or fail as a check wishes, and a clock that stands still."""
+"""A backlog in memory for the suite of worker hosts: runs that end, hang or fail as a check demands, and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOUR_S = 3600.0
 
 
 class Piled:
-    """A run of a `Pile`: `outcomes` are how its attempts end (None: well; the last one holds on), `gate` is what an attempt waits for."""
+    """A run of a `Pile`: `outcomes` are the ends of its attempts (None: success; the last one repeats), `gate` is what an attempt waits for."""
 
     def __init__(self, tenant: str, outcomes: Sequence[Exception | None], gate: asyncio.Event | None) -> None:
         self.tenant, self.outcomes, self.gate = tenant, list(outcomes) or [None], gate
@@ -25,10 +25,10 @@ class Piled:
 
 
 class Pile:
-    """What there is to do, and what a host did with it.
+    """The pending runs, and what a host did with them.
 
     `taken` are the ids of all attempts in order, `ended` those of runs that came to their end, `failures` what `failed` was told, `given_up`
-    the (id, reason, attempts) of dead letters, `at_once` the most attempts that ran side by side, `wrong` what a host must never do.
+    the (id, reason, attempts) of dead letters, `at_once` the most attempts that ran at the same time, `wrong` the mistakes of a host.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Pile:
     def add(
         self, run_id: str, *outcomes: Exception | None, tenant: str = "", gate: asyncio.Event | None = None, tries: Tries | None = None
     ) -> str:
-        """Put a run on the pile, younger than those that are there; return its id."""
+        """Put a run on the pile, younger than the existing ones; return its id."""
         run = self.runs[run_id] = Piled(tenant, outcomes, gate)
         run.tries = tries or Tries()
         self._told.set()
@@ -66,7 +66,7 @@ class Pile:
         return self.clock.now()
 
     async def due(self) -> list[Due]:
-        """Everything that has not ended, the oldest first; also what another worker has."""
+        """Return every unfinished run, oldest first, including those of another worker."""
         if self.blind:
             raise self.blind.pop(0)
         start = self.clock.now() - timedelta(days=1)
@@ -76,7 +76,7 @@ class Pile:
         ]
 
     async def look(self, run_id: str) -> Tries:
-        """What is on record; raises what `busy` says."""
+        """Return the recorded facts; raise what `busy` demands."""
         run = self.runs[run_id]
         if run.busy is not None:
             raise run.busy
@@ -85,7 +85,7 @@ class Pile:
     async def advance(self, run_id: str) -> str:
         """One attempt."""
         if self.suspended:
-            self.wrong.append(f"run {run_id} was taken up after `suspend`")
+            self.wrong.append(f"run {run_id} was picked up after `suspend`")
             raise Suspended(run_id, self.suspended)
         if run_id in self._running:
             self.wrong.append(f"run {run_id} was advanced twice at once")
@@ -101,7 +101,7 @@ class Pile:
                 await run.gate.wait()
         except asyncio.CancelledError:
             if self.suspended:
-                await asyncio.sleep(0)  # a claim is given back, which takes its time
+                await asyncio.sleep(0)  # releasing a claim takes some time
                 raise Suspended(run_id, self.suspended) from None
             raise
         finally:

@@ -1,13 +1,13 @@
 """The contract of a `WorkerHost`, as tests.
 
-A project that has a host writes a `WorkerHostMaker`, which makes hosts that share whatever queue they have, and a class with one fixture:
+A project with a host writes a `WorkerHostMaker`, which creates hosts that share their queue, if any, and a class with one fixture:
 
     class TestMyHost(WorkerHostContract):
         @pytest.fixture
         def maker(self):
             return MyHostMaker()
 
-The first checks give the host a backlog in memory that says what was done with it; the others real engines, stores and runs.
+The first checks give the host a backlog in memory that notes what the host does; the others use real engines, stores and runs.
 """
 
 # ruff: noqa: S101 - these are tests
@@ -54,7 +54,7 @@ async def _stopped(task: asyncio.Task[None], maker: Maker) -> None:
 
 @documented(page="howto/runs/workers.md#a-host-of-your-own", port="WorkerHost")
 class BacklogContract:
-    """What a host does with what there is to do."""
+    """How a host handles pending runs."""
 
     async def test_everything_that_is_due_is_advanced_once(self, maker: WorkerHostMaker) -> None:
         """Each run is advanced to its end, once, and `work(until_idle=True)` returns when all have ended, not before."""
@@ -62,7 +62,7 @@ class BacklogContract:
         await _submitted(host, pile, *(f"r{n}" for n in range(20)))
         await _idle(host, pile, maker)
         assert sorted(pile.ended) == sorted(f"r{n}" for n in range(20)), f"ended: {pile.ended}"
-        assert len(pile.taken) == 20, f"20 runs were taken up {len(pile.taken)} times"
+        assert len(pile.taken) == 20, f"20 runs were picked up {len(pile.taken)} times"
 
     async def test_it_advances_as_many_at_once_as_it_was_told_and_no_more(self, maker: WorkerHostMaker) -> None:
         """With `concurrency=3` three runs are in progress as soon as there are three, and never a fourth."""
@@ -77,7 +77,7 @@ class BacklogContract:
         assert (pile.at_once, len(pile.ended)) == (3, 9), f"{pile.at_once} runs at once, {len(pile.ended)} of 9 ended"
 
     async def test_a_run_that_hangs_holds_up_no_other(self, maker: WorkerHostMaker) -> None:
-        """It has its place, and the others go on beside it."""
+        """It keeps its place, and the others continue beside it."""
         pile, host = Pile(), maker.host(concurrency=2)
         await _submitted(host, pile, "hangs", gate=asyncio.Event())
         await _submitted(host, pile, *(f"r{n}" for n in range(6)))
@@ -87,7 +87,7 @@ class BacklogContract:
         assert len(pile.ended) == 6, f"one run hangs, and of six others only {pile.ended} ended"
 
     async def test_a_run_that_fails_holds_up_no_other(self, maker: WorkerHostMaker) -> None:
-        """Whatever an attempt raises, and also where nothing can be put on record about it, the other runs are advanced."""
+        """Whatever an attempt raises, even if nothing can be recorded about it, the other runs are advanced."""
         errors = [
             *(RuntimeError("boom"), ConfigError("no such planner"), ToolsMissing("r", ["look"]), RunBusy("r", "another")),
             *(Suspended("r", "the store is busy"), CorruptLog("r", 3, "it cannot be read"), StoreError("gone"), KeyError("x")),
@@ -106,14 +106,14 @@ class BacklogContract:
             assert pile.ended == ["r0", "r1", "r2"], f"one run raised {error!r}, and of three others only {pile.ended} ended"
 
     async def test_the_longest_untouched_run_comes_first(self, maker: WorkerHostMaker) -> None:
-        """Runs are taken up in the order of `Due.since`, so that none is overtaken for ever."""
+        """Runs are picked up in the order of `Due.since`, so that none is overtaken for ever."""
         pile, host = Pile(), maker.host(concurrency=1)
         await _submitted(host, pile, *(f"r{n}" for n in range(8)))
         await _idle(host, pile, maker)
-        assert pile.taken == [f"r{n}" for n in range(8)], f"taken up in this order: {pile.taken}"
+        assert pile.taken == [f"r{n}" for n in range(8)], f"picked up in this order: {pile.taken}"
 
     async def test_tenants_take_turns(self, maker: WorkerHostMaker) -> None:
-        """A tenant with one run does not wait until all runs of another tenant, which are older, are done."""
+        """A tenant with one run does not wait for all older runs of another tenant."""
         pile, host = Pile(), maker.host(concurrency=1)
         await _submitted(host, pile, *(f"a{n}" for n in range(8)), tenant="a")
         await _submitted(host, pile, "b0", "b1", tenant="b")
@@ -122,7 +122,7 @@ class BacklogContract:
         assert set(pile.taken[:3]) == {"a0", "b0", "c0"}, f"three tenants, and the first runs were {pile.taken[:3]}"
 
     async def test_a_run_that_failed_is_tried_again_after_a_pause_that_grows(self, maker: WorkerHostMaker) -> None:
-        """By `Backlog.now`, and counted from what `look` says: a worker that was started anew makes the same pauses."""
+        """By `Backlog.now`, and counted from the result of `look`: a restarted worker makes the same pauses."""
         pile, boom = Pile(), RuntimeError("boom")
         pile.add("shaky", boom, boom, boom, boom, None)
         pauses: list[float] = []
@@ -135,7 +135,7 @@ class BacklogContract:
                 if len(pile.taken) == before:
                     pile.clock.advance(20.0)
                     waited += 20.0
-            assert len(pile.taken) == before + 1, f"it was taken up {len(pile.taken) - before} times, and not once"
+            assert len(pile.taken) == before + 1, f"it was picked up {len(pile.taken) - before} times, and not once"
             pauses.append(waited)
         assert pile.ended == ["shaky"], f"after {len(pile.taken)} attempts it has not ended"
         assert pauses[0] == 0.0, "there was a pause before the first attempt"
@@ -143,7 +143,7 @@ class BacklogContract:
         assert all(a < b for a, b in pairwise(pauses[1:])), f"the pauses do not grow: {pauses[1:]} s"
 
     async def test_after_so_many_attempts_a_run_is_given_up_with_the_reason(self, maker: WorkerHostMaker) -> None:
-        """`give_up` once, with what went wrong last and the number of attempts; then the run is left alone."""
+        """`give_up` is called once, with the last error and the number of attempts; then the run is left alone."""
         pile, host = Pile(), maker.host(max_attempts=3)
         await host.submit(pile.add("bad", RuntimeError("the cellar is flooded")))
         for _ in range(8):
@@ -154,15 +154,15 @@ class BacklogContract:
         assert "the cellar is flooded" in pile.given_up[0][1], f"the reason given is {pile.given_up[0][1]!r}"
 
     async def test_a_run_that_killed_too_many_workers_is_given_up(self, maker: WorkerHostMaker) -> None:
-        """Attempts of workers that are no more count, too: `look` says how many there were, and the run is not taken up again."""
+        """Attempts of dead workers count, too: `look` returns their number, and the run is not picked up again."""
         pile, host = Pile(), maker.host(max_attempts=3)
         await host.submit(pile.add("killer", tries=Tries(count=3, last=datetime(2020, 1, 1, tzinfo=UTC))))
         await _idle(host, pile, maker)
-        assert pile.taken == [], "it was taken up a fourth time, with max_attempts=3"
+        assert pile.taken == [], "it was picked up a fourth time, with max_attempts=3"
         assert [run_id for run_id, _, _ in pile.given_up] == ["killer"], f"given up: {pile.given_up}"
 
     async def test_what_another_worker_has_is_left_until_it_is_free(self, maker: WorkerHostMaker) -> None:
-        """It is no failed attempt; when the other worker has died, the run is taken up."""
+        """It does not count as a failed attempt; when the other worker has died, the run is picked up."""
         pile, host = Pile(), maker.host()
         await host.submit(pile.add("elsewhere"))
         pile.runs["elsewhere"].busy = RunBusy("elsewhere", "another worker")
@@ -172,10 +172,10 @@ class BacklogContract:
         assert (pile.failures, pile.given_up) == ([], []), "that another worker has the run was taken for a failure"
         pile.runs["elsewhere"].busy = None
         await _idle(host, pile, maker)
-        assert pile.ended == ["elsewhere"], "the other worker is gone, and the run was not taken up"
+        assert pile.ended == ["elsewhere"], "the other worker is gone, and the run was not picked up"
 
     async def test_what_needs_something_that_is_not_here_is_never_given_up(self, maker: WorkerHostMaker) -> None:
-        """`NOT_HERE`: another worker may have the tools; this one looks again from time to time."""
+        """`NOT_HERE`: another worker may have the tools; this one checks again from time to time."""
         pile, host = Pile(), maker.host(max_attempts=2)
         await host.submit(pile.add("foreign", ToolsMissing("foreign", ["look"])))
         await host.submit(pile.add("planless", ConfigError("no planner")))
@@ -186,7 +186,7 @@ class BacklogContract:
         assert pile.taken.count("foreign") > 1, "it was tried once and never again"
 
     async def test_a_suspended_run_has_not_failed(self, maker: WorkerHostMaker) -> None:
-        """The store had no time or no room: no attempt is counted, and the run is taken up later."""
+        """The store had no time or no room: no attempt is counted, and the run is picked up later."""
         pile, host = Pile(), maker.host(max_attempts=2)
         busy = Suspended("r", "the store is busy")
         await host.submit(pile.add("r", busy, StoreBusy("locked"), busy, StoreFull("no room"), None))
@@ -197,7 +197,7 @@ class BacklogContract:
         assert pile.ended == ["r"], f"the store has time again, and after {len(pile.taken)} attempts the run has not ended"
 
     async def test_cancelled_it_suspends_what_is_in_progress_and_takes_nothing_more_up(self, maker: WorkerHostMaker) -> None:
-        """`Backlog.suspend` is called, and `work` ends, with `CancelledError`, when everything that it was doing has stopped."""
+        """`Backlog.suspend` is called, and `work` ends with `CancelledError` after all of its work has stopped."""
         pile, host = Pile(), maker.host(concurrency=2)
         await _submitted(host, pile, *(f"r{n}" for n in range(6)), gate=asyncio.Event())
         working = asyncio.ensure_future(host.work(pile))
@@ -206,11 +206,11 @@ class BacklogContract:
         assert working.cancelled(), "`work` was cancelled, and returned as if it was done"
         assert pile.suspended, "`suspend` was not called: what was in progress is interrupted as by a crash"
         assert pile.running == (), f"`work` is over, and {pile.running} are in progress"
-        assert (pile.wrong, len(pile.taken)) == ([], 2), f"{pile.wrong}; taken up: {pile.taken}"
+        assert (pile.wrong, len(pile.taken)) == ([], 2), f"{pile.wrong}; picked up: {pile.taken}"
         assert (pile.failures, pile.given_up) == ([], []), "that it was stopped was taken for a failure of the runs"
 
     async def test_without_until_idle_it_waits_for_more(self, maker: WorkerHostMaker) -> None:
-        """An idle worker is there for runs that are submitted later."""
+        """An idle worker picks up runs that are submitted later."""
         pile, host = Pile(), maker.host()
         working = asyncio.ensure_future(host.work(pile))
         for name in ("r0", "r1"):
@@ -222,7 +222,7 @@ class BacklogContract:
         assert pile.ended == ["r0", "r1"], f"of two runs that were submitted to an idle worker {pile.ended} ended"
 
     async def test_a_store_that_has_no_time_is_asked_again(self, maker: WorkerHostMaker) -> None:
-        """A `retryable` error of `due` is waited out; any other ends `work`, which raises it: whoever runs the worker must know."""
+        """The worker waits out a `retryable` error of `due`; any other error ends `work`, which raises it, so that its operator knows."""
         pile, host = Pile(), maker.host()
         pile.blind = [StoreBusy("locked"), StoreBusy("locked")]
         await _submitted(host, pile, "r0")
@@ -237,10 +237,10 @@ class BacklogContract:
 
 
 class _Hasty(Maker):
-    """For waiting a moment for something that must not happen."""
+    """Helpers to wait a moment for something that must not happen."""
 
     patience_s = 0.02
 
 
 class WorkerHostContract(BacklogContract, RunsContract):
-    """All that a `WorkerHost` promises. A subclass gives the fixture `maker`."""
+    """The promises of a `WorkerHost`. A subclass gives the fixture `maker`."""

@@ -1,4 +1,4 @@
-"""What the fixture `maker` of the suite of worker hosts returns."""
+"""The maker for the suite of worker hosts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from detent.testing.conformance.promises import Maker
 
 
 class WorkerHostMaker(Maker):
-    """Makes worker hosts. Those of one maker share a queue, where they have one: what is submitted to one, another may take."""
+    """Makes worker hosts. Hosts of one maker share their queue, if any: another host may take what is submitted to one."""
 
     def __init__(self) -> None:
         self._shelf = RamStore()
 
     def host(self, *, concurrency: int = 4, max_attempts: int = 3, retry_pause_s: float = 60.0) -> WorkerHost:
-        """Return a new host; it looks for work every few milliseconds, where it has to look."""
+        """Return a new host. If it polls, it does so every few milliseconds."""
         raise NotImplementedError
 
     def store(self) -> EventStore:

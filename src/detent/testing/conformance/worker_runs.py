@@ -1,4 +1,4 @@
-"""What a `WorkerHost` promises about real runs: engines on stores at one place, of which some submit and some work."""
+"""The promises of a `WorkerHost` about real runs: engines on stores at one place; some submit and some work."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -32,7 +32,7 @@ class Desk:
         self._ids = 0
 
     def engine(self, host: WorkerHost | None = None, *, planner: Planner | None = None, equipped: bool = True) -> Engine:
-        """Return a new engine on a store of its own, as another process would have it."""
+        """Return a new engine on its own store, as another process would have it."""
         self._ids += 1
         return Engine(
             store=self.maker.store(),
@@ -59,7 +59,7 @@ class Desk:
         )
 
     async def submitted(self, *goals: str, host: WorkerHost | None = None, tenant: str = "") -> list[str]:
-        """Submit a run for each goal from an engine that is gone afterwards; return their ids."""
+        """Submit a run for each goal from an engine that is closed afterwards; return their ids."""
         engine = self.engine(host)
         try:
             return [await engine.submit(AGENT, goal, host=Host(tenant=tenant) if tenant else None) for goal in goals]
@@ -76,7 +76,7 @@ class Desk:
             await _closed(engine)
 
     async def statuses(self, run_ids: list[str]) -> list[str]:
-        """Return how runs stand."""
+        """Return the status of runs."""
         engine = self.engine()
         try:
             return [(await engine.load(run_id)).status for run_id in run_ids]
@@ -93,7 +93,7 @@ async def _closed(engine: Engine) -> None:
 
 
 class _Clerk:
-    """Puts the goal down and says so; a goal that begins with `ask` or `sleep` asks or sleeps first."""
+    """Notes the goal and answers; a goal that begins with `ask` or `sleep` asks or sleeps first."""
 
     async def plan(self, view: View) -> Plan:
         if view.results:
@@ -106,7 +106,7 @@ class _Clerk:
 
 
 class _Broken(_Clerk):
-    """Does not even begin."""
+    """Fails before it begins."""
 
     def begin_run(self, run_id: str) -> None:
         raise RuntimeError("the planner is out of order")
@@ -114,20 +114,20 @@ class _Broken(_Clerk):
 
 @documented(page="howto/runs/workers.md", port="WorkerHost")
 class RunsContract:
-    """What becomes of runs."""
+    """How real runs end."""
 
     async def test_a_submitted_run_is_advanced_by_a_worker_and_by_nobody_before(self, maker: WorkerHostMaker) -> None:
-        """`submit` returns when the run is started durably; who submitted it may be gone. A worker takes it to its end."""
+        """`submit` returns when the run is started durably; its engine may then be gone. A worker finishes the run."""
         desk = Desk(maker)
         run_ids = await desk.submitted("tidy up", "sweep")
         assert (await desk.statuses(run_ids), desk.done) == (["running", "running"], []), f"nobody works, and done is {desk.done}"
         worked = await desk.worked()
         assert await desk.statuses(run_ids) == ["completed", "completed"]
         assert sorted(desk.done) == ["sweep", "tidy up"], f"done: {desk.done}"
-        assert worked.came_to == {"completed": 2}, f"the worker says that it did {worked}"
+        assert worked.came_to == {"completed": 2}, f"the worker reports that it did {worked}"
 
     async def test_two_workers_at_once_do_nothing_twice(self, maker: WorkerHostMaker) -> None:
-        """Each with an engine and a store of its own; together they take all runs to their end, and each effect happens once."""
+        """Each has its own engine and store; together they finish all runs, and each effect happens once."""
         desk = Desk(maker)
         goals = [f"goal {n:02}" for n in range(12)]
         run_ids = await desk.submitted(*goals)
@@ -148,7 +148,7 @@ class RunsContract:
         assert desk.done == ["half done"], f"done: {desk.done}"
 
     async def test_a_waiting_run_is_taken_on_when_it_can_move(self, maker: WorkerHostMaker) -> None:
-        """When its timer is due, or the reply is there; not before."""
+        """When its timer is due or the reply has come; not before."""
         desk = Desk(maker)
         asks, sleeps = await desk.submitted("ask first", "sleep first")
         await desk.worked()
@@ -161,11 +161,11 @@ class RunsContract:
         assert await desk.statuses([asks, sleeps]) == ["completed", "waiting_for_schedule"], "the reply is there; the time is not"
         desk.clock.advance(HOUR_S)
         await desk.worked()
-        assert await desk.statuses([asks, sleeps]) == ["completed", "completed"], "its time has come, and the run was not taken on"
+        assert await desk.statuses([asks, sleeps]) == ["completed", "completed"], "its time has come, and the run was not resumed"
         assert sorted(desk.done) == ["ask first", "sleep first"]
 
     async def test_a_stopped_worker_leaves_its_runs_to_others(self, maker: WorkerHostMaker) -> None:
-        """Nothing is finished by that and no claim is kept: the next worker takes the runs to their end."""
+        """This finishes nothing and keeps no claim: the next worker finishes the runs."""
         desk = Desk(maker)
         run_ids = await desk.submitted("first", "second")
         desk.gate = asyncio.Event()
@@ -180,10 +180,10 @@ class RunsContract:
         desk.gate = None
         await desk.worked()  # while the engine of the stopped one is still there
         await _closed(engine)
-        assert await desk.statuses(run_ids) == ["completed", "completed"], "a worker was stopped, and no other takes its runs on"
+        assert await desk.statuses(run_ids) == ["completed", "completed"], "a worker was stopped, and no other resumes its runs"
 
     async def test_a_dead_letter_waits_until_somebody_opens_it_again(self, maker: WorkerHostMaker) -> None:
-        """Its log says why and after how many attempts (`DeadLettered`); no worker touches it until `reopen`."""
+        """Its log has the reason and the number of attempts (`DeadLettered`); no worker touches it until `reopen`."""
         desk = Desk(maker)
         (run_id,) = await desk.submitted("tidy up")
         letters: dict[str, str] = {}
@@ -198,14 +198,14 @@ class RunsContract:
         assert "the planner is out of order" in state.dead_letter
         assert (getattr(letter, "attempts", 0), getattr(letter, "why", "")) == (3, state.dead_letter)
         await desk.worked()
-        assert await desk.statuses([run_id]) == ["waiting_for_operator"], "a dead letter was taken up, and nobody had opened it"
+        assert await desk.statuses([run_id]) == ["waiting_for_operator"], "a dead letter was picked up, and nobody had opened it"
         assert (await engine.reopen(run_id, by="ann", resume=False)).status == "running"
         await _closed(engine)
         await desk.worked()
         assert (await desk.statuses([run_id]), desk.done) == (["completed"], ["tidy up"])
 
     async def test_what_a_worker_lacks_the_tools_for_is_left_to_another(self, maker: WorkerHostMaker) -> None:
-        """The run stays as it is, the worker says what is missing, and one that has the tools takes it on."""
+        """The run stays unchanged, the worker reports what is missing, and a worker with the tools resumes it."""
         desk = Desk(maker)
         (run_id,) = await desk.submitted("tidy up")
         for _ in range(5):
@@ -217,7 +217,7 @@ class RunsContract:
         assert await desk.statuses([run_id]) == ["completed"]
 
     async def test_a_worker_of_one_tenant_touches_no_other_tenants_runs(self, maker: WorkerHostMaker) -> None:
-        """`work(host=...)` sees and takes only what belongs to that tenant."""
+        """`work(host=...)` sees and takes only the runs of that tenant."""
         desk = Desk(maker)
         (ours,) = await desk.submitted("ours", tenant="acme")
         (theirs,) = await desk.submitted("theirs", tenant="other")

@@ -348,7 +348,7 @@ def test_a_base_url_takes_any_name_and_must_be_one() -> None:
     """Names of local models have colons of their own."""
     assert make_model(ModelRef(name="llama3:8b", base_url="http://127.0.0.1:1/v1")).model_name == "llama3:8b"
     assert make_model(ModelRef(name="openai:served", base_url="http://127.0.0.1:1/v1")).model_name == "served"
-    with pytest.raises(ConfigError, match="is no URL"):
+    with pytest.raises(ConfigError, match="is not a URL"):
         make_model(ModelRef(name="m", base_url="localhost:8080"))
 
 

@@ -229,7 +229,7 @@ def test_an_agent_file_names_its_policy_or_holds_it(tmp_path: Path, policy: str)
     [
         ('guards = ["dupplicate"]', r"agent\.toml: guards: unknown guard 'dupplicate'; did you mean 'duplicate'\?"),
         ('[[policy]]\nid = "a"\ndecison = "deny"', r"agent\.toml:4: rules\[0\]\.decison: unknown key"),
-        ('[[policy]]\nid = "a"\ndecision = "deny"\nwhen = "argz"', r"agent\.toml:2: rule 'a': when: .*names 'argz'"),
+        ('[[policy]]\nid = "a"\ndecision = "deny"\nwhen = "argz"', r"agent\.toml:2: rule 'a': when: .*uses 'argz'"),
         ('[policy]\ndefalt = "tiers"', r"agent\.toml:3: defalt: unknown key; did you mean 'default'\?"),
         ("[policy.tiers]\nreed = 1", r"agent\.toml:3: tiers\.reed: unknown key"),
         ('policy = "nope.toml"', r"failed to read policy file '.*nope\.toml'"),
@@ -247,7 +247,7 @@ def test_a_mistake_in_an_agent_made_in_a_program_is_found_before_its_run_begins(
     with pytest.raises(ConfigError, match=r"agent 'a': policy: rules\[0\]\.decision: missing"):
         Agent(name="a", policy=[{"id": "x"}]).spec()
     engine = Engine(approver="caller")
-    with pytest.raises(ConfigError, match="names 'argz'"):
+    with pytest.raises(ConfigError, match="uses 'argz'"):
         engine.run_sync(Agent(name="a", policy=[{**ALLOW_PUT, "when": "argz"}]), "go")
     with pytest.raises(ConfigError, match="unknown guard 'nope'"):
         engine.run_sync(Agent(name="a", guards=["nope"]), "go")

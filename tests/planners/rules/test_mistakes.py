@@ -51,7 +51,7 @@ GOOD = "- {name: a, call: {tool: t}, as: log}\n"
         ("- {name: b, when: 3, answer: x}", r"when is an expression \(text\), not 3"),
         ("- {name: b, answer: '${goal'}", r"answer\.content: the placeholder `\$\{goal` is not closed"),
         ("- {name: b, answer: 'a ${goal +} b'}", r"answer\.content: expression `goal \+` is not CEL"),
-        ("- {name: b, call: {tool: t, args: {x: [1, '${nope}']}}}", r"call\.args\.x\[1\]: expression `nope` names 'nope'"),
+        ("- {name: b, call: {tool: t, args: {x: [1, '${nope}']}}}", r"call\.args\.x\[1\]: expression `nope` uses 'nope'"),
         (
             "- {name: b, call: {tool: t, args: {d: 2025-01-01}}}",
             r"call\.args\.d: .* was read as a date, which JSON does not have; put it in quotes",

@@ -83,7 +83,7 @@ def test_an_expression_finds_too_much() -> None:
 
 def test_an_expression_grows_by_adding() -> None:
     """A text is added to itself so often that each sum is copied for the next."""
-    with pytest.raises(ConfigError, match="signs of addition"):
+    with pytest.raises(ConfigError, match="additions"):
         compile_expression(" + ".join(["s"] * 200), where="rule", names=NAMES)
 
 

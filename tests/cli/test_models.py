@@ -177,9 +177,9 @@ def test_a_model_behind_an_api_that_calls_no_tools_works_by_an_option_and_is_kno
         (["run", "-m", "anthropic:claude-sonnet-4-6", "hi"], {}, r"error: .*set ANTHROPIC_API_KEY\n.*rules.*`detent doctor`.*\n"),
         (["run", "-m", "openai:gpt-5", "hi"], {"ANTHROPIC_API_KEY": "k"}, r"error: .*set OPENAI_API_KEY\n.*\n"),
         (["run", "-m", "opnai:gpt-5", "hi"], {}, r"error: .*did you mean 'openai:gpt-5'.*\n"),
-        (["run", "-m", "openai:gpt-5", "--planner", "on-device", "hi"], {}, r"error: .*server of your own.*llamacpp:.*\n"),
+        (["run", "-m", "openai:gpt-5", "--planner", "on-device", "hi"], {}, r"error: .*choose your own server.*llamacpp:.*\n"),
         (["run", "-m", " ", "hi"], {}, r"error: --model is empty.*\n"),
-        (["run", "-m", "x", "--base-url", "nowhere", "hi"], {}, r"error: base_url 'nowhere' is no URL.*\n"),
+        (["run", "-m", "x", "--base-url", "nowhere", "hi"], {}, r"error: base_url 'nowhere' is not a URL.*\n"),
         (["run", "-m", "x", "--base-url", "http://127.0.0.1:1/v1", "--tools", "nope", "hi"], {}, r"error: .*tool 'nope'.*\n"),
         (["run", "--agent", "ruled.toml", "--temperature", "1", "hi"], {}, r"error: .*plans by rules.*--model.*\n"),
     ],
@@ -216,7 +216,7 @@ def test_in_a_pipe_there_are_plain_lines_with_tokens_at_the_end(desk: Desk) -> N
         "   1  note ok N  one",
         "completed (final_answer) · 2 iterations, 1 call · 3 model calls: 200 in (80 cached), 20 out · run N",
     ]
-    assert lines[1].startswith("no price is known for model 'served'")
+    assert lines[1].startswith("no price for model 'served'")
     assert "\x1b" not in done.err
     with ChatServer(script[1:]) as server:
         more = desk.detent("run", "-m", "served", "--base-url", server.url, "--tools", "./tools.py:note", "-v", "note", **NO_KEYS)

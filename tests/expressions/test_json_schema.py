@@ -61,8 +61,8 @@ def test_published_schemas_are_at_hand() -> None:
 
 def test_a_schema_that_is_none_says_where() -> None:
     """And what is wrong there."""
-    with pytest.raises(UnusableSchema, match="is no JSON Schema: 5 is not") as caught:
+    with pytest.raises(UnusableSchema, match="is not a JSON Schema: 5 is not") as caught:
         check_schema({"properties": {"a": {"type": 5}}})
     assert caught.value.where == "properties.a.type"
-    with pytest.raises(UnusableSchema, match="is no JSON Schema"):
+    with pytest.raises(UnusableSchema, match="is not a JSON Schema"):
         misfit(1, {"type": 5})

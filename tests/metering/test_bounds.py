@@ -321,7 +321,7 @@ def test_a_small_model_needs_a_price_too() -> None:
 def test_a_model_without_a_price_is_not_called_in_a_run_whose_cost_is_bounded() -> None:
     """A planner that changes to another model cannot lift the bound."""
     result, events = asyncio.run(run(Caller(Provider(), "strange:model"), budget=Budget(max_cost_usd=1.0)))
-    assert (result.status, result.reason) == ("failed", "planner_error") and "no price is known" in result.state.error
+    assert (result.status, result.reason) == ("failed", "planner_error") and "no price for model" in result.state.error
     assert of(events, e.ModelCallStarted) == []
 
 

@@ -86,7 +86,7 @@ def test_a_store_that_fails_while_it_reserves_ends_the_opening_with_its_own_erro
 
     with caplog.at_level(logging.WARNING, "detent"):
         asyncio.run(main())
-    assert ["is not given back" in record.getMessage() for record in caplog.records] == ([] if once else [True])
+    assert ["could not be released" in record.getMessage() for record in caplog.records] == ([] if once else [True])
 
 
 def test_what_an_open_model_call_has_reserved_stays_where_its_charge_cannot_be_recorded() -> None:

@@ -489,7 +489,7 @@ def test_a_start_that_is_reserved_elsewhere_and_never_recorded_is_not_waited_for
         assert await dead.__aenter__() != ()
         for _ in range(2):
             with pytest.raises(
-                BudgetRefused, match=r"other runs of tenant 'acme' have reserved the last starts.*Start it again.*lapses after 30 s"
+                BudgetRefused, match=r"other runs of tenant 'acme' have reserved the last starts.*Start it again.*lapse after 30 s"
             ):
                 await made.run(AGENT, "go", host=ACME, run_id="r")
         assert await store.head("r@acme") is None

@@ -404,7 +404,7 @@ def test_budgets_of_tenants_come_from_the_configuration(tmp_path: Path) -> None:
         ("[tenants.acme]\nmax_cost = 1", r"detent.toml: tenants.acme.max_cost: unknown key; did you mean 'max_cost_usd'"),
         ('[tenants.acme]\nwindow = "week"\nmax_runs = 1', r"tenants.acme.window: expected .*'day'"),
         ("[tenants.acme]\nmax_runs = 0", r"detent.toml: tenants.acme.max_runs is 0; a bound is a number above 0"),
-        ('[tenants.acme]\nwindow = "day"', r"detent.toml: tenants.acme bounds nothing; give max_runs"),
+        ('[tenants.acme]\nwindow = "day"', r"detent.toml: tenants.acme has no bound; give max_runs"),
         ("tenants = 3", r"detent.toml: tenants: expected a table"),
     ],
 )

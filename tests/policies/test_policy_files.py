@@ -119,8 +119,13 @@ def test_provenance_as_a_stage_tightens_and_never_allows_by_itself(tmp_path: Pat
         ('[[rules]]\nid = "a"\ndecision = "allow"\napprovers = 3', r":1: rule 'a': approvers, expires and on_reject belong to"),
         ('[[rules]]\nid = "a"\ndecision = "deny"\n[[rules]]\nid = "a"\ndecision = "deny"', r":4: rule 'a': id: there is another rule"),
         ('[[rules]]\nid = "a"\ndecision = "deny"\n\nwhen = "args.n >"', r":1: rule 'a': when: expression `args.n >` is not CEL at line 1"),
+<<<<<<< HEAD
         ('[[rules]]\nid = "a"\ndecision = "deny"\nwhen = "argz.n > 1"', r"names 'argz', which is not there; did you mean 'args'"),
         ('default = "alow"', r":1: default: 'alow' is not a valid value; did you mean 'allow'|known: deny, tiers"),
+=======
+        ('[[rules]]\nid = "a"\ndecision = "deny"\nwhen = "argz.n > 1"', r"uses 'argz', which does not exist; did you mean 'args'"),
+        ('default = "alow"', r":1: default: 'alow' is none; did you mean 'allow'|known: deny, tiers"),
+>>>>>>> prose2
         ('[tiers]\n\nreed = "deny"', r":3: tiers\.reed: unknown key; did you mean 'read'\?"),
         ('[tiers]\nread = "denied"', r":2: tiers\.read: 'denied' is not a valid value; did you mean 'deny'\?"),
         ('[tiers.tools]\nx = "denied"', r":1: tiers\.tools: 'denied' is not a valid value; did you mean 'deny'\?"),
@@ -229,7 +234,7 @@ def test_an_agent_file_names_its_policy_or_holds_it(tmp_path: Path, policy: str)
     [
         ('guards = ["dupplicate"]', r"agent\.toml: guards: unknown guard 'dupplicate'; did you mean 'duplicate'\?"),
         ('[[policy]]\nid = "a"\ndecison = "deny"', r"agent\.toml:4: rules\[0\]\.decison: unknown key"),
-        ('[[policy]]\nid = "a"\ndecision = "deny"\nwhen = "argz"', r"agent\.toml:2: rule 'a': when: .*names 'argz'"),
+        ('[[policy]]\nid = "a"\ndecision = "deny"\nwhen = "argz"', r"agent\.toml:2: rule 'a': when: .*uses 'argz'"),
         ('[policy]\ndefalt = "tiers"', r"agent\.toml:3: defalt: unknown key; did you mean 'default'\?"),
         ("[policy.tiers]\nreed = 1", r"agent\.toml:3: tiers\.reed: unknown key"),
         ('policy = "nope.toml"', r"failed to read policy file '.*nope\.toml'"),
@@ -247,7 +252,7 @@ def test_a_mistake_in_an_agent_made_in_a_program_is_found_before_its_run_begins(
     with pytest.raises(ConfigError, match=r"agent 'a': policy: rules\[0\]\.decision: missing"):
         Agent(name="a", policy=[{"id": "x"}]).spec()
     engine = Engine(approver="caller")
-    with pytest.raises(ConfigError, match="names 'argz'"):
+    with pytest.raises(ConfigError, match="uses 'argz'"):
         engine.run_sync(Agent(name="a", policy=[{**ALLOW_PUT, "when": "argz"}]), "go")
     with pytest.raises(ConfigError, match="unknown guard 'nope'"):
         engine.run_sync(Agent(name="a", guards=["nope"]), "go")

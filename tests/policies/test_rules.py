@@ -91,13 +91,13 @@ def test_a_condition_sees_a_small_fixed_projection(when: str, *, expected: bool)
     ("when", "message"),
     [
         ("args.n >", r"rules\.toml:7: rule 'r': when: expression `args.n >` is not CEL at line 1, column 9"),
-        ("argz.n > 1", r"names 'argz', which is not there; did you mean 'args'"),
-        ("host.tennant == ''", r"reads host.tennant, which is not there; did you mean 'tenant'"),
-        ("usage.steps > 1", r"reads usage.steps, which is not there"),
-        ("tool.description == ''", r"reads tool.description, which is not there"),
-        ("provenance.argz.x == 'user'", r"reads provenance.argz, which is not there; did you mean 'args'"),
-        ("startswith(args.n, 'a')", r"calls startswith\(\), which is not there; did you mean 'startsWith'"),
-        ("transcript.size() > 1", r"names 'transcript', which is not there"),
+        ("argz.n > 1", r"uses 'argz', which does not exist; did you mean 'args'"),
+        ("host.tennant == ''", r"reads host.tennant, which does not exist; did you mean 'tenant'"),
+        ("usage.steps > 1", r"reads usage.steps, which does not exist"),
+        ("tool.description == ''", r"reads tool.description, which does not exist"),
+        ("provenance.argz.x == 'user'", r"reads provenance.argz, which does not exist; did you mean 'args'"),
+        ("startswith(args.n, 'a')", r"calls startswith\(\), which does not exist; did you mean 'startsWith'"),
+        ("transcript.size() > 1", r"uses 'transcript', which does not exist"),
     ],
 )
 def test_a_condition_that_cannot_mean_anything_is_refused_when_it_is_compiled(when: str, message: str) -> None:

@@ -500,8 +500,8 @@ def test_a_check_that_says_nothing_or_two_things_is_refused_by_name(entry: Any, 
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"expression": "answr == 1"}, "names 'answr'"),
-        ({"schema": {"type": 3}}, "no JSON Schema"),
+        ({"expression": "answr == 1"}, "uses 'answr'"),
+        ({"schema": {"type": 3}}, "not a JSON Schema"),
         ({"answer_matches": "("}, "answer_matches"),
         ({"calls_required": {"done": 0}}, "at least 1"),
         ({"command": ["true"]}, "needs a workspace"),

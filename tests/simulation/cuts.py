@@ -278,7 +278,10 @@ def one_person_is_enough_for_two() -> list[Any]:
         verdict = decide(frozen, call, policy, state)
         return replace(verdict, decision="allow") if call.approved_by else verdict
 
-    return [(deciding, "verdict_on", verdict_on), (deciding, "request_of", lambda *args, **more: replace(request(*args, **more), approvers=1))]
+    return [
+        (deciding, "verdict_on", verdict_on),
+        (deciding, "request_of", lambda *args, **more: replace(request(*args, **more), approvers=1)),
+    ]
 
 
 @cut

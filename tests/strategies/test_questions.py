@@ -110,7 +110,7 @@ def test_a_question_that_no_reply_could_fit_is_refused_before_it_is_asked() -> N
     """Nobody would find out before the reply was there."""
     for question, expected, problem in (
         (" ", None, "a question to the user is blank"),
-        ("What?", {"type": "strange"}, "'What\\?': what it expects is no JSON Schema"),
+        ("What?", {"type": "strange"}, "'What\\?': what it expects is not a JSON Schema"),
     ):
 
         async def mine(run: StrategyRun, question: str = question, expected: Any = expected, problem: str = problem) -> Any:

@@ -750,7 +750,7 @@ def test_a_warning_is_said_once_and_not_once_a_trial(caplog: pytest.LogCaptureFi
     agent = Agent(name="clerk", tools=[])
     for price_warnings in (1, 0):  # that one is said once a process
         asyncio.run(simulate(lambda store: Engine(store=store, planner=FakeModel(["done"])), agent, "Say so", faults=["slow_model"]))
-        assert len([record for record in caplog.records if "no price is known" in record.getMessage()]) == price_warnings
+        assert len([record for record in caplog.records if "no price for model" in record.getMessage()]) == price_warnings
         assert len(caplog.records) == price_warnings
         caplog.clear()
     logging.getLogger("detent").warning("said")

@@ -216,9 +216,7 @@ def _kind(schema: dict[str, Any]) -> Any:
 
 def _check_patterns(schema: dict[str, Any]) -> None:
     raw = msgspec.json.encode(schema)
-    if (
-        b'"patternProperties"' in raw and b'"unevaluatedProperties"' in raw
-    ):  # the library would match the patterns for the other properties itself
+    if b'"patternProperties"' in raw and b'"unevaluatedProperties"' in raw:  # the library would match these patterns itself
         raise UnusableSchema("has unevaluatedProperties and patternProperties; use additionalProperties")
     try:
         check_patterns(schema)

@@ -1,7 +1,6 @@
 """Redaction before the log: sensitive values become placeholders. The values are stored with the run, and only tools get them.
 
-This is our own code: detect-secrets (92 ms to import, 4.6 MB with requests) finds known kinds of secrets in lines. Here keyed hashes replace what
-an agent names.
+Own code: detect-secrets (92 ms to import, 4.6 MB with requests) finds known kinds in lines. Here keyed hashes replace what an agent names.
 
 A placeholder is `<secret:HASH>`, a keyed hash of the value and of its origin. Equal values of one origin get equal placeholders. A model that writes
 down every possible value cannot see which of them a tool returned. Digest, idempotency key, guards and policy see the placeholder, live and in
@@ -265,8 +264,8 @@ class Streamed:
 class StreamedFields:
     """Streamed text with the value of each JSON field of `names` replaced by `HIDDEN`, however it is cut into pieces.
 
-    This also covers JSON inside a text of JSON, whose quotes are escaped; names in other quotes or without quotes, which models write and readers
-    accept; and keywords of a call, `log_in(password="x")`. Only a possible beginning of such a field's name is held back.
+    This also covers JSON inside a text of JSON, whose quotes are escaped, names in other quotes or none, which models write and readers accept,
+    and keywords of a call, `log_in(password="x")`. Only a possible beginning of such a field's name is held back.
     """
 
     __slots__ = (
@@ -281,12 +280,7 @@ class StreamedFields:
         )
         self._held, self._state = "", "text"
         self._escapes = 0  # how many backslashes are before a quote at this field
-        self._depth, self._in_text, self._begun, self._run = (
-            0,
-            "",
-            "",
-            0,
-        )  # the place in the value: brackets, inside a text, its first characters
+        self._depth, self._in_text, self._begun, self._run = 0, "", "", 0  # place in the value: brackets, in a text, its start
         self._quotes = 0  # of a text: 0 one quote, 1 just begun, 2 just begun or empty, 3 three quotes, 4 and 5 possibly ending
         self._joins, self._gap = False, ""  # whether another text may continue this one, as in a call; the characters between them
         self._brackets = "{[", "}]"

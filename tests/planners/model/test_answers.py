@@ -169,7 +169,7 @@ def test_an_action_that_does_not_exist_or_is_a_tool_s_name_is_refused() -> None:
     """By the agent already, with what there is."""
     from detent import Agent
 
-    with pytest.raises(ConfigError, match=f"no action 'ask'; known: {', '.join(ACTIONS)}"):
+    with pytest.raises(ConfigError, match=f"unknown action 'ask'; known: {', '.join(ACTIONS)}"):
         Agent(name="a", actions=["ask"])
     with pytest.raises(ConfigError, match="'stop' is also the name of a tool"):
         Agent(name="a", tools=["stop"], actions=["stop"])
@@ -348,7 +348,7 @@ def test_a_base_url_takes_any_name_and_must_be_one() -> None:
     """Names of local models have colons of their own."""
     assert make_model(ModelRef(name="llama3:8b", base_url="http://127.0.0.1:1/v1")).model_name == "llama3:8b"
     assert make_model(ModelRef(name="openai:served", base_url="http://127.0.0.1:1/v1")).model_name == "served"
-    with pytest.raises(ConfigError, match="is no URL"):
+    with pytest.raises(ConfigError, match="is not a URL"):
         make_model(ModelRef(name="m", base_url="localhost:8080"))
 
 
@@ -376,7 +376,7 @@ def test_speech_is_written_down_by_a_model_that_hears_through_the_gateway() -> N
 def test_what_is_no_speech_is_not_sent() -> None:
     """A picture, a broken recording, a recording of nothing."""
     asked = Asked([""])
-    with pytest.raises(ConfigError, match="no attachment"):
+    with pytest.raises(ConfigError, match="not an attachment"):
         asyncio.run(transcribe({"type": "sound"}, model=asked.model))
     for wrong in ({**SPEECH, "type": "image", "media_type": "image/png"}, {**SPEECH, "data": "%"}):
         with pytest.raises(ModelCallFailure, match="no audio"):

@@ -199,7 +199,7 @@ def test_a_client_that_cannot_be_stopped_is_left_behind_and_the_message_says_so(
                 except asyncio.CancelledError:
                     continue
 
-        with pytest.raises(ModelCallFailure, match="its client did not stop when it was told to") as caught:
+        with pytest.raises(ModelCallFailure, match="its client did not stop when cancelled") as caught:
             await Deadline(0.01).bound(stubborn(), model="m")
         assert not caught.value.left_s
         let_go.set()

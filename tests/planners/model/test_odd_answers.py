@@ -349,7 +349,7 @@ def test_a_failed_connection_says_what_the_network_said() -> None:
 @pytest.mark.parametrize("url", ["http://exa mple/v1", "http://127.0.0.1\n:80/v1", "http://\u202ehost/v1"])
 def test_a_base_url_with_what_no_url_has_is_refused(url: str) -> None:
     """As a mistake of the caller, not as something that should not happen."""
-    with pytest.raises(ConfigError, match="is no URL"):
+    with pytest.raises(ConfigError, match="is not a URL"):
         make_model(ModelRef(name="m", base_url=url))
 
 

@@ -172,7 +172,7 @@ def test_a_model_that_writes_text_is_given_the_schema_in_words() -> None:
 
     assert [asyncio.run(go(mode)) for mode in ("auto", "prompted")] == [ULM, ULM]
     for mode in ("native", "tool"):
-        with pytest.raises(ConfigError, match="asked for text alone"):
+        with pytest.raises(ConfigError, match="only writes text"):
             asyncio.run(go(mode))
 
 

@@ -61,8 +61,8 @@ def test_it_is_named_once_a_planner_and_not_sent(caplog: pytest.LogCaptureFixtur
 
     with ChatServer([says("hi")]) as server, caplog.at_level(logging.WARNING, logger="detent"):
         asyncio.run(go(server.url))
-    told = [record.getMessage() for record in caplog.records if "does not take" in record.getMessage()]
-    assert told in [[f"model 'openai:gpt-5' does not take {name}: not sent"] for name in ("thinking", "top_p")]
+    told = [record.getMessage() for record in caplog.records if "does not support" in record.getMessage()]
+    assert told in [[f"model 'openai:gpt-5' does not support {name}: not sent"] for name in ("thinking", "top_p")]
     assert all(("reasoning_effort" in request) != ("top_p" in request) for request in server.requests)
 
 

@@ -484,7 +484,7 @@ def test_options_that_do_not_fit_are_refused_at_once() -> None:
         OnDevicePlanner(Says(""), actions=["thought"])
     with pytest.raises(ConfigError, match="max_repairs"):
         OnDevicePlanner(Says(""), max_repairs=-1)
-    with pytest.raises(ConfigError, match="called with a Request"):
+    with pytest.raises(ConfigError, match="takes a Request"):
         OnDevicePlanner("ollama")  # type: ignore[arg-type]
 
 

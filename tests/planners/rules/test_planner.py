@@ -235,9 +235,9 @@ def test_a_result_that_is_stored_apart_is_read_whole_and_never_taken_from_its_pr
     )
     desk.transcript += [Item(kind="model", iteration=1, plan=Planned(actions=(call,))), preview]
     desk.results.append(preview)
-    with pytest.raises(PlannerFailed, match="only its preview is at hand"):
+    with pytest.raises(PlannerFailed, match="only its preview is available"):
         planner.decide(desk.view())
-    with pytest.raises(PlannerFailed, match="only its preview is at hand"):
+    with pytest.raises(PlannerFailed, match="only its preview is available"):
         asyncio.run(planner.plan(desk.view()))
 
     async def full(item: Item) -> Any:

@@ -120,9 +120,7 @@ class Exchange:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # foreign code: an adapter or a vendor's client may raise anything, and each error has its class
-            keys = tuple(
-                sorted({*self._keys, *keys_in_use(self.model, error=error)}, key=len, reverse=True)
-            )  # the key may have been fetched
+            keys = tuple(sorted({*self._keys, *keys_in_use(self.model, error=error)}, key=len, reverse=True))  # may be fetched
             raise failure_of(error, model=self.name, key=self._key, keys=keys, address=self._address) from error
         _mend(response)
         usage = usage_of(response)

@@ -204,7 +204,9 @@ class ToolContract:
         tool = made(maker.tool("breaks"), "breaks")
         assert not _harmless(tool.spec), "the maker's tool only reads or is idempotent"
         outcome = await _ran(maker, "breaks", tool)
-        assert outcome.kind == "in_doubt", f"it is unknown whether the effect happened, and the outcome is {outcome.kind}: {outcome.message}"
+        assert outcome.kind == "in_doubt", (
+            f"it is unknown whether the effect happened, and the outcome is {outcome.kind}: {outcome.message}"
+        )
 
     async def test_an_attempt_ends_when_its_time_is_up(self, maker: ToolMaker) -> None:
         """At `context.deadline` a read-only tool has the outcome `failed` with the code `timeout`, and `context.cancelled` is set."""

@@ -1,4 +1,4 @@
-"""A planner of one's own: two calls that run together, one that writes, an answer.
+"""A planner of your own: two calls that run together, one that writes, an answer.
 
 It prints:
 

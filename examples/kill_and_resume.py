@@ -1,4 +1,4 @@
-"""A process is killed right after an effect; another one takes the run on, and the tool finds out what became of it.
+"""A process is killed right after an effect. Another one resumes the run, and the tool finds out whether the effect happened.
 
 It prints:
 
@@ -32,7 +32,7 @@ def entries() -> list[str]:
 
 
 def look_up(key: str) -> Happened | NotHappened:
-    """Say what became of an earlier attempt with this key."""
+    """Return the outcome of an earlier attempt with this key."""
     found = [line.partition(" ")[2] for line in entries() if line.startswith(key)]
     return Happened(f"booked {found[0]}") if found else NotHappened("the ledger has no such key")
 
@@ -60,7 +60,7 @@ async def child() -> None:
 
 
 async def parent() -> None:
-    """Take the run on."""
+    """Resume the run."""
     async with Engine(store=STORE, tools=[book]) as engine:
         (run,) = await engine.list_runs()
         print(f"parent: {len(entries())} entry in the ledger, run is {run.status}")

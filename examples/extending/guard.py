@@ -1,4 +1,4 @@
-"""A guard of one's own: a synchronous check of one call, before the policy. The first block wins, and the planner is told its reason.
+"""A guard of your own: a synchronous check of one call, before the policy. The first block wins, and the planner is told its reason.
 
 An engine knows it by name, and an agent asks for it by name.
 

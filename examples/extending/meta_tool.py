@@ -1,4 +1,4 @@
-"""A meta-tool of one's own: a call that is answered inside the kernel, from what the run knows. No tool runs, and it is no work and no progress.
+"""Your own meta-tool: the kernel answers the call from the run's state. No tool runs, and the call counts neither as work nor as progress.
 
 The kernel offers it to agents that list its name; guards and policy see it like any call.
 

@@ -1,4 +1,4 @@
-"""An observer of one's own: it is told every record after it was stored, and can never fail a run.
+"""An observer of your own: it is told every record after it was stored, and can never fail a run.
 
 It prints:
 

@@ -1,4 +1,4 @@
-"""A store of one's own: all runs in one file, which is replaced as a whole by each write.
+"""A store of your own: all runs in one file, which is replaced as a whole by each write.
 
 A write holds a lock, reads the file, changes what it read, and puts a new file in the old one's place: readers see all of it or nothing, and so
 does whoever comes after a crash. That is slow with many runs, and correct; `docs/howto/extend/write-a-store.md` runs the contract suite against it.
@@ -141,7 +141,7 @@ class OneFileStore:
         try:
             return msgspec.msgpack.decode(self.path.read_bytes(), type=Shelf)
         except msgspec.DecodeError as error:
-            raise StoreError(f"{self.path} is no file of this store ({error}); restore it from a copy") from error
+            raise StoreError(f"{self.path} is not a file of this store ({error}); restore it from a copy") from error
 
     @contextlib.contextmanager
     def _changing(self, *, durable: bool = False) -> Generator[Shelf]:

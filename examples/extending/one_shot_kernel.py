@@ -1,6 +1,6 @@
-"""A kernel of one's own: one model call and done. It is a tuple of phases under a name; agents choose it with `kernel = "one-shot"`.
+"""Your own kernel: one model call and done. It is a tuple of phases under a name; agents choose it with `kernel = "one-shot"`.
 
-Without the act phase nothing can be called; an answer that is no answer ends the pass.
+Without the act phase no tool can be called; a plan without a final answer ends the pass.
 
 It prints:
 

@@ -1,6 +1,6 @@
-"""Three phases of one's own: before, between and after the default two.
+"""Three phases of your own: before, between and after the default two.
 
-`clock_in` runs before the planner is asked and tells it something for this turn; `second_thoughts` runs between plan and act and writes down what
+`clock_in` runs before the planner and gives it guidance for this turn; `second_thoughts` runs between plan and act and writes down what
 was planned; `keep_score` runs after and counts. The loop is not touched. A phase changes `meta`, `scratchpad` and `guidance`, nothing else.
 
 It prints:

@@ -1,4 +1,4 @@
-"""A planner of one's own: it is shown a view, and proposes what comes next. It remembers nothing; everything it needs is in the view.
+"""A planner of your own: it is shown a view, and proposes what comes next. It remembers nothing; everything it needs is in the view.
 
 It prints:
 

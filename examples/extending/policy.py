@@ -1,4 +1,4 @@
-"""A policy of one's own: it decides about each call, before anything happens. It may allow, deny, stop the run or ask a person.
+"""A policy of your own: it decides about each call, before anything happens. It may allow, deny, stop the run or ask a person.
 
 It prints:
 

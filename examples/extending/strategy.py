@@ -1,4 +1,4 @@
-"""A strategy of one's own: ask several times, side by side, and let one call pick the best answer (self-consistency).
+"""A strategy of your own: ask several times, side by side, and let one call pick the best answer (self-consistency).
 
 It is an async function over `StrategyRun`. After a crash it starts from the top, and what is on the log returns at once: each label with its
 occurrence is a key. So it reads no clock and no random source but `run.now()` and `run.random()`.

@@ -1,4 +1,4 @@
-"""A tool of one's own: a typed function, and a declaration of what it does.
+"""A tool of your own: a typed function, and a declaration of what it does.
 
 `remember` changes something outside, so a crash in the middle leaves a call in doubt unless `reconcile` can say what happened.
 

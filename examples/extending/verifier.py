@@ -1,4 +1,4 @@
-"""A verifier of one's own: it says what is wrong with an answer before the answer counts. The planner is told, and has another turn.
+"""A verifier of your own: it says what is wrong with an answer before the answer counts. The planner is told, and has another turn.
 
 It prints:
 

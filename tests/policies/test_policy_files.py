@@ -119,13 +119,8 @@ def test_provenance_as_a_stage_tightens_and_never_allows_by_itself(tmp_path: Pat
         ('[[rules]]\nid = "a"\ndecision = "allow"\napprovers = 3', r":1: rule 'a': approvers, expires and on_reject belong to"),
         ('[[rules]]\nid = "a"\ndecision = "deny"\n[[rules]]\nid = "a"\ndecision = "deny"', r":4: rule 'a': id: there is another rule"),
         ('[[rules]]\nid = "a"\ndecision = "deny"\n\nwhen = "args.n >"', r":1: rule 'a': when: expression `args.n >` is not CEL at line 1"),
-<<<<<<< HEAD
-        ('[[rules]]\nid = "a"\ndecision = "deny"\nwhen = "argz.n > 1"', r"names 'argz', which is not there; did you mean 'args'"),
-        ('default = "alow"', r":1: default: 'alow' is not a valid value; did you mean 'allow'|known: deny, tiers"),
-=======
         ('[[rules]]\nid = "a"\ndecision = "deny"\nwhen = "argz.n > 1"', r"uses 'argz', which does not exist; did you mean 'args'"),
-        ('default = "alow"', r":1: default: 'alow' is none; did you mean 'allow'|known: deny, tiers"),
->>>>>>> prose2
+        ('default = "alow"', r":1: default: 'alow' is not a valid value; did you mean 'allow'|known: deny, tiers"),
         ('[tiers]\n\nreed = "deny"', r":3: tiers\.reed: unknown key; did you mean 'read'\?"),
         ('[tiers]\nread = "denied"', r":2: tiers\.read: 'denied' is not a valid value; did you mean 'deny'\?"),
         ('[tiers.tools]\nx = "denied"', r":1: tiers\.tools: 'denied' is not a valid value; did you mean 'deny'\?"),

@@ -218,13 +218,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"agent 'a': output_schema refers to 'http://127.0.0.1:1/s.json', which is not in it; schemas are never fetched",
     ),
     "a reference to nothing": (lambda: Agent(name="a", output_schema={"$ref": "#/$defs/gone"}), r"refers to '#/\$defs/gone'"),
-<<<<<<< HEAD
-    "no JSON Schema": (lambda: Agent(name="a", output_schema={"type": "strin"}), "agent 'a': output_schema is no JSON Schema"),
-    "two of one name": (lambda: Agent(name="a", output_type=list[City | Land | named_city(1)]), "two of its types have the name City"),
-=======
     "no JSON Schema": (lambda: Agent(name="a", output_schema={"type": "strin"}), "agent 'a': output_schema is not a JSON Schema"),
-    "two of one name": (lambda: Agent(name="a", output_type=list[City | Land | named_city(1)]), "two of its types are called City"),
->>>>>>> prose2
+    "two of one name": (lambda: Agent(name="a", output_type=list[City | Land | named_city(1)]), "two of its types have the name City"),
     "two": (lambda: Agent(name="a", output_type=City, output_schema={}), "leave output_schema out"),
 }
 

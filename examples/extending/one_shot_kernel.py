@@ -1,6 +1,6 @@
 """Your own kernel: one model call and done. It is a tuple of phases under a name; agents choose it with `kernel = "one-shot"`.
 
-Without the act phase no tool can be called; a plan without a final answer ends the pass.
+Without the act phase no tool can be called; if the planner fails, the pass ends.
 
 It prints:
 

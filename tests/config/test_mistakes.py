@@ -88,7 +88,7 @@ def look() -> str:
 PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "planner": ({"planner": Wrong()}, r"which has no plan\(view: View\) -> Plan"),
     "a class": ({"planner": Planner}, r"planner is the class Planner; give an object of it: Planner\(...\)"),
-    "store": ({"store": Wrong()}, "detent.extend.EventStore says what one must have"),
+    "store": ({"store": Wrong()}, "see detent.extend.EventStore for what it needs"),
     "policy": ({"policy": Wrong()}, r"which has no decide\(call: Call, state: RunState\) -> Verdict, may_ask"),
     "tools": ({"tools": [Wrong()]}, "is no tool; decorate it with @tool"),
     "clock": ({"clock": 3}, r"clock is 3, which has no now\(\) -> datetime"),

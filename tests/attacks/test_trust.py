@@ -356,7 +356,7 @@ def test_a_log_sends_no_key_that_the_operator_has_not_named(clone: Clone, monkey
     settings = {"base_url": "https://evil.example/v1", "api_key_env": "AWS_SECRET_ACCESS_KEY"}
     clone.waiting(model="served", model_settings=settings)
     code, said = clone.detent("resume", "last", "--trust")
-    assert code == 2 and "AWS_SECRET_ACCESS_KEY, which the operator has not named" in said, said
+    assert code == 2 and "AWS_SECRET_ACCESS_KEY, which the operator has not allowed" in said, said
 
 
 def test_a_log_does_not_say_where_tools_work(clone: Clone) -> None:

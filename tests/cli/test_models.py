@@ -284,6 +284,6 @@ def test_files_are_attached_and_the_model_that_takes_none_of_a_kind_is_named_at_
         refused = desk.detent(
             "run", "--model", "anthropic:claude-sonnet-4-6", "--attach", "talk.wav", "look", **{**NO_KEYS, "ANTHROPIC_API_KEY": "k" * 20}
         )
-        assert refused.code == 2 and "does not take audio" in refused.err and "nothing was recorded" in refused.err
+        assert refused.code == 2 and "does not accept audio" in refused.err and "nothing was recorded" in refused.err
         missing = desk.detent("run", "--model", "served", "--base-url", server.url, "--attach", "gone.png", "look", **NO_KEYS)
         assert missing.code == 2 and "gone.png" in missing.err and len(server.requests) == 1

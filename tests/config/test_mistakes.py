@@ -88,7 +88,7 @@ def look() -> str:
 PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "planner": ({"planner": Wrong()}, r"which has no plan\(view: View\) -> Plan"),
     "a class": ({"planner": Planner}, r"planner is the class Planner; give an object of it: Planner\(...\)"),
-    "store": ({"store": Wrong()}, "detent.extend.EventStore says what one must have"),
+    "store": ({"store": Wrong()}, "see detent.extend.EventStore for what it needs"),
     "policy": ({"policy": Wrong()}, r"which has no decide\(call: Call, state: RunState\) -> Verdict, may_ask"),
     "tools": ({"tools": [Wrong()]}, "is no tool; decorate it with @tool"),
     "clock": ({"clock": 3}, r"clock is 3, which has no now\(\) -> datetime"),
@@ -123,7 +123,7 @@ PARTS |= {
     "a meta-tool": ({"kernel": make_kernel(meta_tools=(look,))}, "a meta-tool is a Tool; expected a MetaTool"),  # type: ignore[arg-type]
     "a hook": ({"hooks": KernelHooks(before={"act": 3})}, r"hooks\.before\['act'\] is an int; expected a function \(state\)"),  # type: ignore[dict-item]
     "a plain function as a tool": ({"tools": [plain]}, "the function 'plain' is no tool; decorate it with @tool"),
-    "an observer that takes nothing": ({"observers": [Deaf()]}, r"which has no on_record\(record, state\); detent.extend.Observer"),
+    "an observer that takes nothing": ({"observers": [Deaf()]}, r"which has no on_record\(record, state\); see detent.extend.Observer"),
 }
 
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_a_part_is_refused_when_the_engine_is_made(part: str) -> 
 
 def test_what_cannot_be_an_observer_is_refused_when_the_engine_is_made() -> None:
     """It says which method it lacks."""
-    with pytest.raises(ConfigError, match=r"which has no on_record\(record, state\) and no on_chunk\(chunk\); detent.extend.Observer says"):
+    with pytest.raises(ConfigError, match=r"which has no on_record\(record, state\) and no on_chunk\(chunk\); see detent.extend.Observer"):
         Engine(observers=[Wrong()])  # type: ignore[list-item]
 
 

@@ -181,7 +181,7 @@ def test_the_operator_names_variables_for_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not trusted"):
         Engine.from_config(tmp_path / "detent.toml")
     remember(listing(tmp_path))
-    with pytest.raises(ConfigError, match="A_KEY, which the operator has not named"):
+    with pytest.raises(ConfigError, match="A_KEY, which the operator has not allowed"):
         Engine.from_config(tmp_path / "detent.toml")
     assert Engine.from_config(tmp_path / "detent.toml", trust=True).store.url == "ram:"
     (state_directory(tmp_path) / OPERATORS_FILE).write_text('environment = ["A_KEY"]\n')

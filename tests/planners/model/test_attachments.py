@@ -204,7 +204,7 @@ def test_a_model_that_only_writes_text_takes_text_alone() -> None:
                 Agent(name="a", model="ollama:x", planner="on-device"),
                 Agent(name="a", model="ollama:x", model_settings={"tool_calls": "text"}),
             ):
-                with pytest.raises(ConfigError, match="does not take images"):
+                with pytest.raises(ConfigError, match="does not accept images"):
                     await engine.run(agent, "go", attachments=[{"type": "image", "media_type": "image/png", "data": PIXEL}])
 
     asyncio.run(go())

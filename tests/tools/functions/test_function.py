@@ -474,7 +474,7 @@ def make_bad() -> list[tuple[str, Callable[[], Any], str]]:
         ("hook", lambda: tool(fine, before=5), "before is 5; it must be a function"),  # type: ignore[call-overload]
         ("async check", lambda: tool(fine, validate=stream_check), "validate is an async function"),
         ("reconcile", lambda: tool(fine, reconcile=lambda: None), "is called with 1 argument"),
-        ("result schema", lambda: tool(fine, result_schema={"type": "nope"}), "result_schema: no sound JSON Schema at type"),
+        ("result schema", lambda: tool(fine, result_schema={"type": "nope"}), "result_schema: not a valid JSON Schema at type"),
     ]
 
 

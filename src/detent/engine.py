@@ -99,28 +99,20 @@ def opens(room: Callable[Concatenate[Runtime, P], R]) -> Callable[Concatenate[En
 class Engine:
     """Runs agents on goals. Use as `async with Engine(...) as engine:`, or call `run_sync`.
 
-    - `agents`: the agents that it knows. `run("name", goal)` finds them, and their runs that were started elsewhere are continued with their
-      settings.
-    - `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which the caller closes.
-    - `planner`: any object with `plan(view)`; an agent with rules brings its own.
-    - `policy`: a policy, or the path of a policy file. Without one: the agent's own, else the tiers.
-    - `approver`: who answers requests for approval in this program: "caller" (it calls `approve`), or a sync or async function that takes an
-      `Approval` and returns whether it is approved.
-    - `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there.
-    - `mcp`: MCP servers by name, whose tools agents list as `NAME__tool` or `NAME__*`. They are connected when a run needs them, and closed with the
-      engine.
-    - `ceiling`: the highest number of iterations that a budget may ask for.
-    - `kernel`: the kernel of runs whose agent names none. `kernels`, `strategies`, `guards`, `verifiers`: more of them, by the names that agents use.
-    - `secrets`: where credentials are kept. A run that is started without a host gets all of them.
-    - `capabilities`: the capabilities that agents may rely on.
-    - `models`: how models are called (`detent.config.groups`).
-    - `model_prices`: prices by "provider:name"; they override the price list.
-    - `bounds`: the bounds of every run.
-    - `tenant_budgets`: what all runs of a tenant together may use in a day or a month, by tenant; "*" for each tenant that is not named.
-    - `scheduler`: when the calls of all runs begin, such as `detent.tools.Bounded(8)`; without one, as soon as they may.
-    - `worker_host`: how `submit` passes runs to workers, and how `work` acts as one. Without one: an `InProcessHost`, which uses the store as its
-      queue.
-    - `grants`: which arguments may take their values from which tool's output, for every agent.
+    `agents`: the agents that it knows. `run("name", goal)` finds them, and their runs that were started elsewhere are continued with their settings.
+    `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which the caller closes. `planner`: any object with `plan(view)`; an agent with
+    rules brings its own. `policy`: a policy, or the path of a policy file. Without one: the agent's own, else the tiers. `approver`: who answers
+    requests for approval in this program: "caller" (it calls `approve`), or a sync or async function that takes an `Approval` and returns whether it
+    is approved. `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there. `mcp`: MCP servers by name,
+    whose tools agents list as `NAME__tool` or `NAME__*`. They are connected when a run needs them, and closed with the engine. `ceiling`: the highest
+    number of iterations that a budget may ask for. `kernel`: the kernel of runs whose agent names none. `kernels`, `strategies`, `guards`,
+    `verifiers`: more of them, by the names that agents use. `secrets`: where credentials are kept. A run that is started without a host gets all of
+    them. `capabilities`: the capabilities that agents may rely on. `models`: how models are called (`detent.config.groups`). `model_prices`: prices
+    by "provider:name"; they override the price list. `bounds`: the bounds of every run. `tenant_budgets`: what all runs of a tenant together may use
+    in a day or a month, by tenant; "*" for each tenant that is not named. `scheduler`: when the calls of all runs begin, such as
+    `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` passes runs to workers, and how `work` acts as one.
+    Without one: an `InProcessHost`, which uses the store as its queue. `grants`: which arguments may take their values from which tool's output, for
+    every agent.
     """
 
     @checked_options

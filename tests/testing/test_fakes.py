@@ -89,7 +89,7 @@ def test_a_delay_moves_the_clock() -> None:
     assert result.tool_calls[0].latency_ms == 30_000
     for wrong, said in (
         ({"takes_s": 1.0}, "takes 1 s, but there is no clock"),
-        ({"bug": "forgets"}, "there is no bug 'forgets'"),
+        ({"bug": "forgets"}, "'forgets' is not a bug"),
         ({"args": {"n": bytes}}, "args: n is <class 'bytes'>"),
     ):
         with pytest.raises(ConfigError, match=said):

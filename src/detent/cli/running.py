@@ -25,6 +25,7 @@ from detent.config.environment import parse_budget
 from detent.core.errors import ConfigError, NotAllowedNow, RunBusy
 from detent.core.state import RunState
 from detent.engine import Engine
+from detent.running.answering import saying_posted
 from detent.running.results import Approval, Result, approvals_of
 
 Work = Callable[[Engine, Progress], Awaitable[Result]]
@@ -231,7 +232,8 @@ def advance(session: Session, work: Work) -> int:
         async def answered(engine: Engine, progress: Progress, answers: list[Answer] = answers) -> Result:
             for answer in answers:
                 await answer(engine)
-            return await engine.resume(session.run_id, observers=[progress])
+            with saying_posted(session.run_id):
+                return await engine.resume(session.run_id, observers=[progress])
 
         result = watched(session, answered)
     report(result, session)
@@ -265,7 +267,8 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
         async def go_on(engine: Engine, progress: Progress) -> Result:
             nonlocal told
             try:
-                result = await engine.resume(session.run_id, observers=[progress])
+                with saying_posted(session.run_id):
+                    result = await engine.resume(session.run_id, observers=[progress])
             except RunBusy:  # a worker has taken it on because of the answer
                 result = await session.result(session.run_id)
             if told is not None:

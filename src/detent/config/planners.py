@@ -41,14 +41,14 @@ class Planners:
         found = self._model_of(spec, check=check)
         return found if self.around is None else self.around(found)
 
-    def needed(self, spec: AgentSpec) -> Planner:
+    def needed(self, spec: AgentSpec, *, check: bool = True) -> Planner:
         """Return the planner; raise `ConfigError` also where there is none here: a worker leaves the run to others."""
         if not (spec.rules or spec.model) and self.own is None and self.around is None:
             raise ConfigError(
                 f"agent {spec.name!r} has neither rules nor a model, and no planner is here to plan for it; give Agent(model=...), "
-                "Agent(rules=...) or Engine(planner=...)"
+                "Agent(rules=...) or Engine(planner=...), in detent.toml planner"
             )
-        return self.of(spec)
+        return self.of(spec, check=check)
 
     def of_pass(self, spec: AgentSpec, *, check: bool = True) -> Planner:
         """Return who plans a pass that has a model of its own, which `spec` names; raise `ConfigError` as `of`.

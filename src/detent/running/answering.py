@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from detent.core.fold import away_ms
 from detent.core.state import RunState
 from detent.ports import EventStore, RunQuery, Signal, posted_to, wait_for_news
 from detent.ports.options import checked
+from detent.ports.working import NOT_HERE
 from detent.running import admission
 from detent.running.advancing import ADVANCED
 from detent.running.inbox import MOST_REFUSED
@@ -190,10 +191,25 @@ async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume:
     """Post a signal, take the run on unless somebody else does, and say what became of it; raise `NotAllowedNow` where it does not count."""
     run_id, slot = state.run_id, signal.kind != "cancel"  # ending a run waits for no other
     await runtime.store.post(run_id, posted_to(run_id, signal))
-    told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=partial(runtime.go_on, slot=slot) if resume else None)
+    go_on = partial(runtime.go_on, slot=slot) if resume else None
+    with saying_posted(run_id):
+        told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=go_on)
     if told.outcome == "refused" and signal.kind != "cancel":
         raise NotAllowedNow(run_id, told.why, reason_code=told.code)
     return msgspec.structs.replace(result or runtime.result(await load_run(runtime.store, run_id)), answered=told)
+
+
+@contextlib.contextmanager
+def saying_posted(run_id: str) -> Generator[None]:
+    """Add to what `NOT_HERE` raises that the answer to the run is posted: giving it again is refused."""
+    try:
+        yield
+    except NOT_HERE as error:
+        error.args = (
+            f"{error}. Your answer is posted and the run is unchanged: the answer is decided when the run continues where nothing is "
+            f"missing (`detent resume {run_id}`, or a worker)",
+        )
+        raise
 
 
 async def decided(runtime: Runtime, run_id: str, signal_id: str, *, host: Host | None = None) -> Answered:

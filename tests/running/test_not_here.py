@@ -1,0 +1,117 @@
+"""A run continued where its planner or a tool is missing: nothing runs, the run stays as it was, and an answer that was given is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from detent import Agent, AskUser, Engine, FinalAnswer, Plan, Result, ToolCall, tool
+from detent.core.errors import ConfigError, ToolsMissing
+from detent.stores.ram import RamStore
+
+AGENT = Agent(name="a", tools=("wipe", "put"))
+done: list[str] = []
+
+
+@tool(side_effect="destructive")
+def wipe(name: str) -> str:
+    """Remove a thing."""
+    done.append(f"wipe {name}")
+    return "gone"
+
+
+@tool(side_effect="write")
+def put(name: str) -> str:
+    """Put a thing; the first attempt dies over it."""
+    done.append(f"put {name}")
+    if len(done) == 1:
+        raise RuntimeError("cut off")
+    return "put"
+
+
+class Asks:
+    """Asks the user, then answers."""
+
+    async def plan(self, view: Any) -> Plan:
+        return Plan(actions=(AskUser(question="Where?"),) if view.iteration == 1 else (FinalAnswer(content="x"),))
+
+
+class Calls:
+    """Calls one tool, then answers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def plan(self, view: Any) -> Plan:
+        call = ToolCall(tool=self.name, args={"name": "x"})
+        return Plan(actions=(call,) if view.iteration == 1 else (FinalAnswer(content="x"),))
+
+
+def engine(store: Any, planner: Any = None, tools: Any = (wipe, put)) -> Engine:
+    return Engine(store=store, tools=tools, planner=planner, approver="caller")
+
+
+ANSWERS: dict[str, tuple[Any, Callable[[Engine], Awaitable[Result]]]] = {
+    "approve": (Calls("wipe"), lambda e: e.approve("r", "main.1.0", by="ann")),
+    "deny": (Calls("wipe"), lambda e: e.deny("r", "main.1.0", by="ann")),
+    "reply": (Asks(), lambda e: e.reply("r", "there", by="ann")),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_without_a_planner_here_runs_nothing_and_counts_later(answer: str) -> None:
+    """Otherwise the approved call runs, and the run then fails for want of a planner."""
+
+    async def main() -> None:
+        done.clear()
+        store, (planner, give) = RamStore(), ANSWERS[answer]
+        async with engine(store, planner) as first:
+            await first.run(AGENT, "go", run_id="r")
+            before = (await store.head("r")).records  # pyright: ignore[reportOptionalMemberAccess]
+            async with engine(store) as bare:
+                with pytest.raises(ConfigError, match=r"no planner is here.*answer is posted.*detent resume r"):
+                    await give(bare)
+                with pytest.raises(ConfigError, match="no planner is here"):
+                    await bare.resume("r")
+                assert "no planner is here" in (await bare.work(until_idle=True)).left["r"]
+            assert not done and (await store.head("r")).records == before  # pyright: ignore[reportOptionalMemberAccess]
+            assert (await first.resume("r")).status == "completed"
+        assert done == (["wipe x"] if answer == "approve" else [])
+
+    asyncio.run(main())
+
+
+def test_a_call_in_doubt_is_not_made_again_without_a_planner() -> None:
+    """The write was made once more before the run failed."""
+
+    async def main() -> None:
+        done.clear()
+        store = RamStore()
+        async with engine(store, Calls("put")) as first:
+            assert (await first.run(AGENT, "go", run_id="r")).status == "waiting_for_reconciliation"
+            async with engine(store) as bare:
+                with pytest.raises(ConfigError, match="no planner is here"):
+                    await bare.reconcile("r", "main.1.0", happened=False, by="ann")
+                assert "no planner is here" in (await bare.check_upgrade()).stranded[0].problem
+            assert done == ["put x"]
+            assert (await first.resume("r")).status == "completed"
+        assert done == ["put x", "put x"]
+
+    asyncio.run(main())
+
+
+def test_an_answer_where_tools_are_missing_is_reported_as_posted() -> None:
+    """Otherwise the second try meets "approved already", with no word of why."""
+
+    async def main() -> None:
+        store = RamStore()
+        async with engine(store, Calls("wipe")) as first:
+            await first.run(AGENT, "go", run_id="r")
+            async with engine(store, Calls("wipe"), tools=()) as bare:
+                with pytest.raises(ToolsMissing, match=r"needs tools.*detent\.toml.*answer is posted"):
+                    await bare.approve("r", "main.1.0", by="ann")
+
+    asyncio.run(main())

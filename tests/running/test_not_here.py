@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, Plan, Result, ToolCall, tool
-from detent.core.errors import ConfigError, ToolsMissing
+from detent.core.errors import ConfigError, NotAllowedNow, ToolsMissing
 from detent.stores.ram import RamStore
 
 AGENT = Agent(name="a", tools=("wipe", "put"))
@@ -113,5 +113,21 @@ def test_an_answer_where_tools_are_missing_is_reported_as_posted() -> None:
             async with engine(store, Calls("wipe"), tools=()) as bare:
                 with pytest.raises(ToolsMissing, match=r"needs tools.*detent\.toml.*answer is posted"):
                     await bare.approve("r", "main.1.0", by="ann")
+
+    asyncio.run(main())
+
+
+def test_approved_arguments_that_do_not_fit_the_tool_are_refused_and_the_request_stays_open() -> None:
+    """A typo used up the approval, and the run completed without the call."""
+
+    async def main() -> None:
+        done.clear()
+        async with engine(RamStore(), Calls("wipe")) as here:
+            await here.run(AGENT, "go", run_id="r")
+            with pytest.raises(NotAllowedNow, match=r"do not fit: .*name.*still open") as refused:
+                await here.approve("r", "main.1.0", by="ann", args={"name": 5})
+            assert refused.value.reason_code == "arguments_invalid" and len(await here.approvals(run_id="r")) == 1
+            assert (await here.approve("r", "main.1.0", by="ann", args={"name": "y"})).status == "completed"
+        assert done == ["wipe y"]
 
     asyncio.run(main())

@@ -17,11 +17,12 @@ import msgspec
 from detent.core.agent import Host
 from detent.core.budget import Budget, Exhausted, exhausted
 from detent.core.codec import read_record
-from detent.core.errors import NotAllowedNow, RunBusy, RunErased, RunNotFound
+from detent.core.errors import InvalidArguments, NotAllowedNow, RunBusy, RunErased, RunNotFound, UnknownName
 from detent.core.events import AnswerRefused
 from detent.core.fold import away_ms
 from detent.core.state import RunState
 from detent.ports import EventStore, RunQuery, Signal, posted_to, wait_for_news
+from detent.ports.copies import copied
 from detent.ports.options import checked
 from detent.ports.working import NOT_HERE
 from detent.running import admission
@@ -184,7 +185,22 @@ async def _passing(runtime: Runtime, state: RunState, signal: Signal) -> Signal:
     Where the same person has said the same before, and nobody has taken it up yet, it is that signal: who was interrupted may say it again.
     """
     passing = vetted(signal, state, now=runtime.parts.clock.now())
+    _refuse_unfitting(runtime, state, passing)
     return said_before(state, (await runtime.store.signals([state.run_id])).get(state.run_id, []), passing) or passing
+
+
+def _refuse_unfitting(runtime: Runtime, state: RunState, signal: Signal) -> None:
+    """Raise `NotAllowedNow` for an approval with arguments that do not fit the tool, if the tool is known here; the request stays open."""
+    args, call_id = signal.payload.get("args"), signal.payload.get("call")
+    if signal.kind != "approval" or args is None or (asked := state.approvals.get(call_id or "")) is None:
+        return
+    try:
+        runtime.tools.get(asked.tool).check(copied(args))
+    except UnknownName:
+        return  # whoever continues the run checks them
+    except InvalidArguments as error:
+        why = f"the arguments for call {call_id!r} of run {state.run_id!r} do not fit: {error}. The request is still open: approve it with others"
+        raise NotAllowedNow(state.run_id, why, reason_code="arguments_invalid") from error
 
 
 async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume: bool) -> Result:
@@ -205,10 +221,8 @@ def saying_posted(run_id: str) -> Generator[None]:
     try:
         yield
     except NOT_HERE as error:
-        error.args = (
-            f"{error}. Your answer is posted and the run is unchanged: the answer is decided when the run continues where nothing is "
-            f"missing (`detent resume {run_id}`, or a worker)",
-        )
+        posted = "Your answer is posted and the run is unchanged: the answer is decided when the run continues where nothing is missing"
+        error.args = (f"{error}. {posted} (`detent resume {run_id}`, or a worker)",)
         raise
 
 

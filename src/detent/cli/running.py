@@ -156,9 +156,11 @@ def approve(
             refuse_unseen(session, request, digest)
         bound = digest or (request.digest if request is not None else "")
         result = await engine.approve(state.run_id, call, by=how.by or operator(), args=edited, digest=bound, resume=False)
-        if request is not None and edited is None:
-            session.output.say(f"approved call {call}: {clean(request.reason)}", "bold")
-            session.output.page(request_lines(request))
+        if request is not None:  # whether the answer counts is decided when the run continues
+            other = " with other arguments" if edited is not None else ""
+            session.output.say(f"approving call {call}{other}: {clean(request.reason)}", "bold")
+            shown = request if edited is None else msgspec.structs.replace(request, args=edited, origins={}, differs=None, healed=None)
+            session.output.page(request_lines(shown))
         return result
 
     return _answered(run, how, decide, said=f"approved call {call} of")
@@ -274,7 +276,9 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
             if told is not None:
                 told = await engine.decided(session.run_id, told.signal)
             if told is not None and told.outcome == "refused":
-                raise NotAllowedNow(session.run_id, told.why, reason_code=told.code)
+                asks = bool(approvals_of(result.state))
+                look = f"; look at what waits now: `{session.command('approvals', session.run_id)}`" if asks else ""
+                raise NotAllowedNow(session.run_id, f"{told.why}{look}", reason_code=told.code)
             return msgspec.structs.replace(result, answered=told)
 
         code = advance(session, go_on)

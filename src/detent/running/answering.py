@@ -44,15 +44,28 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.1
 
 
 async def approvals(runtime: Runtime, *, run_id: str | None = None, host: Host | None = None) -> list[Approval]:
-    """Return the calls that wait for a person, oldest run first."""
+    """Return the calls that wait for a person, oldest run first; `answered_by` names who has answered one whose run has not continued since."""
     if run_id is not None:
-        return approvals_of(await runtime.standing(run_id, host))
+        return await _open_approvals(runtime, [await runtime.standing(run_id, host)])
     await runtime.open()
     heads = await runtime.store.list_runs(RunQuery(status=("waiting_for_approval",), tenant=host.tenant if host else None))
-    found: list[Approval] = []
+    found: list[RunState] = []
     for head in reversed(heads):
         with contextlib.suppress(RunErased, RunNotFound):  # in the meantime
-            found += approvals_of(await load_run(runtime.store, head.run_id))
+            found.append(await load_run(runtime.store, head.run_id))
+    return await _open_approvals(runtime, found)
+
+
+async def _open_approvals(runtime: Runtime, states: Sequence[RunState]) -> list[Approval]:
+    waiting = await runtime.store.signals([state.run_id for state in states])
+    found: list[Approval] = []
+    for state in states:
+        answers: dict[str, list[str]] = {}
+        for signal in waiting.get(state.run_id, ()):
+            with contextlib.suppress(NotAllowedNow):  # what does not count answers nothing
+                if (said := vetted(signal, state)).kind == "approval" and said.by:
+                    answers.setdefault(said.payload["call"], []).append(said.by)
+        found += [msgspec.structs.replace(one, answered_by=tuple(answers.get(one.call_id, ()))) for one in approvals_of(state)]
     return found
 
 

@@ -252,6 +252,8 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     "repairs"}, where it was repaired, and "text" where it was read from a text with broken JSON in it. `origins`: where each leaf of the
     arguments came from, path -> {"label", "origin", "tool"}. `differs`: what is new since the last call of that tool that was approved in
     this run, {"call_id", "args": path -> {"before", "now"}}; None: there was none.
+
+    `answered_by`, in what `Engine.approvals` returns: who has sent an answer that is decided when the run continues.
     """
 
     run_id: str
@@ -271,6 +273,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     healed: dict[str, Any] | None = None
     origins: dict[str, dict[str, Any]] = {}
     differs: dict[str, Any] | None = None
+    answered_by: tuple[str, ...] = ()
 
     @property
     def too_long(self) -> bool:

@@ -50,6 +50,16 @@ class Calls:
         return Plan(actions=(call,) if view.iteration == 1 else (FinalAnswer(content="x"),))
 
 
+class Says:
+    """Answers with a text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    async def plan(self, view: Any) -> Plan:
+        return Plan(actions=(FinalAnswer(content=self.text),))
+
+
 def engine(store: Any, planner: Any = None, tools: Any = (wipe, put)) -> Engine:
     return Engine(store=store, tools=tools, planner=planner, approver="caller")
 
@@ -129,5 +139,21 @@ def test_approved_arguments_that_do_not_fit_the_tool_are_refused_and_the_request
             assert refused.value.reason_code == "arguments_invalid" and len(await here.approvals(run_id="r")) == 1
             assert (await here.approve("r", "main.1.0", by="ann", args={"name": "y"})).status == "completed"
         assert done == ["wipe y"]
+
+    asyncio.run(main())
+
+
+def test_what_a_result_and_a_loaded_run_print_is_whole_and_names_the_next_step() -> None:
+    """An answer was cut at 68 characters, also in a pipe, and what a run waits for was a bare call id."""
+
+    async def main() -> None:
+        async with engine(RamStore(), Calls("wipe")) as here:
+            waits = str(await here.run(AGENT, "go", run_id="r"))
+            assert "waits   approval of wipe (main.1.0)\nnext    detent approve r main.1.0\n" in waits
+            assert str(await here.load("r")) == waits
+            long = " ".join(["word"] * 60)
+            done = await engine(here.runtime.store, Says(long)).run(Agent(name="b"), "go", run_id="s")
+            assert long in str(done) and str(await here.load("s")) == str(done)
+            assert long not in repr(done) and repr(await here.load("s")) == repr(done) and len(repr(done).splitlines()) <= 5
 
     asyncio.run(main())

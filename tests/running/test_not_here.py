@@ -143,6 +143,17 @@ def test_approved_arguments_that_do_not_fit_the_tool_are_refused_and_the_request
     asyncio.run(main())
 
 
+def test_an_argument_too_short_to_be_traced_is_not_called_the_planners_own() -> None:
+    """The user had given `ann` as a run variable, and the prompt said that the planner made it up."""
+
+    async def main() -> None:
+        async with engine(RamStore(), Calls("wipe")) as here:
+            await here.run(AGENT, "go", run_id="r", variables={"name": "x"})
+            assert (await here.approvals(run_id="r"))[0].origins["name"]["label"] == "short"
+
+    asyncio.run(main())
+
+
 def test_what_a_result_and_a_loaded_run_print_is_whole_and_names_the_next_step() -> None:
     """An answer was cut at 68 characters, also in a pipe, and what a run waits for was a bare call id."""
 

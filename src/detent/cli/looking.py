@@ -66,7 +66,7 @@ def list_runs(
         if goal:
             found = [h for h in found if h.goal_id == goal or goal.lower() in f"{h.goal}\n{h.title}".lower()][:most]
         await session.name(*(h.run_id for h in found))
-        dead = {
+        dead: dict[str, RunState] = {
             h.run_id: await engine.load(h.run_id)
             for h in found
             if h.status == "waiting_for_operator" and h.reason not in (ERASED, PARENT_ERASED)

@@ -140,6 +140,11 @@ class FakeModel:
         """Return the one model, by the name under which its calls are counted; see `ports.models_asked`."""
         return [(f"function:{self.name}", "function")]
 
+    def check(self, agent: AgentSpec) -> None:
+        """Raise `ConfigError` without the extra `models`; an engine asks before a run begins."""
+        if self._planner is None:
+            self._planner = self._made()
+
     async def close(self) -> None:
         """Close the model."""
         if self._planner is not None:
@@ -147,8 +152,7 @@ class FakeModel:
 
     async def plan(self, view: View) -> Plan:
         """Return the model's next plan, as `ModelPlanner` reads it."""
-        if self._planner is None:
-            self._planner = self._made()
+        self.check(view.agent)
         if view.agent.small_model:  # this model is asked in place of any other
             view = msgspec.structs.replace(view, agent=msgspec.structs.replace(view.agent, small_model=""))
         token = _view.set(view)

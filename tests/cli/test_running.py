@@ -249,8 +249,11 @@ def test_a_call_that_did_not_happen_is_run_again(desk: Desk) -> None:
     assert desk.detent("reconcile", "last", "main.1.0", "--not", "--no-resume").code == 0
     desk.write("tools.py", (desk.home / "tools.py").read_text().replace("await asyncio.Event().wait()", "await asyncio.sleep(0)"))
     (desk.home / "begun").unlink()
-    assert desk.detent("resume", "last").code == 0
+    resumed = desk.detent("resume", "last")
+    assert resumed.code == 0 and "did not happen, and is made again" in resumed.err
     assert desk.notes == ["slow", "slow"]
+    shown = desk.detent("show", "last").out
+    assert "settled by" in shown and shown.index("resumed by") < shown.index("slow_note ok"), "in the order in which it happened"
 
 
 def test_a_run_that_another_process_advances_is_busy(desk: Desk) -> None:

@@ -105,7 +105,7 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     healing: bool | None = None
     """Whether calls that are written differently from what tools declare are repaired before they are checked; without it, for agents with a model."""
     output_schema: dict[str, Any] | None = None
-    """JSON Schema of the answer: a model's answer must satisfy it; rules and planners of your own are given it, and not held to it (`output_type` holds all to it)."""
+    """JSON Schema of the answer: a model's answer must satisfy it; rules and planners of your own are only given it. `output_type` binds them too."""
     output_mode: Literal["auto", "native", "tool", "prompted"] = "auto"
     """How a model is given the schema of the answer: `native` (the provider holds it to the schema), `tool` (a tool to call), `prompted` (in words)."""
     meta: dict[str, Any] = {}

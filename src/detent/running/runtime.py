@@ -34,7 +34,7 @@ from detent.ports import Guard, Observer, Planner, Signal, WorkerHost, give_back
 from detent.ports.copies import ours
 from detent.ports.processes import renew_in_children
 from detent.running import admission
-from detent.running.advancing import ADVANCED, Advancing, Parts, due, meta_tool_of_some_kernel
+from detent.running.advancing import ADVANCED, Advancing, Parts, due, kernel_of, meta_tool_of_some_kernel
 from detent.running.people import poster
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels
@@ -325,8 +325,7 @@ class Runtime:
 
     def planner_of_run(self, spec: AgentSpec, *, check: bool = True) -> Planner:
         """Return the agent's planner; raise `ConfigError` if there is none and its strategy needs one. A strategy of your own may need none."""
-        kernel = self.parts.kernels.get(spec.kernel) if spec.kernel else self.parts.kernel
-        plans = think in kernel.phases and ours(self.parts.strategies.get(spec.strategy))
+        plans = think in kernel_of(spec, self.parts).phases and ours(self.parts.strategies.get(spec.strategy))
         return self.planners.needed(spec, check=check) if plans else self.planners.of(spec, check=check)
 
     def planner_of_pass(self, spec: AgentSpec, budget: Budget, host: Host, *, check: bool = True) -> Planner:

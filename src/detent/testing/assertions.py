@@ -148,7 +148,7 @@ def assert_each_call_once(trace: Trace) -> None:
 
 
 def _events(trace: Trace) -> list[Event | Notification]:
-    if not isinstance(trace, Iterable):
+    if not isinstance(trace, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"a trace is the records or events of a run (`await engine.records(run_id)`), not {type(trace).__name__}")
     found: list[Event | Notification] = []
     for one in trace:

@@ -216,7 +216,7 @@ def test_a_store_lies_where_the_agent_writes(place: str, desk: Desk, run: Callab
     url = PLACES[place](desk, tmp_path)
     before = sorted((path, path.stat().st_size) for path in tmp_path.rglob("*") if path.is_file() and "state" not in path.parts)
     done = run("run", "Go", "--store", url)
-    assert done.code == 2 and "may be written by tools of agent 'writer' (write_file)" in done.err, done.err
+    assert done.code == 2 and "tools of agent 'writer' (write_file) could write" in done.err, done.err
     assert before == sorted((path, path.stat().st_size) for path in tmp_path.rglob("*") if path.is_file() and "state" not in path.parts)
     assert "detent where" in done.err
 
@@ -233,7 +233,7 @@ def test_a_workspace_holds_the_state_directory(workspace: str, desk: Desk, run: 
     (desk.home.parent / "state").mkdir()
     for store in ((), ("--store", "ram:")):
         done = run("run", "Go", "--workspace", workspace, *store)
-        assert done.code == 2 and "may be written by tools" in done.err, done.err
+        assert done.code == 2 and "could write the store" in done.err, done.err
 
 
 def test_a_run_that_exists_is_taken_on_where_its_agent_writes_its_store(desk: Desk, run: Callable[..., Done]) -> None:
@@ -241,7 +241,7 @@ def test_a_run_that_exists_is_taken_on_where_its_agent_writes_its_store(desk: De
     assert run("submit", "Go", "--run-id", "mine").code == 0
     shutil.copytree(desk.store.parent, desk.home / "runs")
     done = run("resume", "mine", "--store", "sqlite:///runs/runs.db")
-    assert done.code == 2 and "may be written by tools" in done.err
+    assert done.code == 2 and "could write the store" in done.err
 
 
 @pytest.mark.parametrize("tool", ["exec", "apply_patch", "write_result_to_file"])
@@ -250,7 +250,7 @@ def test_a_program_keeps_its_store_where_its_agent_writes(tool: str, tmp_path: P
     engine = Engine(
         store=f"sqlite:///{tmp_path}/runs.db", workspace=WorkspaceConfig(root=str(tmp_path)), planner=ScriptedPlanner([ToolCall(tool=tool)])
     )
-    with pytest.raises(ConfigError, match="may be written by tools"):
+    with pytest.raises(ConfigError, match="could write the store"):
         engine.run_sync(Agent(name="a", tools=[tool]), "Go")
 
 
@@ -262,7 +262,7 @@ def test_a_store_of_a_plug_in_lies_where_the_agent_writes(tmp_path: Path) -> Non
     store.url = f"odd:///{tmp_path}/kept"
     (tmp_path / "kept").touch()  # as it is when the store is open
     engine = Engine(store=store, workspace=str(tmp_path), planner=ScriptedPlanner([FinalAnswer(content="x")]))
-    with pytest.raises(ConfigError, match="may be written by tools"):
+    with pytest.raises(ConfigError, match="could write the store"):
         engine.run_sync(Agent(name="a", tools=["write_file"]), "Go")
 
 

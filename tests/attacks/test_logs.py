@@ -100,7 +100,7 @@ def test_a_changed_listing_entry_is_found(where: str, field: str, home: Path, ca
     capsys.readouterr()
     assert detent(["verify", "last", "--store", url]) == 1
     assert re.search(
-        rf"listing entry says {field} {other[-6:]}|list of the runs of tenant 'acme'.*'completed' does not have it", capsys.readouterr().out
+        rf"listing entry says {field} {other[-6:]}|list of the runs of tenant 'acme'.*'completed' lacks the run", capsys.readouterr().out
     )
 
 
@@ -141,7 +141,7 @@ def test_an_archive_holds_no_hidden_value(home: Path, capsys: pytest.CaptureFixt
     inside = gzip.decompress(path.read_bytes())
     assert b"<secret:" in inside and b'"secret-' not in inside and b"redaction-key" not in inside
     assert detent(["import", str(path), "--store", url]) == 0
-    assert "1 hidden value not there" in capsys.readouterr().err
+    assert "1 hidden value missing" in capsys.readouterr().err
 
 
 def test_a_pipe_is_no_archive(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

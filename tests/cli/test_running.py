@@ -106,8 +106,11 @@ def test_an_approval_may_be_recorded_now_and_taken_up_later(desk: Desk) -> None:
     """With --no-resume nothing runs until somebody resumes."""
     desk.steps("wipe", "answer")
     desk.detent("run", "Clean")
-    assert desk.detent("approve", "last", "main.1.0", "--no-resume").code == 0
+    assert desk.detent("approve", "last", "main.1.0", "--no-resume", "--by", "ann").code == 0
     assert desk.notes == []
+    listed, asked = desk.detent("list"), desk.detent("approvals")
+    assert "answered by ann" in listed.err and "detent resume" in listed.err
+    assert "answered by ann" in asked.out and "detent resume" in asked.out and "detent approve" not in asked.out
     assert desk.detent("resume", "last").code == 0
     assert desk.notes == ["wiped x"]
 
@@ -120,7 +123,28 @@ def test_an_approval_may_change_the_arguments(desk: Desk) -> None:
     asked = desk.detent("approve", "last", "main.1.0", "--args", '{"name": "y"}')
     if asked.code == 3:  # authorised again: the edited call is as destructive as the first
         asked = desk.detent("approve", "last", "main.1.0")
+    else:
+        assert "with other arguments" in asked.err and '  | wipe {"name": "y"}' in asked.err
     assert (asked.code, desk.notes) == (0, ["wiped y"])
+
+
+def test_approved_arguments_that_do_not_fit_leave_the_call_open(desk: Desk) -> None:
+    """A typo used up the approval, and the planner was told that its call was wrong."""
+    desk.steps("wipe", "answer")
+    desk.detent("run", "Clean")
+    refused = desk.detent("approve", "last", "main.1.0", "--args", '{"name": 5}')
+    assert refused.code == 2 and "do not fit" in refused.err and "main.1.0" in desk.detent("approvals").out
+
+
+def test_approving_a_tool_that_changed_names_where_the_new_request_is(desk: Desk) -> None:
+    """The same reason stood there three times below "approved call", without the next step."""
+    desk.steps("wipe", "answer")
+    desk.detent("run", "Clean")
+    tools = (desk.home / "tools.py").read_text()
+    desk.write("tools.py", tools.replace("def wipe(name: str)", 'def wipe(name: str, why: str = "")'))
+    refused = desk.detent("approve", "last", "main.1.0")
+    assert refused.code == 2 and "the tool changed" in refused.err and "detent approvals" in refused.err
+    assert "approved call" not in refused.err and "is dropped" not in refused.err and desk.notes == []
 
 
 def test_a_denied_call_never_runs(desk: Desk) -> None:
@@ -225,8 +249,11 @@ def test_a_call_that_did_not_happen_is_run_again(desk: Desk) -> None:
     assert desk.detent("reconcile", "last", "main.1.0", "--not", "--no-resume").code == 0
     desk.write("tools.py", (desk.home / "tools.py").read_text().replace("await asyncio.Event().wait()", "await asyncio.sleep(0)"))
     (desk.home / "begun").unlink()
-    assert desk.detent("resume", "last").code == 0
+    resumed = desk.detent("resume", "last")
+    assert resumed.code == 0 and "did not happen, and is made again" in resumed.err
     assert desk.notes == ["slow", "slow"]
+    shown = desk.detent("show", "last").out
+    assert "settled by" in shown and shown.index("resumed by") < shown.index("slow_note ok"), "in the order in which it happened"
 
 
 def test_a_run_that_another_process_advances_is_busy(desk: Desk) -> None:

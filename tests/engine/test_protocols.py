@@ -112,7 +112,7 @@ def test_a_budget_bounds_the_calls_outside_of_a_run() -> None:
                 await made.embed(["a car" * 100], budget=Budget(max_total_tokens=10))
             with pytest.raises(BudgetRefused, match="cost_usd"):
                 await made.embed(["a car" * 1000], budget=Budget(max_cost_usd=0.0000001))
-            with pytest.raises(ConfigError, match="no price is known"):
+            with pytest.raises(ConfigError, match="no price for model"):
                 async with engine(url, model_prices=None) as unpriced:
                     await unpriced.embed(["a car"], budget=Budget(max_cost_usd=1.0))
             assert len(services.asked) == 1

@@ -155,7 +155,7 @@ def test_a_target_with_another_log_is_refused_unchanged(tmp_path: Path) -> None:
         for store in (source, target):
             await finished(store, "run")
         before = await whole(target, "run")
-        with pytest.raises(NotAllowedNow, match="part at record 1"):
+        with pytest.raises(NotAllowedNow, match="differ from record 1"):
             await moving.copy(source, target, "run", move=True)
         assert await whole(target, "run") == before
         assert await source.head("run") is not None

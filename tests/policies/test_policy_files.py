@@ -117,7 +117,7 @@ def test_provenance_as_a_stage_tightens_and_never_allows_by_itself(tmp_path: Pat
         ('[[rules]]\nid = "a"\ndecision = "deny"\ntool = 3', r":4: rules\[0\]\.tool: expected"),
         ('[[rules]]\nid = "a"\ndecision = "require_approval"\nexpires = "soon"', r":4: rules\[0\]\.expires is 'soon'; write seconds"),
         ('[[rules]]\nid = "a"\ndecision = "allow"\napprovers = 3', r":1: rule 'a': approvers, expires and on_reject belong to"),
-        ('[[rules]]\nid = "a"\ndecision = "deny"\n[[rules]]\nid = "a"\ndecision = "deny"', r":4: rule 'a': id: there is another rule"),
+        ('[[rules]]\nid = "a"\ndecision = "deny"\n[[rules]]\nid = "a"\ndecision = "deny"', r":4: rule 'a': id: another rule has this id"),
         ('[[rules]]\nid = "a"\ndecision = "deny"\n\nwhen = "args.n >"', r":1: rule 'a': when: expression `args.n >` is not CEL at line 1"),
         ('[[rules]]\nid = "a"\ndecision = "deny"\nwhen = "argz.n > 1"', r"uses 'argz', which does not exist; did you mean 'args'"),
         ('default = "alow"', r":1: default: 'alow' is not a valid value; did you mean 'allow'|known: deny, tiers"),

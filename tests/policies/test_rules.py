@@ -206,7 +206,7 @@ def test_a_provenance_that_fails_denies() -> None:
     ("rules", "message"),
     [
         ([rule(id="a"), rule(id="a")], "another rule has this id"),
-        ([rule(id=" ")], "a rule needs an id"),
+        ([rule(id=" ")], "every rule needs an id"),
         ([rule("deny", approvers=2)], "approvers, expires and on_reject belong to"),
         ([rule("allow", expires_s=3.0)], "approvers, expires and on_reject belong to"),
         ([rule("allow", on_reject="stop")], "approvers, expires and on_reject belong to"),

@@ -260,3 +260,17 @@ def test_a_schema_for_one_run_is_checked_before_it_begins() -> None:
             assert await engine.list_runs() == []
 
     run_async(main)
+
+
+def test_a_type_that_changed_since_the_run_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The agent says `output_type=City`, and the loaded output was a dict without a word."""
+
+    async def main() -> None:
+        store = RamStore()
+        async with Engine(store=store, planner=Says({"mayor": "x"})) as engine:
+            await engine.run(Agent(name="a", output_type=named_city(1)), "go", run_id="r")
+        async with Engine(store=store, planner=Says(), agents=[Agent(name="a", output_type=named_city(2))]) as engine:
+            assert (await engine.load("r")).output == {"mayor": "x"}
+
+    run_async(main)
+    assert "returned as JSON: its output type City has another schema now" in caplog.text

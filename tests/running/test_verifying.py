@@ -532,7 +532,7 @@ def test_two_functions_of_one_name_are_refused() -> None:
     async def main() -> None:
         async with engine_for(Script([GOOD])) as engine:
             await engine.run(Agent(name="a", verify=[Cites()]), "go")
-            with pytest.raises(ConfigError, match="another function is called 'cites'"):
+            with pytest.raises(ConfigError, match="another function in this engine has the name 'cites'"):
                 await engine.run(Agent(name="a", verify=[Cites()]), "go")
 
     run_async(main)
@@ -859,7 +859,7 @@ def test_it_is_not_asked_where_it_is_off_or_nothing_could_be_done() -> None:
 @pytest.mark.parametrize("text", ["<answer></answer>", "<!-- done --><br/>", "```\n```"])
 def test_an_answer_that_is_only_markup_is_refused_once(text: str) -> None:
     """There is nothing in it to read."""
-    assert "only markup" in ran([said(text), END]).all(e.Planned)[0].refused
+    assert "only internal markup" in ran([said(text), END]).all(e.Planned)[0].refused
     assert len(ran([said(text)], agent={"plain_answers": False}).views) == 1
 
 

@@ -215,7 +215,7 @@ WRONG = {
     "effect": (lambda run: run.effect("inner", seven), r"the effect 'inner' was begun inside the effect 'outer'"),
     "reading": (lambda run: run.now(), r"the effect 'now' was begun inside the effect 'outer'"),
     "pass": (lambda run: run.ask("think", "?"), r"the pass 'think' was begun inside the effect 'outer'"),
-    "no JSON": (lambda run: no_json(), r"effect 'outer' .*no JSON"),
+    "not JSON": (lambda run: no_json(), r"effect 'outer' .*not JSON"),
 }
 
 

@@ -127,7 +127,7 @@ def test_tools_and_guards_of_a_plug_in_are_listed_by_name(plug: None, tmp_path: 
     assert call.content == "hello ann"
     (call,) = go(Engine(planner=planner), tools=["greet"], guards=["never"]).tool_calls
     assert call.error.code == "guard_blocked"
-    with pytest.raises(ConfigError, match="'wrong' calls itself 'other'"):
+    with pytest.raises(ConfigError, match="'wrong', but the tool's own name is 'other'"):
         go(Engine(planner=planner), tools=["wrong"])
     with pytest.raises(UnknownName, match="unknown tool"):
         go(Engine(planner=planner), tools=["great"])

@@ -436,7 +436,7 @@ async def returning_an_object(run: StrategyRun) -> Any:
         (twice, "cannot be labelled 'a#2'"),
         (unlabelled, "cannot be labelled ' '"),
         (misnaming, "unknown tool 'lok'; did you mean 'look'"),
-        (returning_an_object, "returned what is no JSON: object"),
+        (returning_an_object, "returned a value that is not JSON: object"),
     ],
 )
 def test_what_a_strategy_cannot_ask_for_ends_the_run_and_says_why(strategy: Any, said: str) -> None:

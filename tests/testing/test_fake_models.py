@@ -278,3 +278,16 @@ def test_the_kit_loads_nothing_heavy() -> None:
     )
     said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert (said.stdout.strip(), said.stderr) == ("[]", "")
+
+
+def test_without_its_extra_it_is_refused_before_the_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that failed for want of a package was recorded."""
+    monkeypatch.setitem(sys.modules, "pydantic_ai.models.function", None)
+
+    async def main() -> None:
+        async with Engine(planner=FakeModel(["done"])) as engine:
+            with pytest.raises(ConfigError, match=r"detent\[models\]"):
+                await engine.run(Agent(name="a"), "go")
+            assert not await engine.list_runs()
+
+    asyncio.run(main())

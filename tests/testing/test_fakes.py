@@ -204,3 +204,9 @@ def test_calls_that_were_refused_are_no_calls() -> None:
     """A tool is called when it is executed."""
     result, _ = run(FakeTool("look", args={"n": str}, side_effect="read"))
     assert_tool_not_called(result, "look")
+
+
+def test_an_assertion_on_a_trace_that_is_given_a_result_says_what_to_give() -> None:
+    """It said "'Result' object is not iterable"."""
+    with pytest.raises(TypeError, match=r"engine\.records\(run_id\).*not object"):
+        assert_each_call_once(object())  # type: ignore[arg-type]

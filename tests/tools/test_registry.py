@@ -110,7 +110,7 @@ def test_what_is_no_tool_is_refused_with_the_way_out() -> None:
     def plain(x: int) -> int:
         return x
 
-    with pytest.raises(ConfigError, match=r"the function 'plain' is no tool; decorate it with @tool"):
+    with pytest.raises(ConfigError, match=r"the function 'plain' is not a tool; decorate it with @tool"):
         Registry([plain])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="5 is no tool"):
         Registry().register(5)  # type: ignore[arg-type]

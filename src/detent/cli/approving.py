@@ -35,6 +35,7 @@ OF = {
     "ambiguous": "trusted and untrusted",
     "untrusted": "untrusted",
     "model": "the planner's own words",
+    "short": "an unknown place: too short to search for",
     "empty": "empty",
 }
 """The labels of origins as a person reads them."""

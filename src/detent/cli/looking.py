@@ -61,18 +61,21 @@ def list_runs(
         status=statuses_of(status or []), tenant=tenant, agent=agent, since=since_of(since) if since else None, limit=None if goal else most
     )
 
-    async def work(engine: Engine) -> tuple[list[RunHead], dict[str, RunState]]:
+    async def work(engine: Engine) -> tuple[list[RunHead], dict[str, RunState], list[Approval]]:
         found = await session.heads(query)
         if goal:
             found = [h for h in found if h.goal_id == goal or goal.lower() in f"{h.goal}\n{h.title}".lower()][:most]
         await session.name(*(h.run_id for h in found))
-        return found, {
+        dead: dict[str, RunState] = {
             h.run_id: await engine.load(h.run_id)
             for h in found
             if h.status == "waiting_for_operator" and h.reason not in (ERASED, PARENT_ERASED)
         }
+        told = await engine.store.signals([h.run_id for h in found if h.status == "waiting_for_approval"])
+        asked = [one for run_id, signals in told.items() if signals for one in await engine.approvals(run_id=run_id)]
+        return found, dead, [one for one in asked if one.answered_by]
 
-    heads, dead = session.drive(work, missing=([], {}))
+    heads, dead, answered = session.drive(work, missing=([], {}, []))
     session.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
     if not heads:
         where = session.engine.store.url
@@ -84,6 +87,9 @@ def list_runs(
     for state in dead.values():
         session.output.say(f"run {session.short(state.run_id)}: {waits_for(state)[-1]}", style_of(state.status))
         session.output.say(f"  next: {session.command('reopen', state.run_id)}")
+    for asked in answered:
+        session.output.say(f"run {session.short(asked.run_id)}: call {asked.call_id} was {_answered(asked)}")
+        session.output.say(f"  next: {session.command('resume', asked.run_id)}")
     if most is not None and len(heads) == most:
         session.output.say(f"the newest {most}; --limit 0 shows all")
     return 0
@@ -353,9 +359,18 @@ def approvals(
         session.output.show(f"{session.short(asked.run_id)}  {asked.call_id}  {clean(asked.tool)}  ({clean(asked.reason)})", "bold")
         for line in request_lines(asked):
             session.output.show(line)
+        if asked.answered_by:
+            session.output.show(f"  {_answered(asked)}: {session.command('resume', asked.run_id)}")
+            if len(asked.answered_by) + len(asked.approved_by) >= asked.approvers:
+                continue
         session.output.show(f"  {session.command('approve', asked.run_id, asked.call_id, '--digest', asked.digest)}")
         session.output.show(f"  {session.command('deny', asked.run_id, asked.call_id)}")
     return 0
+
+
+def _answered(asked: Approval) -> str:
+    """Return who has answered a call whose run has not continued since."""
+    return f"answered by {clean(', '.join(asked.answered_by))}, decided when the run continues"
 
 
 def tools(agent: o.AgentFile = None, *, setup: Annotated[o.Setup, Without("store", "verbose")]) -> int:

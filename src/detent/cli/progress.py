@@ -102,8 +102,8 @@ class Progress:
                 self._line(f"{iteration:>4}  answer not accepted ({clean(by) or 'a phase'}): {shortened(why, WIDTH)}", "yellow")
             case e.Reflected():
                 self._line(f"{iteration:>4}  no progress: told to reflect", "yellow")
-            case e.ToolFinished(call=call) | e.ToolReconciled(call=call):
-                self._call(call, iteration, state)
+            case e.ToolFinished() | e.ToolReconciled():
+                self._call(event, iteration, state)
             case e.ToolInDoubt(call=call, why=why):
                 self._ended(call)
                 self._line(f"{iteration:>4}  in doubt: call {call}: {shortened(why, WIDTH)}", "magenta")
@@ -202,9 +202,12 @@ class Progress:
             for line in clean(event.text.strip(), lines=True).split("\n"):
                 self._line(f"      {line}")
 
-    def _call(self, call_id: str, iteration: int, state: RunState) -> None:
+    def _call(self, event: e.ToolFinished | e.ToolReconciled, iteration: int, state: RunState) -> None:
+        call_id = event.call
         self._ended(call_id)
         call = state.call(call_id)
+        if isinstance(event, e.ToolReconciled) and event.outcome == "again":
+            self._line(f"{iteration:>4}  settled ({event.source}): call {call_id} did not happen, and is made again", "magenta")
         item = call.item if call is not None else None
         if call is None or item is None:
             return

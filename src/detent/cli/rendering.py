@@ -96,19 +96,25 @@ def _steps(out: Output, turn: Iteration) -> None:
     for asked in turn.models:
         if asked.error:
             out.show(f"{head} model call failed: {shortened(asked.error, LINE)}", "yellow")
-    for call in turn.calls:
-        said = {"ok": "ok", "": "no outcome yet"}.get(call.outcome, "failed")
-        took = f" {call.latency_ms:.0f} ms" if call.latency_ms else ""
-        approval = call.approval or {}
-        by = f" ({approval['decision']} by {clean(approval['by'])})" if approval.get("decision") and approval.get("by") else ""
-        what = f"{call.outcome}: {call.error}" if said == "failed" else gist(call.args)
-        out.show(
-            f"{head} {shortened(call.tool, NAME)} {said}{took}{by}  {shortened(what, LINE)}".rstrip(), "red" if said == "failed" else ""
-        )
-    if not turn.calls and turn.decision and not turn.decision.startswith("final answer"):
-        out.show(f"{head} {shortened(turn.decision, LINE)}")
-    for line in turn.events:
-        out.show(f"{head} {shortened(line, LINE)}", "dim")
+    for number, line in enumerate([*turn.events, ""]):
+        for call in turn.calls:
+            if (call.after if call.outcome else 0) == number:
+                _step(out, head, call)
+        if number == 0 and not turn.calls and turn.decision and not turn.decision.startswith("final answer"):
+            out.show(f"{head} {shortened(turn.decision, LINE)}")
+        if line:
+            out.show(f"{head} {shortened(line, LINE)}", "dim")
+
+
+def _step(out: Output, head: str, call: Call) -> None:
+    said = {"ok": "ok", "": "no outcome yet"}.get(call.outcome, "failed")
+    took = f" {call.latency_ms:.0f} ms" if call.latency_ms else ""
+    approval = call.approval or {}
+    notes = [f"{approval['decision']} by {clean(approval['by'])}"] if approval.get("decision") and approval.get("by") else []
+    notes += [clean(note) for note in call.notes if note.startswith("settled")]
+    by = f" ({'; '.join(notes)})" if notes else ""
+    what = f"{call.outcome}: {call.error}" if said == "failed" else gist(call.args)
+    out.show(f"{head} {shortened(call.tool, NAME)} {said}{took}{by}  {shortened(what, LINE)}".rstrip(), "red" if said == "failed" else "")
 
 
 def _iteration(out: Output, turn: Iteration, limit: int | None) -> None:

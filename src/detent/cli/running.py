@@ -25,6 +25,7 @@ from detent.config.environment import parse_budget
 from detent.core.errors import ConfigError, NotAllowedNow, RunBusy
 from detent.core.state import RunState
 from detent.engine import Engine
+from detent.running.answering import saying_posted
 from detent.running.results import Approval, Result, approvals_of
 
 Work = Callable[[Engine, Progress], Awaitable[Result]]
@@ -155,9 +156,11 @@ def approve(
             refuse_unseen(session, request, digest)
         bound = digest or (request.digest if request is not None else "")
         result = await engine.approve(state.run_id, call, by=how.by or operator(), args=edited, digest=bound, resume=False)
-        if request is not None and edited is None:
-            session.output.say(f"approved call {call}: {clean(request.reason)}", "bold")
-            session.output.page(request_lines(request))
+        if request is not None:  # whether the answer counts is decided when the run continues
+            other = " with other arguments" if edited is not None else ""
+            session.output.say(f"approving call {call}{other}: {clean(request.reason)}", "bold")
+            shown = request if edited is None else msgspec.structs.replace(request, args=edited, origins={}, differs=None, healed=None)
+            session.output.page(request_lines(shown))
         return result
 
     return _answered(run, how, decide, said=f"approved call {call} of")
@@ -231,7 +234,8 @@ def advance(session: Session, work: Work) -> int:
         async def answered(engine: Engine, progress: Progress, answers: list[Answer] = answers) -> Result:
             for answer in answers:
                 await answer(engine)
-            return await engine.resume(session.run_id, observers=[progress])
+            with saying_posted(session.run_id):
+                return await engine.resume(session.run_id, observers=[progress])
 
         result = watched(session, answered)
     report(result, session)
@@ -265,13 +269,21 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
         async def go_on(engine: Engine, progress: Progress) -> Result:
             nonlocal told
             try:
+<<<<<<< HEAD
                 result = await engine.resume(session.run_id, observers=[progress])
             except RunBusy:  # a worker has picked it up because of the answer
+=======
+                with saying_posted(session.run_id):
+                    result = await engine.resume(session.run_id, observers=[progress])
+            except RunBusy:  # a worker has taken it on because of the answer
+>>>>>>> fixa
                 result = await session.result(session.run_id)
             if told is not None:
                 told = await engine.decided(session.run_id, told.signal)
             if told is not None and told.outcome == "refused":
-                raise NotAllowedNow(session.run_id, told.why, reason_code=told.code)
+                asks = bool(approvals_of(result.state))
+                look = f"; look at what waits now: `{session.command('approvals', session.run_id)}`" if asks else ""
+                raise NotAllowedNow(session.run_id, f"{told.why}{look}", reason_code=told.code)
             return msgspec.structs.replace(result, answered=told)
 
         code = advance(session, go_on)

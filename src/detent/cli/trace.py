@@ -55,6 +55,8 @@ class Call(msgspec.Struct, kw_only=True):
     latency_ms: float = 0.0
     source: str = ""
     notes: list[str] = []
+    after: int = 0
+    """So many events of its iteration came before its outcome."""
 
 
 class Iteration(msgspec.Struct, kw_only=True):
@@ -121,6 +123,7 @@ class _Reader:
         self.iterations: list[Iteration] = []
         self.open: dict[str, Iteration] = {}
         self.calls: dict[str, Call] = {}
+        self.turn_of: dict[str, Iteration] = {}
         self.before: list[str] = []
         self.approvals: dict[str, dict[str, Any]] = {}
         self.resumptions: list[dict[str, Any]] = []
@@ -172,6 +175,7 @@ class _Reader:
                 shown.notes += [f"written: {planned.written}", f"repaired: {'; '.join(planned.mends)}"]
             turn.calls.append(shown)
             self.calls[call.call_id] = shown
+            self.turn_of[call.call_id] = turn
 
     def _call(self, event: Any, at: datetime) -> bool:
         """Add an event about one call; return whether it was one."""
@@ -217,6 +221,7 @@ class _Reader:
                 call.attempts, call.side_effect = 1, "read"
             call.artifact_bytes = event.artifact.size_bytes if event.artifact else None
         call.outcome = "ok" if event.error is None else "failed"
+        call.after = len(turn.events) if (turn := self.turn_of.get(call.call_id)) else 0
         call.error = fault(event.error)
         call.output = msgspec.json.decode(event.result) if event.result else None
 

@@ -84,7 +84,18 @@ def fan_out(observers: Sequence[Observer]) -> Observer:
 
 
 def traced(args: dict[str, Any], state: RunState, call_id: str) -> dict[str, dict[str, Any]]:
+<<<<<<< HEAD
     """Return the source of each leaf of a call's arguments: path -> {"label", "origin"}."""
+=======
+    """Return where each leaf of a call's arguments came from: path -> {"label", "origin"}.
+
+    A leaf that was found nowhere and is too short to be searched for has the label `short`: nothing is known of it.
+    """
+    from detent.policies.provenance.matching import MIN_CHARS
+    from detent.policies.provenance.origins import leaves
+>>>>>>> fixa
     from detent.policies.provenance.policy import facts, provenance
 
-    return facts(provenance(args, state, call_id=call_id))["args"]
+    short = {path for path, value in leaves(args) if len(str(value)) < MIN_CHARS}
+    found: dict[str, dict[str, Any]] = facts(provenance(args, state, call_id=call_id))["args"]
+    return {path: {**told, "label": "short"} if told["label"] == "model" and path in short else told for path, told in found.items()}

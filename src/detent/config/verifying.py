@@ -191,6 +191,10 @@ class Verifiers:
                     log.warning(
                         "the output of agent %r is told as JSON: it is no %s any more: %s", agent.name, kind.name, type(error).__name__
                     )
+            elif "schema" in entry and any(name == entry.get("name") for name, _ in self._types):
+                log.warning(
+                    "the output of agent %r is returned as JSON: its %s has another schema now than in the run", agent.name, entry["name"]
+                )
         return output
 
     def add(self, functions: Mapping[str, Verifier]) -> None:

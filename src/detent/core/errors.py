@@ -184,7 +184,8 @@ class ToolsMissing(RunError):
         self.names = sorted(names)
         super().__init__(
             run_id,
-            f"run {run_id!r} needs tools that are not registered here: {', '.join(self.names)}; pass them to Engine(tools=...) or Agent(tools=...)",
+            f"run {run_id!r} needs tools that are not registered here: {', '.join(self.names)}; pass them to Engine(tools=...) or Agent(tools=...), "
+            "in a shell name them in detent.toml (tools)",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,5 +150,5 @@ async def check_upgrade(runtime: Runtime, run_id: str | None = None, *, host: Ho
     for name in wanted:
         with contextlib.suppress(DetentError):  # the check reports what cannot be read or reached
             await _prepare(runtime, name)
-        found.append(await upgrading.check_run(runtime.parts, name))
+        found.append(await upgrading.check_run(runtime.parts, name, partial(runtime.planner_of_run, check=False)))
     return Upgrade(runs=tuple(found))

@@ -7,15 +7,17 @@ The policy's past decisions stay valid, so here they are taken from the log (`ba
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from detent.core.agent import AgentSpec
 from detent.core.errors import DetentError
 from detent.core.events import RunStarted
 from detent.core.state import WAITING, RunState
 from detent.history.replaying import replay
-from detent.ports import EventStore, RunQuery
+from detent.ports import EventStore, Planner, RunQuery
 from detent.running.advancing import Parts, digests_of, kernel_of, load, tools_of, ways_of
 from detent.running.lineage import history
 from detent.running.results import Difference
@@ -62,8 +64,13 @@ async def open_runs(store: EventStore, *, tenant: str | None = None) -> list[str
     return [head.run_id for head in reversed(await store.list_runs(RunQuery(status=OPEN, tenant=tenant)))]
 
 
+<<<<<<< HEAD
 async def check_run(parts: Parts, run_id: str) -> Upgraded:
     """Return whether a run could continue; reads only."""
+=======
+async def check_run(parts: Parts, run_id: str, planner_for: Callable[[AgentSpec], Planner]) -> Upgraded:
+    """Return how a run would fare; reads only. `planner_for` raises `ConfigError` where nobody here plans for an agent."""
+>>>>>>> fixa
     head = await parts.store.head(run_id)
     known: dict[str, Any] = {"run_id": run_id, "status": head.status if head else "unknown", "records": head.records if head else 0}
     try:
@@ -73,6 +80,7 @@ async def check_run(parts: Parts, run_id: str) -> Upgraded:
         missing = tuple(name for name in state.agent.tools if name not in there)
         if missing:
             return Upgraded(**known, missing=missing, changed=changed)
+        planner_for(state.agent)
         records = await load(parts.store, run_id)
         found = await replay(records, parts, judges=False)
     except DetentError as error:

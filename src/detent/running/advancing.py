@@ -295,7 +295,7 @@ class Advancing:
         """Assemble what the run works with. Raise `ToolsMissing`, `UnknownName`, `ConfigError`."""
         parts = self.parts
         spec = journal.state.agent
-        planner = NoPlanner(spec) if self.control.cancelled else self._planner_for(spec)
+        planner = NoPlanner(spec) if self.control.cancelled or journal.state.terminal else self._planner_for(spec)
         begin = getattr(planner, "begin_run", None)
         if begin is not None and not self._inline:
             begin(self.run_id)

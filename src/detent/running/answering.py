@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -17,12 +17,14 @@ import msgspec
 from detent.core.agent import Host
 from detent.core.budget import Budget, Exhausted, exhausted
 from detent.core.codec import read_record
-from detent.core.errors import NotAllowedNow, RunBusy, RunErased, RunNotFound
+from detent.core.errors import InvalidArguments, NotAllowedNow, RunBusy, RunErased, RunNotFound, UnknownName
 from detent.core.events import AnswerRefused
 from detent.core.fold import away_ms
 from detent.core.state import RunState
 from detent.ports import EventStore, RunQuery, Signal, posted_to, wait_for_news
+from detent.ports.copies import copied
 from detent.ports.options import checked
+from detent.ports.working import NOT_HERE
 from detent.running import admission
 from detent.running.advancing import ADVANCED
 from detent.running.inbox import MOST_REFUSED
@@ -42,15 +44,28 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.1
 
 
 async def approvals(runtime: Runtime, *, run_id: str | None = None, host: Host | None = None) -> list[Approval]:
-    """Return the calls that wait for a person, oldest run first."""
+    """Return the calls that wait for a person, oldest run first; `answered_by` names who has answered one whose run has not continued since."""
     if run_id is not None:
-        return approvals_of(await runtime.standing(run_id, host))
+        return await _open_approvals(runtime, [await runtime.standing(run_id, host)])
     await runtime.open()
     heads = await runtime.store.list_runs(RunQuery(status=("waiting_for_approval",), tenant=host.tenant if host else None))
-    found: list[Approval] = []
+    found: list[RunState] = []
     for head in reversed(heads):
         with contextlib.suppress(RunErased, RunNotFound):  # in the meantime
-            found += approvals_of(await load_run(runtime.store, head.run_id))
+            found.append(await load_run(runtime.store, head.run_id))
+    return await _open_approvals(runtime, found)
+
+
+async def _open_approvals(runtime: Runtime, states: Sequence[RunState]) -> list[Approval]:
+    waiting = await runtime.store.signals([state.run_id for state in states])
+    found: list[Approval] = []
+    for state in states:
+        answers: dict[str, list[str]] = {}
+        for signal in waiting.get(state.run_id, ()):
+            with contextlib.suppress(NotAllowedNow):  # what does not count answers nothing
+                if (said := vetted(signal, state)).kind == "approval" and said.by:
+                    answers.setdefault(said.payload["call"], []).append(said.by)
+        found += [msgspec.structs.replace(one, answered_by=tuple(answers.get(one.call_id, ()))) for one in approvals_of(state)]
     return found
 
 
@@ -183,17 +198,45 @@ async def _passing(runtime: Runtime, state: RunState, signal: Signal) -> Signal:
     If the same person sent the same answer before, and nobody has picked it up yet, return that signal: an interrupted sender may repeat it.
     """
     passing = vetted(signal, state, now=runtime.parts.clock.now())
+    _refuse_unfitting(runtime, state, passing)
     return said_before(state, (await runtime.store.signals([state.run_id])).get(state.run_id, []), passing) or passing
+
+
+def _refuse_unfitting(runtime: Runtime, state: RunState, signal: Signal) -> None:
+    """Raise `NotAllowedNow` for an approval with arguments that do not fit the tool, if the tool is known here; the request stays open."""
+    args, call_id = signal.payload.get("args"), signal.payload.get("call")
+    if signal.kind != "approval" or args is None or (asked := state.approvals.get(call_id or "")) is None:
+        return
+    try:
+        runtime.tools.get(asked.tool).check(copied(args))
+    except UnknownName:
+        return  # whoever continues the run checks them
+    except InvalidArguments as error:
+        why = f"the arguments for call {call_id!r} of run {state.run_id!r} do not fit: {error}. The request is still open: approve it with others"
+        raise NotAllowedNow(state.run_id, why, reason_code="arguments_invalid") from error
 
 
 async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume: bool) -> Result:
     """Post a signal, continue the run unless somebody else does, and return the outcome. Raise `NotAllowedNow` if the signal does not count."""
     run_id, slot = state.run_id, signal.kind != "cancel"  # ending a run waits for no other task
     await runtime.store.post(run_id, posted_to(run_id, signal))
-    told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=partial(runtime.go_on, slot=slot) if resume else None)
+    go_on = partial(runtime.go_on, slot=slot) if resume else None
+    with saying_posted(run_id):
+        told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=go_on)
     if told.outcome == "refused" and signal.kind != "cancel":
         raise NotAllowedNow(run_id, told.why, reason_code=told.code)
     return msgspec.structs.replace(result or runtime.result(await load_run(runtime.store, run_id)), answered=told)
+
+
+@contextlib.contextmanager
+def saying_posted(run_id: str) -> Generator[None]:
+    """Add to what `NOT_HERE` raises that the answer to the run is posted: giving it again is refused."""
+    try:
+        yield
+    except NOT_HERE as error:
+        posted = "Your answer is posted and the run is unchanged: the answer is decided when the run continues where nothing is missing"
+        error.args = (f"{error}. {posted} (`detent resume {run_id}`, or a worker)",)
+        raise
 
 
 async def decided(runtime: Runtime, run_id: str, signal_id: str, *, host: Host | None = None) -> Answered:

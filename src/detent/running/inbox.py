@@ -91,7 +91,8 @@ def drop(signals: Sequence[Signal], journal: Journal, patterns: Sequence[str]) -
 def put_refused(signal: Signal, journal: Journal, code: str, reason: str) -> None:
     """Record that a signal does not count, and why: as much of it as fits, and only a limited number for a run."""
     run_id, before = journal.state.run_id, sum(one.kind == "answer_refused" for one in journal.state.interventions)
-    log.warning("run %s: signal %s (%s) is dropped: %s", run_id, signal.id[:LONGEST], signal.kind, reason)
+    level = logging.WARNING if before >= MOST_REFUSED else logging.INFO  # what the log of the run has is told there
+    log.log(level, "run %s: signal %s (%s) is dropped: %s", run_id, signal.id[:LONGEST], signal.kind, reason)
     if before >= MOST_REFUSED:
         return
     parts = signal.payload if isinstance(signal.payload, dict) else {}  # pyright: ignore[reportUnnecessaryIsInstance]

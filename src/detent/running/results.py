@@ -12,7 +12,6 @@ from typing import Any, Generic, Literal, Protocol, cast
 import msgspec
 
 from detent.config.output_types import OutputT
-from detent.core.brief import brief
 from detent.core.budget import Usage
 from detent.core.events import ArtifactRef
 from detent.core.state import Item, RunState, RunStatus
@@ -158,27 +157,59 @@ class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=Tr
     answered: Answered | None = None
 
     def __str__(self) -> str:
+<<<<<<< HEAD
         """Return the status of the run, in at most five lines."""
         return "\n".join(f"{name:<7} {_CONTROLS.sub('?', said)}" for name, said in self._said())
+=======
+        """Return how the run stands, in at most five lines."""
+        return _lines(self, WHOLE)
+>>>>>>> fixa
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        """Return the same, each line shortened to the width of a terminal."""
+        return _lines(self, SHORT)
 
     def _repr_html_(self) -> str:
         """Return the same as a table, for notebooks."""
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(said)}</td></tr>" for name, said in self._said())
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(said)}</td></tr>" for name, said in _said(self, SHORT))
         return f"<table>{rows}</table>"
 
-    def _said(self) -> Iterator[tuple[str, str]]:
-        used, cost = self.usage, self.usage.cost_usd
-        waits = ", ".join([*self.state.approvals, *self.state.asks, *self.state.in_doubt])
-        yield "run", f"{self.run_id}: {self.status.replace('_', ' ')}" + (f" ({self.reason})" if self.reason else "")
-        for name, said in (("output", self.state.output), ("error", self.error), ("waits", waits)):
-            if said not in (None, ""):
-                yield name, shorten(said if isinstance(said, str) else msgspec.json.encode(said).decode(), 68, placeholder="…")
-        if kept := tracebacks(self.state):
-            yield "raised", shorten(f"{kept[-1].error} ({kept[-1].at}); result.traceback has it all", 68, placeholder="…")
-        spent = "" if cost is None else f" · ${cost:.4f}"
-        yield "used", f"iterations {used.iterations} · tool calls {used.tool_calls} · tokens {used.total_tokens}{spent}"
+
+WHOLE, SHORT = 2_000, 68
+"""How many characters of a value `str` and `repr` show."""
+
+
+def _lines(outcome: Outcome, most: int) -> str:
+    return "\n".join(f"{name:<7} {_CONTROLS.sub('?', said)}" for name, said in _said(outcome, most))
+
+
+def _said(outcome: Outcome, most: int) -> Iterator[tuple[str, str]]:
+    used, cost, state = outcome.usage, outcome.usage.cost_usd, outcome.state
+    yield "run", f"{outcome.run_id}: {outcome.status.replace('_', ' ')}" + (f" ({outcome.reason})" if outcome.reason else "")
+    waits, commands = _waits(state)
+    for name, said in (("output", state.output), ("error", outcome.error), ("waits", "; ".join(waits)), ("next", "; ".join(commands))):
+        if said not in (None, ""):
+            yield name, shorten(said if isinstance(said, str) else msgspec.json.encode(said).decode(), most, placeholder="…")
+    if kept := tracebacks(state):
+        yield "raised", shorten(f"{kept[-1].error} ({kept[-1].at}); result.traceback has it all", SHORT, placeholder="…")
+    spent = "" if cost is None else f" · ${cost:.4f}"
+    yield "used", f"iterations {used.iterations} · tool calls {used.tool_calls} · tokens {used.total_tokens}{spent}"
+
+
+def _waits(state: RunState) -> tuple[list[str], list[str]]:
+    """Return what an unfinished run waits for, and the commands that answer it."""
+    run, waits, commands = state.run_id, list[str](), list[str]()
+    for call_id, asked in () if state.terminal else state.approvals.items():
+        waits.append(f"approval of {asked.tool} ({call_id})")
+        commands.append(f"detent approve {run} {call_id}")
+    for ask_id, ask in () if state.terminal else state.asks.items():
+        waits.append(f"answer to {ask.question} ({ask_id})")
+        commands.append(f"detent reply {run} TEXT")
+    for call_id in state.in_doubt:
+        call = state.call(call_id)
+        waits.append(f"outcome of {call.tool if call else 'a call'} ({call_id})")
+        commands.append(f"detent reconcile {run} {call_id}")
+    return waits, commands
 
 
 def files_of(state: RunState) -> tuple[ArtifactRef, ...]:
@@ -195,7 +226,13 @@ class LoadedRun(Readings, RunState, frozen=True, kw_only=True, omit_defaults=Tru
 
     recorded: RunState | None = None
 
-    __repr__ = brief
+    def __str__(self) -> str:
+        """Return how the run stands, as a `Result` does."""
+        return _lines(self, WHOLE)
+
+    def __repr__(self) -> str:
+        """Return the same, each line shortened."""
+        return _lines(self, SHORT)
 
     def __eq__(self, other: object) -> bool:
         """Whether it is the same state, loaded or not."""
@@ -246,10 +283,19 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     `digest` is that of the arguments and of the tool's declaration: pass it with the answer to make sure that nothing changed in between. `rule` and
     `policy` say who asks, `facts` what the decision was based on, `approved_by` which of the required `approvers` people have approved.
 
+<<<<<<< HEAD
     `sandbox`: where the programs that the tool starts would run ("": it starts none). `healed`: the call as it was written, {"tool", "args",
     "repairs"}, if it was repaired, and "text" if it was read from a text with broken JSON in it. `origins`: where each leaf of the arguments came
     from, path -> {"label", "origin", "tool"}. `differs`: what is new since the last call of that tool that was approved in this run, {"call_id",
     "args": path -> {"before", "now"}}; None: there was none.
+=======
+    `sandbox`: where what the tool starts would run ("": it starts nothing). `healed`: the call as it was written, {"tool", "args",
+    "repairs"}, where it was repaired, and "text" where it was read from a text with broken JSON in it. `origins`: where each leaf of the
+    arguments came from, path -> {"label", "origin", "tool"}. `differs`: what is new since the last call of that tool that was approved in
+    this run, {"call_id", "args": path -> {"before", "now"}}; None: there was none.
+
+    `answered_by`, in what `Engine.approvals` returns: who has sent an answer that is decided when the run continues.
+>>>>>>> fixa
     """
 
     run_id: str
@@ -269,6 +315,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     healed: dict[str, Any] | None = None
     origins: dict[str, dict[str, Any]] = {}
     differs: dict[str, Any] | None = None
+    answered_by: tuple[str, ...] = ()
 
     @property
     def too_long(self) -> bool:

@@ -27,12 +27,14 @@ from detent.core.budget import Budget
 from detent.core.errors import DetentError, RunBusy, RunNotFound, UnknownName
 from detent.core.state import RunState
 from detent.kernel.journal import Journal, Sink
+from detent.kernel.think import think
 from detent.metering.pricing import Prices
 from detent.metering.tenants import Tenants
 from detent.ports import Guard, Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
+from detent.ports.copies import ours
 from detent.ports.processes import renew_in_children
 from detent.running import admission
-from detent.running.advancing import ADVANCED, Advancing, Parts, due, meta_tool_of_some_kernel
+from detent.running.advancing import ADVANCED, Advancing, Parts, due, kernel_of, meta_tool_of_some_kernel
 from detent.running.people import poster
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels
@@ -219,7 +221,7 @@ class Runtime:
         told = fan_out((*self._observers, *observers)) if observers or self._observers else None
         sinks: list[Sink] = [told.on_record] if told else []
         chunk = told.on_chunk if told else None
-        advancing = Advancing(self.parts, run_id, planner_for or self.planners.of, sinks=sinks, chunk=chunk, inline=inline)
+        advancing = Advancing(self.parts, run_id, planner_for or self.planner_of_run, sinks=sinks, chunk=chunk, inline=inline)
         task = asyncio.create_task(self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED), name=run_id)
         self.underway.tasks[task] = advancing.control
         return task
@@ -320,6 +322,11 @@ class Runtime:
         self.parts.guards_of(spec, (), {})
         self.verifiers.check(spec)
         self.planners.of(spec)
+
+    def planner_of_run(self, spec: AgentSpec, *, check: bool = True) -> Planner:
+        """Return the agent's planner; raise `ConfigError` if there is none and its strategy needs one. A strategy of your own may need none."""
+        plans = think in kernel_of(spec, self.parts).phases and ours(self.parts.strategies.get(spec.strategy))
+        return self.planners.needed(spec, check=check) if plans else self.planners.of(spec, check=check)
 
     def planner_of_pass(self, spec: AgentSpec, budget: Budget, host: Host, *, check: bool = True) -> Planner:
         """Return the planner of a pass whose model `spec` names. Raise `ConfigError` if it is unavailable here, or has no price."""

@@ -17,6 +17,7 @@ from detent.running.results import Result
 from detent.testing.ledgers import short, shown_args
 
 Trace = Iterable[Record | Event | Notification]
+"""What happened in a run, in order: `await engine.records(run_id)`, or the events that a `CapturingBus` has."""
 ANY = object()
 """Matches any output."""
 
@@ -147,6 +148,8 @@ def assert_each_call_once(trace: Trace) -> None:
 
 
 def _events(trace: Trace) -> list[Event | Notification]:
+    if not isinstance(trace, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"a trace is the records or events of a run (`await engine.records(run_id)`), not {type(trace).__name__}")
     found: list[Event | Notification] = []
     for one in trace:
         event = one.event if isinstance(one, Record) else one

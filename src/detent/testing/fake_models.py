@@ -139,6 +139,11 @@ class FakeModel:
         """Return the one model by its name in the usage counts; see `ports.models_asked`."""
         return [(f"function:{self.name}", "function")]
 
+    def check(self, agent: AgentSpec) -> None:
+        """Raise `ConfigError` without the extra `models`; an engine asks before a run begins."""
+        if self._planner is None:
+            self._planner = self._made()
+
     async def close(self) -> None:
         """Close the model."""
         if self._planner is not None:
@@ -146,9 +151,14 @@ class FakeModel:
 
     async def plan(self, view: View) -> Plan:
         """Return the model's next plan, as `ModelPlanner` reads it."""
+<<<<<<< HEAD
         if self._planner is None:
             self._planner = self._made()
         if view.agent.small_model:  # this model replaces any other
+=======
+        self.check(view.agent)
+        if view.agent.small_model:  # this model is asked in place of any other
+>>>>>>> fixa
             view = msgspec.structs.replace(view, agent=msgspec.structs.replace(view.agent, small_model=""))
         token = _view.set(view)
         try:

@@ -434,7 +434,7 @@ def test_a_result_without_json_form_is_a_known_failure(value: Any, level: Any) -
     """Never null in silence; a tool with effects says that they happened."""
     outcome = attempt(returning(value, side_effect=level))
     assert (outcome.kind, outcome.error_code) == ("failed", "result_not_serializable")
-    assert ("was done" in outcome.message) == (level == "destructive")
+    assert ("effects happened" in outcome.message) == (level == "destructive")
 
 
 @pytest.mark.parametrize("level", ["read", "destructive"])
@@ -455,7 +455,7 @@ def test_a_result_must_satisfy_its_schema(schema: Any, good: Any, bad: Any, said
     outcome = attempt(returning(bad, result_schema=schema, side_effect=level))
     assert (outcome.kind, outcome.error_code) == ("failed", "output_schema_failed")
     assert said in outcome.message
-    assert ("was done" in outcome.message) == (level == "destructive")
+    assert ("effects happened" in outcome.message) == (level == "destructive")
 
 
 def test_a_type_as_result_schema_stands_as_json_schema_in_the_declaration() -> None:

@@ -238,7 +238,7 @@ def test_arguments_that_json_cannot_say_are_refused(value: Any) -> None:
     @tool(side_effect="none")
     def take(value: Any, maybe: int | None = None) -> None: ...
 
-    with pytest.raises(InvalidArguments, match="no JSON") as caught:
+    with pytest.raises(InvalidArguments, match="not JSON") as caught:
         take.check({"value": value})
     assert caught.value.error_code == "schema_validation_failed"
 
@@ -455,13 +455,13 @@ def make_bad() -> list[tuple[str, Callable[[], Any], str]]:
         ("class", lambda: tool(Point), "is a class"),
         ("lambda", lambda: tool(lambda: 1), "tool name '<lambda>'"),
         ("no function", lambda: tool("read"), "this is not a function"),  # type: ignore[call-overload]
-        ("twice", lambda: tool(forecast), "is a tool already"),
+        ("twice", lambda: tool(forecast), "is already a tool"),
         ("name", lambda: tool(fine, name="a b"), "tool name 'a b'"),
         ("long name", lambda: tool(fine, name="a" * 65), "tool name"),
         ("level", lambda: tool(fine, side_effect="wipe"), "side_effect is 'wipe'; did you mean 'write'"),  # type: ignore[call-overload]
         ("trust", lambda: tool(fine, trust="maybe"), "trust is 'maybe'"),  # type: ignore[call-overload]
         ("scopes", lambda: tool(fine, scopes="files"), "scopes is 'files'; write a tuple"),
-        ("sensitive", lambda: tool(fine, sensitive=("y",)), "sensitive names 'y'.*they are: x"),
+        ("sensitive", lambda: tool(fine, sensitive=("y",)), "sensitive names 'y'.*parameters: x"),
         ("timeout", lambda: tool(fine, timeout_s=0), "above 0"),
         ("negative timeout", lambda: tool(fine, timeout_s=-1), "timeout_s is -1"),
         ("nan", lambda: tool(fine, timeout_s=float("nan")), "timeout_s is nan"),

@@ -182,7 +182,7 @@ def test_another_draft_is_read_by_its_own_rules() -> None:
         ({"type": "object", "required": "a"}, "at required"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}, "leads nowhere"),
         ({"type": "object", "properties": {"a": {"pattern": "("}}}, r"properties\.a\.pattern"),
-        ({"a": object()}, "no JSON"),
+        ({"a": object()}, "not JSON"),
     ],
 )
 def test_an_unsound_schema_is_refused_when_the_tool_is_made(schema: Any, said: str) -> None:

@@ -294,7 +294,7 @@ def test_lines_that_are_no_messages_are_skipped(tmp_path: Path) -> None:
 def test_garbage_is_named_when_nothing_else_comes(tmp_path: Path) -> None:
     """Whoever starts the wrong program sees its first line."""
     settings = McpServer(command="sh", args=("-c", "echo usage: something else; cat >/dev/null"), start_timeout_s=0.5)
-    with pytest.raises(ConfigError, match=r"1 line\(s\) of its stdout are no JSON-RPC, the first: 'usage: something else'"):
+    with pytest.raises(ConfigError, match=r"1 line\(s\) of its stdout are not JSON-RPC, the first: 'usage: something else'"):
         ran(settings)
 
 

@@ -240,7 +240,7 @@ def test_an_agent_brings_servers_of_its_own(tmp_path: Path) -> None:
             assert one(done).content == "x"
             assert done.state.agent.tools == ("it__echo",) and "rude_server" not in str(done.state.agent)
             await engine.run(agent, "again")
-            with pytest.raises(ConfigError, match="an MCP server named 'it' with other settings is there already"):
+            with pytest.raises(ConfigError, match="an MCP server named 'it' already exists with other settings"):
                 await engine.run(Agent(name="other", tools=["it__echo"], mcp={"it": rude(tmp_path, "garbage")}), "do it")
             assert len(received(tmp_path, "initialize")) == 1
 
@@ -334,7 +334,7 @@ def test_a_changed_list_is_for_later_runs_and_a_vanished_tool_fails(tmp_path: Pa
             changed, vanished, fresh = first.tool_calls
             assert changed.ok
             assert vanished.error is not None and vanished.error.code == "tool_not_found"
-            assert "does not offer 'echo' any more" in vanished.error.message
+            assert "no longer offers 'echo'" in vanished.error.message
             assert fresh.error is not None and fresh.error.code == "tool_not_found"
             second = await engine.run(ALL, "do it again")
             assert "it__fresh" in second.state.agent.tools and "it__echo" not in second.state.agent.tools
@@ -401,7 +401,7 @@ def test_a_call_is_made_of_what_was_offered_or_not_at_all(tmp_path: Path) -> Non
             offered = server._told["write"]
             await engine.run(Agent(name="tester", tools=["it__change"]), "do it")
             await until(lambda: server._told["write"] != offered)
-            with pytest.raises(ToolFailed, match="says something else of 'write' now than when it was offered; nothing was sent to it"):
+            with pytest.raises(ToolFailed, match="has changed its declaration of 'write' since it was offered; nothing was sent to it"):
                 await server.call("write", offered, {"text": "a"}, cast("Any", None))
 
     within(work)

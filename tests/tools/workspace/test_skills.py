@@ -82,7 +82,7 @@ def test_nothing_outside_the_folder_is_read(tmp_path: Path) -> None:
         ("name: other\ndescription: x", "not the name of its folder"),
         ("name: refund-letters", "description"),
         ("name: [", "YAML"),
-        ("- a", "no table"),
+        ("- a", "not a table"),
     ],
 )
 def test_a_skill_that_is_not_right_names_its_file(tmp_path: Path, front: str, said: str) -> None:

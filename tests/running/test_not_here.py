@@ -1,0 +1,170 @@
+"""A run continued where its planner or a tool is missing: nothing runs, the run stays as it was, and an answer that was given is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from detent import Agent, AskUser, Engine, FinalAnswer, Plan, Result, ToolCall, tool
+from detent.core.errors import ConfigError, NotAllowedNow, ToolsMissing
+from detent.stores.ram import RamStore
+
+AGENT = Agent(name="a", tools=("wipe", "put"))
+done: list[str] = []
+
+
+@tool(side_effect="destructive")
+def wipe(name: str) -> str:
+    """Remove a thing."""
+    done.append(f"wipe {name}")
+    return "gone"
+
+
+@tool(side_effect="write")
+def put(name: str) -> str:
+    """Put a thing; the first attempt dies over it."""
+    done.append(f"put {name}")
+    if len(done) == 1:
+        raise RuntimeError("cut off")
+    return "put"
+
+
+class Asks:
+    """Asks the user, then answers."""
+
+    async def plan(self, view: Any) -> Plan:
+        return Plan(actions=(AskUser(question="Where?"),) if view.iteration == 1 else (FinalAnswer(content="x"),))
+
+
+class Calls:
+    """Calls one tool, then answers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def plan(self, view: Any) -> Plan:
+        call = ToolCall(tool=self.name, args={"name": "x"})
+        return Plan(actions=(call,) if view.iteration == 1 else (FinalAnswer(content="x"),))
+
+
+class Says:
+    """Answers with a text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    async def plan(self, view: Any) -> Plan:
+        return Plan(actions=(FinalAnswer(content=self.text),))
+
+
+def engine(store: Any, planner: Any = None, tools: Any = (wipe, put)) -> Engine:
+    return Engine(store=store, tools=tools, planner=planner, approver="caller")
+
+
+ANSWERS: dict[str, tuple[Any, Callable[[Engine], Awaitable[Result]]]] = {
+    "approve": (Calls("wipe"), lambda e: e.approve("r", "main.1.0", by="ann")),
+    "deny": (Calls("wipe"), lambda e: e.deny("r", "main.1.0", by="ann")),
+    "reply": (Asks(), lambda e: e.reply("r", "there", by="ann")),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_without_a_planner_here_runs_nothing_and_counts_later(answer: str) -> None:
+    """Otherwise the approved call runs, and the run then fails for want of a planner."""
+
+    async def main() -> None:
+        done.clear()
+        store, (planner, give) = RamStore(), ANSWERS[answer]
+        async with engine(store, planner) as first:
+            await first.run(AGENT, "go", run_id="r")
+            before = (await store.head("r")).records  # pyright: ignore[reportOptionalMemberAccess]
+            async with engine(store) as bare:
+                with pytest.raises(ConfigError, match=r"no planner is here.*answer is posted.*detent resume r"):
+                    await give(bare)
+                with pytest.raises(ConfigError, match="no planner is here"):
+                    await bare.resume("r")
+                assert "no planner is here" in (await bare.work(until_idle=True)).left["r"]
+            assert not done and (await store.head("r")).records == before  # pyright: ignore[reportOptionalMemberAccess]
+            assert (await first.resume("r")).status == "completed"
+        assert done == (["wipe x"] if answer == "approve" else [])
+
+    asyncio.run(main())
+
+
+def test_a_call_in_doubt_is_not_made_again_without_a_planner() -> None:
+    """The write was made once more before the run failed."""
+
+    async def main() -> None:
+        done.clear()
+        store = RamStore()
+        async with engine(store, Calls("put")) as first:
+            assert (await first.run(AGENT, "go", run_id="r")).status == "waiting_for_reconciliation"
+            async with engine(store) as bare:
+                with pytest.raises(ConfigError, match="no planner is here"):
+                    await bare.reconcile("r", "main.1.0", happened=False, by="ann")
+                assert "no planner is here" in (await bare.check_upgrade()).stranded[0].problem
+            assert done == ["put x"]
+            assert (await first.resume("r")).status == "completed"
+        assert done == ["put x", "put x"]
+
+    asyncio.run(main())
+
+
+def test_an_answer_where_tools_are_missing_is_reported_as_posted() -> None:
+    """Otherwise the second try meets "approved already", with no word of why."""
+
+    async def main() -> None:
+        store = RamStore()
+        async with engine(store, Calls("wipe")) as first:
+            await first.run(AGENT, "go", run_id="r")
+            async with engine(store, Calls("wipe"), tools=()) as bare:
+                with pytest.raises(ToolsMissing, match=r"needs tools.*detent\.toml.*answer is posted"):
+                    await bare.approve("r", "main.1.0", by="ann")
+
+    asyncio.run(main())
+
+
+def test_approved_arguments_that_do_not_fit_the_tool_are_refused_and_the_request_stays_open() -> None:
+    """A typo used up the approval, and the run completed without the call."""
+
+    async def main() -> None:
+        done.clear()
+        async with engine(RamStore(), Calls("wipe")) as here:
+            await here.run(AGENT, "go", run_id="r")
+            with pytest.raises(NotAllowedNow, match=r"do not fit: .*name.*still open") as refused:
+                await here.approve("r", "main.1.0", by="ann", args={"name": 5})
+            assert refused.value.reason_code == "arguments_invalid" and len(await here.approvals(run_id="r")) == 1
+            assert (await here.approve("r", "main.1.0", by="ann", args={"name": "y"})).status == "completed"
+        assert done == ["wipe y"]
+
+    asyncio.run(main())
+
+
+def test_an_argument_too_short_to_be_traced_is_not_called_the_planners_own() -> None:
+    """The user had given `ann` as a run variable, and the prompt said that the planner made it up."""
+
+    async def main() -> None:
+        async with engine(RamStore(), Calls("wipe")) as here:
+            await here.run(AGENT, "go", run_id="r", variables={"name": "x"})
+            assert (await here.approvals(run_id="r"))[0].origins["name"]["label"] == "short"
+
+    asyncio.run(main())
+
+
+def test_what_a_result_and_a_loaded_run_print_is_whole_and_names_the_next_step() -> None:
+    """An answer was cut at 68 characters, also in a pipe, and what a run waits for was a bare call id."""
+
+    async def main() -> None:
+        async with engine(RamStore(), Calls("wipe")) as here:
+            waits = str(await here.run(AGENT, "go", run_id="r"))
+            assert "waits   approval of wipe (main.1.0)\nnext    detent approve r main.1.0\n" in waits
+            assert str(await here.load("r")) == waits
+            long = " ".join(["word"] * 60)
+            done = await engine(here.runtime.store, Says(long)).run(Agent(name="b"), "go", run_id="s")
+            assert long in str(done) and str(await here.load("s")) == str(done)
+            assert long not in repr(done) and repr(await here.load("s")) == repr(done) and len(repr(done).splitlines()) <= 5
+
+    asyncio.run(main())

@@ -269,14 +269,9 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, Run
         async def go_on(engine: Engine, progress: Progress) -> Result:
             nonlocal told
             try:
-<<<<<<< HEAD
-                result = await engine.resume(session.run_id, observers=[progress])
-            except RunBusy:  # a worker has picked it up because of the answer
-=======
                 with saying_posted(session.run_id):
                     result = await engine.resume(session.run_id, observers=[progress])
-            except RunBusy:  # a worker has taken it on because of the answer
->>>>>>> fixa
+            except RunBusy:  # a worker has picked it up because of the answer
                 result = await session.result(session.run_id)
             if told is not None:
                 told = await engine.decided(session.run_id, told.signal)

@@ -84,16 +84,12 @@ def fan_out(observers: Sequence[Observer]) -> Observer:
 
 
 def traced(args: dict[str, Any], state: RunState, call_id: str) -> dict[str, dict[str, Any]]:
-<<<<<<< HEAD
-    """Return the source of each leaf of a call's arguments: path -> {"label", "origin"}."""
-=======
-    """Return where each leaf of a call's arguments came from: path -> {"label", "origin"}.
+    """Return the source of each leaf of a call's arguments: path -> {"label", "origin"}.
 
-    A leaf that was found nowhere and is too short to be searched for has the label `short`: nothing is known of it.
+    A leaf that was not found and is too short to search for has the label `short`: its source is unknown.
     """
     from detent.policies.provenance.matching import MIN_CHARS
     from detent.policies.provenance.origins import leaves
->>>>>>> fixa
     from detent.policies.provenance.policy import facts, provenance
 
     short = {path for path, value in leaves(args) if len(str(value)) < MIN_CHARS}

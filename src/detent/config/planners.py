@@ -41,21 +41,12 @@ class Planners:
         found = self._model_of(spec, check=check)
         return found if self.around is None else self.around(found)
 
-<<<<<<< HEAD
-    def needed(self, spec: AgentSpec) -> Planner:
+    def needed(self, spec: AgentSpec, *, check: bool = True) -> Planner:
         """Return the planner. Raise `ConfigError` also if this process has none: a worker then leaves the run to others."""
         if not (spec.rules or spec.model) and self.own is None and self.around is None:
             raise ConfigError(
                 f"agent {spec.name!r} has neither rules nor a model, and the engine has no planner; give Agent(model=...), "
-                "Agent(rules=...) or Engine(planner=...)"
-=======
-    def needed(self, spec: AgentSpec, *, check: bool = True) -> Planner:
-        """Return the planner; raise `ConfigError` also where there is none here: a worker leaves the run to others."""
-        if not (spec.rules or spec.model) and self.own is None and self.around is None:
-            raise ConfigError(
-                f"agent {spec.name!r} has neither rules nor a model, and no planner is here to plan for it; give Agent(model=...), "
-                "Agent(rules=...) or Engine(planner=...), in detent.toml planner"
->>>>>>> fixa
+                "Agent(rules=...), Engine(planner=...), or planner in detent.toml"
             )
         return self.of(spec, check=check)
 

@@ -105,11 +105,7 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     healing: bool | None = None
     """Whether to repair calls that do not match the tool's declaration, before they are checked; the default is yes for agents with a model."""
     output_schema: dict[str, Any] | None = None
-<<<<<<< HEAD
-    """JSON Schema of the answer. A model's answer must satisfy it; rules and your own planners receive it but are not checked against it."""
-=======
-    """JSON Schema of the answer: a model's answer must satisfy it; rules and planners of your own are only given it. `output_type` binds them too."""
->>>>>>> fixa
+    """JSON Schema of the answer. A model's answer must satisfy it; rules and your own planners only receive it. `output_type` binds them too."""
     output_mode: Literal["auto", "native", "tool", "prompted"] = "auto"
     """How the model gets the schema of the answer: `native` (the provider enforces it), `tool` (as a tool to call), `prompted` (in the prompt)."""
     meta: dict[str, Any] = {}

@@ -64,13 +64,8 @@ async def open_runs(store: EventStore, *, tenant: str | None = None) -> list[str
     return [head.run_id for head in reversed(await store.list_runs(RunQuery(status=OPEN, tenant=tenant)))]
 
 
-<<<<<<< HEAD
-async def check_run(parts: Parts, run_id: str) -> Upgraded:
-    """Return whether a run could continue; reads only."""
-=======
 async def check_run(parts: Parts, run_id: str, planner_for: Callable[[AgentSpec], Planner]) -> Upgraded:
-    """Return how a run would fare; reads only. `planner_for` raises `ConfigError` where nobody here plans for an agent."""
->>>>>>> fixa
+    """Return whether a run could continue; reads only. `planner_for` raises `ConfigError` if nobody here plans for an agent."""
     head = await parts.store.head(run_id)
     known: dict[str, Any] = {"run_id": run_id, "status": head.status if head else "unknown", "records": head.records if head else 0}
     try:

@@ -157,13 +157,8 @@ class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=Tr
     answered: Answered | None = None
 
     def __str__(self) -> str:
-<<<<<<< HEAD
         """Return the status of the run, in at most five lines."""
-        return "\n".join(f"{name:<7} {_CONTROLS.sub('?', said)}" for name, said in self._said())
-=======
-        """Return how the run stands, in at most five lines."""
         return _lines(self, WHOLE)
->>>>>>> fixa
 
     def __repr__(self) -> str:
         """Return the same, each line shortened to the width of a terminal."""
@@ -283,19 +278,12 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     `digest` is that of the arguments and of the tool's declaration: pass it with the answer to make sure that nothing changed in between. `rule` and
     `policy` say who asks, `facts` what the decision was based on, `approved_by` which of the required `approvers` people have approved.
 
-<<<<<<< HEAD
     `sandbox`: where the programs that the tool starts would run ("": it starts none). `healed`: the call as it was written, {"tool", "args",
     "repairs"}, if it was repaired, and "text" if it was read from a text with broken JSON in it. `origins`: where each leaf of the arguments came
     from, path -> {"label", "origin", "tool"}. `differs`: what is new since the last call of that tool that was approved in this run, {"call_id",
     "args": path -> {"before", "now"}}; None: there was none.
-=======
-    `sandbox`: where what the tool starts would run ("": it starts nothing). `healed`: the call as it was written, {"tool", "args",
-    "repairs"}, where it was repaired, and "text" where it was read from a text with broken JSON in it. `origins`: where each leaf of the
-    arguments came from, path -> {"label", "origin", "tool"}. `differs`: what is new since the last call of that tool that was approved in
-    this run, {"call_id", "args": path -> {"before", "now"}}; None: there was none.
 
-    `answered_by`, in what `Engine.approvals` returns: who has sent an answer that is decided when the run continues.
->>>>>>> fixa
+    `answered_by`, in the result of `Engine.approvals`: who has sent an answer that is decided when the run continues.
     """
 
     run_id: str

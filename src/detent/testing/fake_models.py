@@ -151,14 +151,8 @@ class FakeModel:
 
     async def plan(self, view: View) -> Plan:
         """Return the model's next plan, as `ModelPlanner` reads it."""
-<<<<<<< HEAD
-        if self._planner is None:
-            self._planner = self._made()
-        if view.agent.small_model:  # this model replaces any other
-=======
         self.check(view.agent)
-        if view.agent.small_model:  # this model is asked in place of any other
->>>>>>> fixa
+        if view.agent.small_model:  # this model replaces any other
             view = msgspec.structs.replace(view, agent=msgspec.structs.replace(view.agent, small_model=""))
         token = _view.set(view)
         try:

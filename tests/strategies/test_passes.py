@@ -19,6 +19,7 @@ from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, Passed, StrategyRun
 from detent.stores.ram import RamStore
+from detent.testing import FakeModel, says
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import Crash, CrashingStore
 
@@ -69,6 +70,20 @@ def test_passes_run_in_order_and_the_last_is_the_answer() -> None:
     assert (result.iterations, result.usage.input_tokens) == (3, 30)
     assert [(p.key, p.kernel) for p in events(engine, e.PassStarted)] == [("draft", "react"), ("critique", "ask"), ("draft#2", "react")]
     assert virtual_time.run(engine.replay("r")).identical
+
+
+@pytest.mark.parametrize("how", ["ask", "small"])
+def test_what_a_small_model_is_asked_counts_as_one_model_call(how: str) -> None:
+    """The call is recorded when it is made; its plan does not count it again, so `max_model_calls` allows as many as it says."""
+
+    async def twice(run: StrategyRun) -> Any:
+        for label in ("a", "b"):
+            said = await run.ask(label, "?") if how == "ask" else (await run.kernel(label, small=True)).output
+        return said
+
+    model = FakeModel([says("hi", input_tokens=100, output_tokens=10)] * 2)
+    result = run(engine_with(twice, model), budget=Budget(max_model_calls=2))
+    assert (result.status, result.usage.model_calls, len(model.prompts)) == ("completed", 2, 2), result.error
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

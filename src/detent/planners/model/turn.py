@@ -41,8 +41,8 @@ TOO_LONG = "the answer was cut off at {limit}, so nothing of it counts; answer i
 class Turn:
     """The attempts of one plan. `raised` is the raised output limit of this pass, None if it was not raised."""
 
-    def __init__(self, exchange: Exchange, view: View, head: Head, rendering: Rendering, *, purpose: str, raised: int | None) -> None:
-        self.exchange, self.view, self.head, self.rendering, self.purpose = exchange, view, head, rendering, purpose
+    def __init__(self, exchange: Exchange, view: View, head: Head, rendering: Rendering, *, raised: int | None) -> None:
+        self.exchange, self.view, self.head, self.rendering = exchange, view, head, rendering
         self.raised = raised
         self._limit = exchange.max_tokens if raised is None else raised
         self._empty = self._unfit = 0
@@ -76,7 +76,7 @@ class Turn:
         size = tokens_of(self.head.chars + self.rendering.chars + len(said))
         try:
             reply = await self.exchange.ask(
-                self.view.models, messages, self.head.params, purpose=self.purpose, input_tokens=size, limit=self._limit
+                self.view.models, messages, self.head.params, purpose="plan", input_tokens=size, limit=self._limit
             )
         except ModelCallFailure as failure:
             if failure.kind == "malformed":  # the model gets its provider's message, and tries again

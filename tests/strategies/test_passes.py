@@ -86,6 +86,31 @@ def test_what_a_small_model_is_asked_counts_as_one_model_call(how: str) -> None:
     assert (result.status, result.usage.model_calls, len(model.prompts)) == ("completed", 2, 2), result.error
 
 
+def test_an_ask_has_the_limits_that_it_is_given_and_one_turn() -> None:
+    """A bound on what a judge may spend holds. It was left out, and nothing told so."""
+
+    async def judged(run: StrategyRun) -> Any:
+        return await run.ask("judge", "?", limits=Budget(max_model_calls=5, max_output_tokens=50))
+
+    engine = engine_with(judged, FakeModel([says("hi")]))
+    result = run(engine)
+    assert result.state.passes["judge"].limits == Budget(max_iterations=1, max_model_calls=5, max_output_tokens=50)
+    assert [call.reserved.output_tokens for call in events(engine, e.ModelCallStarted)] == [50]
+
+
+@pytest.mark.parametrize("given", [{"tools": ("look",)}, {"question": AskUser(question="?")}, {"limit": Budget()}])
+def test_an_ask_refuses_what_it_does_not_take(given: dict[str, Any]) -> None:
+    """An option that nothing reads is a mistake, and its author is told the names that there are."""
+
+    async def judged(run: StrategyRun) -> Any:
+        return await run.ask("judge", "?", **given)
+
+    model = FakeModel([says("hi")])
+    result = run(engine_with(judged, model))
+    assert result.status == "failed" and not model.prompts
+    assert f"run.ask() has no argument '{next(iter(given))}'" in result.error and "limits" in result.error
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("at", range(1, 9))
 def test_a_crash_at_any_write_repeats_no_pass(at: int, when: Any) -> None:

@@ -169,8 +169,12 @@ class Turn:
         """Return the typed answer in a call's arguments, and its problem."""
         if not isinstance(args, dict):
             return None, "the arguments are no JSON object"
-        answer = cast("dict[str, Any]", args).get("answer") if self.head.wrapped else cast("dict[str, Any]", args)
-        return answer, self.head.offer.answer_problem(answer)
+        given = cast("dict[str, Any]", args)
+        answer = given.get("answer") if self.head.wrapped else given
+        problem = self.head.offer.answer_problem(answer)
+        if problem and self.head.wrapped and "answer" not in given:
+            problem = f"the arguments have no 'answer', which must hold the answer (given: {', '.join(given)[:200] or 'nothing'})"
+        return answer, problem
 
     def _does_not_fit(self, problem: str, pieces: Pieces, response: Any) -> None:
         """Show the model the problem of its typed answer. Raise `PlannerFailed` after the last try."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli.desk import Desk, Done, ended
-from detent import Agent, AskUser, Engine, FinalAnswer, Thought, ToolCall, tool
+from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall, tool
 from detent.cli import looking
 from detent.cli.commands import BEGINNERS, EVERY, GROUPS
 from detent.cli.main import run
@@ -140,6 +140,44 @@ def test_show_is_a_line_for_each_call_and_then_how_it_ended(desk: Desk) -> None:
     assert "failed: fatal_tool_error" in end and "error     " in end and "receipt   failed: 2 calls ok, 1 failed" in end
     assert '{"' not in done.out and "head" not in done.out
     assert "-v" in done.err
+
+
+def _passes(tmp_path: Path, goal: str) -> None:
+    """Run a strategy of several passes in the desk's store as "r"."""
+
+    class Planner:
+        async def plan(self, view: Any) -> Plan:
+            async def send(limit: int | None) -> Any:
+                raise AssertionError("nothing is sent")
+
+            if view.scope == "tight":
+                await view.models.call("fake:m", send, input_tokens=100)
+            return Plan(actions=(FinalAnswer(content=f"said in {view.scope}"),))
+
+    async def mine(run: Any) -> Any:
+        for _ in range(2):
+            draft = await run.kernel("draft")
+            await run.kernel("judge")
+        return await run.kernel("tight", limits=Budget(max_total_tokens=50)) if run.goal == "Spend" else draft
+
+    engine = Engine(store=store_url(tmp_path), planner=Planner(), strategies={"mine": mine})
+    engine.run_sync(Agent(name="a", strategy="mine"), goal, run_id="r")
+
+
+def test_show_has_a_line_for_each_pass_of_a_strategy(desk: Desk, tmp_path: Path) -> None:
+    """Passes that only answer were left out: one line of the last was all that was to be seen of four."""
+    _passes(tmp_path, "Go")
+    done = desk.detent("show", "r")
+    said = [line.split(": final answer: ")[0].split()[-1] for line in done.out.splitlines() if "final answer: said in" in line]
+    assert said == ["draft", "judge", "draft#2", "judge#2"], done.out
+
+
+def test_a_bound_of_a_pass_is_not_said_to_be_raised_by_reopening(desk: Desk, tmp_path: Path) -> None:
+    """`reopen --budget` raises bounds of the run; the strategy gave this one, so the run would end in the same way again."""
+    _passes(tmp_path, "Spend")
+    done = desk.detent("show", "r")
+    assert "budget_exhausted total_tokens of a pass, which its strategy sets" in done.out
+    assert "reopen" not in done.out + done.err
 
 
 def test_show_of_a_bound_names_limit_and_use(desk: Desk) -> None:

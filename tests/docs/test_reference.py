@@ -31,6 +31,17 @@ def generator() -> ModuleType:
     return module
 
 
+def test_what_the_error_page_says_to_catch_or_raise_can_be_imported() -> None:
+    """Such an error has a public name: `PassFailed` was to be caught, and only an internal module had it."""
+    import detent
+    from detent import extend
+
+    page = (DOCS / "reference" / "errors.md").read_text()
+    told = re.findall(r"^\| `(\w+)` \|.*\| [^|]*\b(?:catch|raise) it\b[^|]*\|$", page, re.MULTILINE)
+    assert "PassFailed" in told and "EffectFailed" in told
+    assert [name for name in told if name not in {*detent.__all__, *extend.__all__}] == []
+
+
 def command_line() -> Any:
     """The command line as the library sees it."""
     import typer

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
+from msgspec import Meta
 
 from detent import Agent, Budget, Engine, ToolCall, Usage, View, tool
 from detent.core import events as e
+from detent.core.agent import AgentSpec
+from detent.core.durations import Seconds
 from detent.core.errors import ConfigError
+from detent.ports import StrategyRun, strategy
 from detent.running.starting import admit
 from detent.strategies.thoughts import Thought, pruned
 from detent.strategies.wording import trivial
@@ -179,3 +183,41 @@ def test_the_task_of_a_step_is_the_reason_of_its_call() -> None:
     plan = {"steps": [{"id": "a", "kind": "tool", "tool": "look", "args": {"n": 1}, "task": "to see one"}]}
     _, engine, _ = go("plan-execute", {"plan": plan, "reflect": "SATISFIED", "answer": "ok"}, look)
     assert [event.actions[0].reason for event in events(engine, e.Planned) if isinstance(event.actions[0], ToolCall)] == ["to see one"]
+
+
+class Bounded(msgspec.Struct, frozen=True, kw_only=True):
+    """Options with bounds of their own."""
+
+    rounds: Annotated[int, Meta(ge=1, le=3)] = 3
+    share: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    name: Annotated[str, Meta(pattern="^[a-z]+$")] | None = None
+    marks: list[Annotated[int, Meta(ge=0)]] = []
+    wait_s: Seconds[float] = 1.0
+
+    def check(self, agent: AgentSpec) -> None:
+        """Refuse what no single field can tell."""
+        if self.rounds == 2:
+            raise ConfigError("strategy_options.rounds: an odd number is needed")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rounds": 4}, "agent 'clerk': strategy_options: rounds: expected a whole number from 1 to 3, found 4"),
+        ({"share": 1}, "agent 'clerk': strategy_options: share: expected a number above 0 and below 1, found 1"),
+        ({"name": "A"}, "agent 'clerk': strategy_options: name: expected text that matches ^[a-z]+$, found the text 'A'"),
+        ({"marks": [-1]}, "agent 'clerk': strategy_options: marks: expected a list, each a whole number of at least 0, found a list: [-1]"),
+        ({"wait_s": "long"}, "agent 'clerk': strategy_options: wait_s is 'long'; write seconds"),
+        ({"rounds": 2}, "agent 'clerk': strategy_options.rounds: an odd number is needed"),
+    ],
+)
+def test_an_option_with_bounds_is_refused_in_words_with_the_agents_name(options: dict[str, Any], said: str) -> None:
+    """Bounds in annotations were told as Python writes them, and what `check` raises did not say whose option it was."""
+
+    @strategy(options=Bounded)
+    async def mine(run: StrategyRun) -> Any:
+        return "done"
+
+    with pytest.raises(ConfigError) as refused:
+        Engine(strategies={"mine": mine}).run_sync(Agent(name="clerk", strategy="mine", strategy_options=options), "go")
+    assert str(refused.value).startswith(said)

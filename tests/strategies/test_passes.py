@@ -19,6 +19,7 @@ from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, Passed, StrategyRun
 from detent.stores.ram import RamStore
+from detent.testing import FakeModel, says
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import Crash, CrashingStore
 
@@ -69,6 +70,45 @@ def test_passes_run_in_order_and_the_last_is_the_answer() -> None:
     assert (result.iterations, result.usage.input_tokens) == (3, 30)
     assert [(p.key, p.kernel) for p in events(engine, e.PassStarted)] == [("draft", "react"), ("critique", "ask"), ("draft#2", "react")]
     assert virtual_time.run(engine.replay("r")).identical
+
+
+@pytest.mark.parametrize("how", ["ask", "small"])
+def test_what_a_small_model_is_asked_counts_as_one_model_call(how: str) -> None:
+    """The call is recorded when it is made; its plan does not count it again, so `max_model_calls` allows as many as it says."""
+
+    async def twice(run: StrategyRun) -> Any:
+        for label in ("a", "b"):
+            said = await run.ask(label, "?") if how == "ask" else (await run.kernel(label, small=True)).output
+        return said
+
+    model = FakeModel([says("hi", input_tokens=100, output_tokens=10)] * 2)
+    result = run(engine_with(twice, model), budget=Budget(max_model_calls=2))
+    assert (result.status, result.usage.model_calls, len(model.prompts)) == ("completed", 2, 2), result.error
+
+
+def test_an_ask_has_the_limits_that_it_is_given_and_one_turn() -> None:
+    """A bound on what a judge may spend holds. It was left out, and nothing told so."""
+
+    async def judged(run: StrategyRun) -> Any:
+        return await run.ask("judge", "?", limits=Budget(max_model_calls=5, max_output_tokens=50))
+
+    engine = engine_with(judged, FakeModel([says("hi")]))
+    result = run(engine)
+    assert result.state.passes["judge"].limits == Budget(max_iterations=1, max_model_calls=5, max_output_tokens=50)
+    assert [call.reserved.output_tokens for call in events(engine, e.ModelCallStarted)] == [50]
+
+
+@pytest.mark.parametrize("given", [{"tools": ("look",)}, {"question": AskUser(question="?")}, {"limit": Budget()}])
+def test_an_ask_refuses_what_it_does_not_take(given: dict[str, Any]) -> None:
+    """An option that nothing reads is a mistake, and its author is told the names that there are."""
+
+    async def judged(run: StrategyRun) -> Any:
+        return await run.ask("judge", "?", **given)
+
+    model = FakeModel([says("hi")])
+    result = run(engine_with(judged, model))
+    assert result.status == "failed" and not model.prompts
+    assert f"run.ask() has no argument '{next(iter(given))}'" in result.error and "limits" in result.error
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

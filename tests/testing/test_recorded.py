@@ -12,9 +12,10 @@ import pytest
 
 from cli.desk import Desk
 from detent import Agent, AskUser, Engine, FinalAnswer, ToolCall, tool
+from detent.config.state_directory import store_url
 from detent.core.errors import ConfigError, MalformedPlan
 from detent.ports import Plan, View
-from detent.testing import RecordedPlanner
+from detent.testing import RecordedPlanner, ScriptedPlanner
 from detent.testing.recorded import Script, difference, record_script
 
 PEOPLE = {"Paris": 2_100_000, "Lyon": 520_000}
@@ -223,4 +224,8 @@ def test_the_command_line_writes_scripts(tmp_path: Path) -> None:
     assert [entry.actions[0].__class__.__name__ for entry in strict.entries] == ["ToolCall", "FinalAnswer"]
     assert [tool["name"] for tool in strict.entries[0].shown["tools"]][:1] == ["note"]
     assert RecordedPlanner.from_file(tmp_path / "note.json").by_sequence
+    Engine(store=store_url(tmp_path), planner=ScriptedPlanner([FinalAnswer(content="hi")])).run_sync(
+        Agent(name="tester"), "hi", run_id="one"
+    )
+    assert desk.detent("export", "--script", "one", "--output", "one.json", "--by-sequence").err == "wrote 1 plan to one.json\n"
     assert desk.detent("export", "last", "--by-sequence").code == 2

@@ -14,7 +14,7 @@ import typer
 from detent.cli import options as o
 from detent.cli.approving import request_lines
 from detent.cli.option_sets import Without
-from detent.cli.output import FAILED, as_text, clean, code_of_status, plain, shortened, style_of
+from detent.cli.output import FAILED, as_text, clean, code_of_status, counted, plain, shortened, style_of
 from detent.cli.progress import Progress
 from detent.cli.rendering import render
 from detent.cli.session import Session
@@ -299,7 +299,7 @@ def _export_script(session: Session, run: str, file: Path | None, *, by_sequence
             raise
 
     made = session.drive(work)
-    _written(session, file, made.to_json(), f"{len(made.entries)} plans")
+    _written(session, file, made.to_json(), counted(len(made.entries), "plan"))
     return 0
 
 

@@ -71,8 +71,9 @@ def _overview(trace: Trace, state: RunState, session: Session) -> None:
     out.show(f"agent     {clean(trace.agent)}" + (f" · tenant {clean(trace.tenant)}" if trace.tenant else ""))
     out.show(f"started   {_at(trace.started_at)}")
     out.show()
+    several = len({turn.scope for turn in trace.iterations}) > 1
     for turn in trace.iterations:
-        _steps(out, turn)
+        _steps(out, turn, answers=several)
     out.show()
     out.show(f"status    {headline(state)} · {_amounts(state)} · {audit.running_ms / 1000:.1f} s", style_of(audit.status))
     _ended(out, audit, trace, SHORT, margin="")
@@ -89,8 +90,8 @@ def _amounts(state: RunState) -> str:
     )
 
 
-def _steps(out: Output, turn: Iteration) -> None:
-    """Write an iteration: one line for each call, or one line in all."""
+def _steps(out: Output, turn: Iteration, *, answers: bool) -> None:
+    """Write an iteration: one line for each call, or one line in all. `answers` says whether final answers are shown, too."""
     scope = f" {clean(turn.scope)}:" if turn.scope != "main" else ""
     head = f"{turn.iteration:>4} {scope}"
     for asked in turn.models:
@@ -100,7 +101,7 @@ def _steps(out: Output, turn: Iteration) -> None:
         for call in turn.calls:
             if (call.after if call.outcome else 0) == number:
                 _step(out, head, call)
-        if number == 0 and not turn.calls and turn.decision and not turn.decision.startswith("final answer"):
+        if number == 0 and not turn.calls and turn.decision and (answers or not turn.decision.startswith("final answer")):
             out.show(f"{head} {shortened(turn.decision, LINE)}")
         if line:
             out.show(f"{head} {shortened(line, LINE)}", "dim")

@@ -79,6 +79,7 @@ def headline(state: RunState) -> str:
         return f"completed ({state.reason})"
     if state.terminal:
         bound = f" {state.dimension}" if state.dimension and state.reason == "budget_exhausted" else ""
+        bound += " of a pass, which its strategy sets" if _of_a_pass(state) else ""
         return f"{state.status}: {state.reason}{bound}" + (f": {shortened(state.error, None)}" if state.error else "")
     return "suspended, can be resumed" if state.status == "running" else state.status.replace("_", " ")
 
@@ -139,6 +140,8 @@ def next_commands(state: RunState, session: Session) -> list[str]:
     if state.terminal:
         again = command("reopen", run)
         tenants = state.dimension.startswith("tenant_")  # no option of the run raises that
+        if _of_a_pass(state):
+            return [command("show", run)]  # a higher bound of the run would end it the same way
         if state.dimension and not tenants and state.reason in ("max_iterations", "budget_exhausted"):
             again = command("reopen", run, "--budget", f"{Exhausted(state.dimension, 0, 0).option}={_more(state)}")
         return [command("show", run), again]
@@ -152,6 +155,18 @@ def next_commands(state: RunState, session: Session) -> list[str]:
     if state.dead_letter:
         return [command("show", run), command("reopen", run), command("cancel", run)]
     return found or [command("resume", run)]
+
+
+def _of_a_pass(state: RunState) -> bool:
+    """Whether a bound ended the run that a strategy gave to one of its passes."""
+    own = (state.dimension, state.limit, state.used)
+    bounds = [bound for one in state.passes.values() if (bound := one.bound) is not None and bound.of == "pass"]
+    return any((bound.dimension, bound.limit, bound.used) == own for bound in bounds) and state.limit != _bound(state)
+
+
+def _bound(state: RunState) -> float | None:
+    kind, _, tool = state.dimension.partition(":")
+    return state.budget.calls_of(tool) if tool else getattr(state.budget, f"max_{kind}", None)
 
 
 def _more(state: RunState) -> str:

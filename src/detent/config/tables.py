@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 
 import msgspec
 
-from detent.core.durations import WRITTEN, seconds
+from detent.core.durations import PATTERN, WRITTEN, seconds
 from detent.core.errors import BudgetRefused, ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -70,18 +70,40 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def expected(kind: Any) -> str:
     """Return a description of this type in words."""
     origin = get_origin(kind)
-    if any(get_origin(one) is Annotated for one in get_args(kind)):
-        return WRITTEN
+    if origin is Annotated:
+        inner, *metas = get_args(kind)
+        return " ".join([expected(inner), *filter(None, (_bounds(meta) for meta in metas if isinstance(meta, msgspec.Meta)))])
     if origin in (Union, UnionType):
+        if any(getattr(meta, "extra_json_schema", None) == {"pattern": PATTERN} for one in get_args(kind) for meta in get_args(one)):
+            return WRITTEN
         return " or ".join(expected(k) for k in get_args(kind) if k is not type(None))
     if origin is Literal:
         return "one of " + ", ".join(repr(value) for value in get_args(kind))
     if origin in (tuple, list, Sequence):
         inner = get_args(kind)[0]
-        return "a list of tables" if get_origin(inner) is dict else "a list of texts"
+        if get_origin(inner) is dict or _is_part(inner):
+            return "a list of tables"
+        return "a list of texts" if inner is str else f"a list, each {expected(inner)}"
     if origin is dict:
         return {str: "a table of texts", int: "a table of whole numbers"}.get(get_args(kind)[1], "a table")
     return {str: "text", int: "a whole number", float: "a number", bool: "true or false"}.get(kind, str(kind))
+
+
+def _bounds(meta: msgspec.Meta) -> str:
+    """Return what a constraint asks for, in words; "" if nothing is bounded."""
+    if meta.ge is not None and meta.le is not None:
+        return f"from {meta.ge} to {meta.le}"
+    words = {
+        "ge": "of at least",
+        "gt": "above",
+        "le": "of at most",
+        "lt": "below",
+        "multiple_of": "that is a multiple of",
+        "min_length": "of at least this length:",
+        "max_length": "of at most this length:",
+        "pattern": "that matches",
+    }
+    return " and ".join(f"{said} {bound}" for name, said in words.items() if (bound := getattr(meta, name)) is not None)
 
 
 def _found(value: Any) -> str:

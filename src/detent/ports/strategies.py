@@ -141,7 +141,7 @@ class StrategyRun(Protocol):
     async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = True, **options: Any) -> Any:
         """Make one model call (`small`: to the small model, if there is one) and return its answer; raise `PassFailed`.
 
-        `options` are other fields of `Branch`: `instructions`, `model`, `settings`.
+        `options` are other fields of `Branch`: `instructions`, `guidance`, `limits`, `meta`, `model`, `planner`, `settings`.
         """
         ...
 

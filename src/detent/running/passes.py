@@ -31,7 +31,7 @@ from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, exhausted, remaining
 from detent.core.codec import digest_of
 from detent.core.durations import seconds as in_seconds
-from detent.core.errors import ConfigError, Divergence, PassFailed, UnknownName
+from detent.core.errors import ConfigError, Divergence, PassFailed, UnknownName, unknown_arguments
 from detent.core.settle import Settled, Wait
 from detent.core.state import CLOSED, WAITING, Item, KernelState, RunState
 from detent.kernel.act import act
@@ -56,6 +56,9 @@ ASK = make_kernel(phases=(think, act), name="ask")
 CALLS = "calls"
 """The name of the kernel that executes the calls that a strategy makes."""
 WAYS_OUT = "Install the code that the run was started with, run `detent check-upgrade`, or fork the run before this pass"
+
+ASKING = ("instructions", "guidance", "limits", "meta", "model", "planner", "settings")
+"""The fields of a `Branch` that `run.ask` takes."""
 
 
 class Ends(BaseException):
@@ -148,8 +151,10 @@ class StrategyPasses:
 
     async def ask(self, label: str, prompt: str, schema: dict[str, Any] | None = None, *, small: bool = True, **options: Any) -> Any:
         """Make one model call and return its answer. Raise `PassFailed` if there is none. See `ports.StrategyRun.ask`."""
+        if problem := unknown_arguments("run.ask()", options, ASKING):
+            raise TypeError(problem)
         branch = Branch(label=label, task=prompt, kernel=ASK.name, tools=(), output_schema=schema or {}, small=small, **options)
-        passed = await self._pass(branch, self._scope(label), Budget(max_iterations=1))
+        passed = await self._pass(branch, self._scope(label), Budget(max_iterations=1).over(branch.limits))
         return self._output(passed)
 
     async def ask_user(self, label: str, question: str, expected: dict[str, Any] | None = None) -> Any:

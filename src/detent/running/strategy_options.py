@@ -18,7 +18,10 @@ def check_options(strategy: Strategy, agent: AgentSpec) -> None:
     kind: type[msgspec.Struct] | None = getattr(strategy, "options", None)
     if kind is not None:
         check: Callable[[AgentSpec], None] = getattr(options_of(agent, kind), "check", lambda agent: None)
-        check(agent)
+        try:
+            check(agent)
+        except ConfigError as error:
+            raise _named(agent, error) from None
     elif agent.strategy_options:
         raise ConfigError(f"agent {agent.name!r}: strategy_options: the strategy {agent.strategy!r} takes none; leave them out")
 
@@ -45,8 +48,15 @@ def options_of(agent: AgentSpec, kind: type[OptionsT]) -> OptionsT:
     """Return the agent's options for its strategy as a `kind`. Raise `ConfigError` naming the invalid option."""
     try:
         return take(agent.strategy_options, kind, f"agent {agent.name!r}: strategy_options")
+    except ConfigError as error:
+        raise _named(agent, error) from None
     except ValueError as error:
         raise ConfigError(f"agent {agent.name!r}: strategy_options: {error}") from None
+
+
+def _named(agent: AgentSpec, error: ConfigError) -> ConfigError:
+    """Return the error with the agent's name in front, if it has no name yet."""
+    return error if type(error) is not ConfigError or str(error).startswith("agent ") else ConfigError(f"agent {agent.name!r}: {error}")
 
 
 def version_of(strategy: Strategy) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,6 +198,26 @@ def test_an_answer_that_is_no_object_is_wrapped_for_the_provider_and_unwrapped_f
     assert plan.actions == (a.FinalAnswer(content=value),)
     (output,) = asked.infos[0].output_tools
     assert output.parameters_json_schema["type"] == "object"
+
+
+def test_a_schema_whose_root_is_a_reference_is_asked_for_as_the_object_that_it_names() -> None:
+    """As `msgspec.json.schema` writes a struct; it was wrapped in an object with the key `answer`, of which nobody had told."""
+
+    class Verdict(msgspec.Struct):
+        score: int
+
+    asked = Asked([calls(("final_result", {"score": 7}))])
+    plan = asyncio.run(ModelPlanner(asked.model).plan(a_view(output_schema=msgspec.json.schema(Verdict))))
+    assert plan.actions == (a.FinalAnswer(content={"score": 7}),) and len(asked.infos) == 1
+    assert list(asked.infos[0].output_tools[0].parameters_json_schema["properties"]) == ["score"]
+
+
+def test_the_key_of_a_wrapped_answer_is_named_where_it_is_missing() -> None:
+    """The model is told what to write, not that null does not fit."""
+    asked = Asked([calls(("final_result", {"value": 3})), calls(("final_result", {"answer": 3}))])
+    plan = asyncio.run(ModelPlanner(asked.model).plan(a_view(output_schema={"type": "integer"})))
+    assert plan.actions == (a.FinalAnswer(content=3),)
+    assert "the arguments have no 'answer', which must hold the answer (given: value)" in asked.said(1)
 
 
 def test_an_answer_that_does_not_fit_is_given_again_with_the_problem_shown() -> None:

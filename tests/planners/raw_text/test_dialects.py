@@ -56,16 +56,19 @@ def test_a_model_that_calls_no_tools_is_shown_them_in_words_and_its_calls_are_re
     assert {event.model for event in events if isinstance(event, e.ModelCallStarted)} == {f"function:{asked.model.model_name}"}
 
 
-def test_what_a_strategy_asks_beside_its_passes_is_recorded_as_such() -> None:
-    """A critique is no plan, whoever writes it."""
+def test_what_a_strategy_asks_beside_its_passes_counts_once() -> None:
+    """Each request is one model call of the run; the call of a critique was counted with its plan again."""
     asked = Asked([FENCED, ANSWER, "SATISFIED: it says how large"])
 
-    async def main() -> list[Any]:
+    async def main() -> tuple[Any, list[Any]]:
         async with Engine(planner=ModelPlanner(asked.model), tools=[area]) as engine:
-            await engine.run(Agent(name="g", tools=["area"], model_settings=TEXT, strategy="reflexion"), "How large is France?", run_id="r")
-            return [record.event for record in await engine.records("r")]
+            agent = Agent(name="g", tools=["area"], model_settings=TEXT, strategy="reflexion")
+            result = await engine.run(agent, "How large is France?", run_id="r")
+            return result, [record.event for record in await engine.records("r")]
 
-    assert [event.purpose for event in asyncio.run(main()) if isinstance(event, e.ModelCallStarted)] == ["plan", "plan", "ask"]
+    result, events = asyncio.run(main())
+    assert result.usage.model_calls == 3
+    assert [event.call for event in events if isinstance(event, e.ModelCallStarted)] == ["generate.1.m1", "generate.2.m2", "critique.1.m3"]
 
 
 def test_native_calls_stay_where_nothing_or_native_is_said() -> None:

@@ -125,7 +125,6 @@ class ModelPlanner:
             view,
             head,
             await self._rendered(view, exchange, head),
-            purpose="ask" if view.small else "plan",
             raised=self._limits.get(key),
         )
         try:

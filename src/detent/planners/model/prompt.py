@@ -212,12 +212,22 @@ def _output(schema: dict[str, Any], taken: set[str]) -> tuple[str, bool, list[An
     name = control_tools.ANSWER_TOOL
     while name in taken:
         name += "_"
+    schema = _at_root(schema)
     wrapped = schema.get("type") != "object"
     if wrapped:
         inner = {k: v for k, v in schema.items() if k not in ("$defs", "definitions")}
         kept = {k: schema[k] for k in ("$defs", "definitions") if k in schema}
         schema = {"type": "object", "properties": {"answer": _moved(inner)}, "required": ["answer"], **_moved(kept)}
     return name, wrapped, [ToolDefinition(name=name, description="Give the final answer.", parameters_json_schema=schema, kind="output")]
+
+
+def _at_root(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose root only names one of its definitions, as msgspec writes it, with that definition at its root."""
+    kind, _, name = str(schema.get("$ref", "")).removeprefix("#/").partition("/")
+    found = schema.get(kind, {}).get(name) if kind in ("$defs", "definitions") else None
+    if not isinstance(found, dict) or schema.keys() - {"$ref", "$defs", "definitions"} or {"$ref", "$defs", "definitions"} & found.keys():
+        return schema
+    return {**cast("dict[str, Any]", found), kind: schema[kind]}
 
 
 def _moved(part: Any) -> Any:

@@ -41,8 +41,8 @@ TOO_LONG = "the answer was cut off at {limit}, so nothing of it counts; answer i
 class Turn:
     """The attempts of one plan. `raised` is the raised output limit of this pass, None if it was not raised."""
 
-    def __init__(self, exchange: Exchange, view: View, head: Head, rendering: Rendering, *, purpose: str, raised: int | None) -> None:
-        self.exchange, self.view, self.head, self.rendering, self.purpose = exchange, view, head, rendering, purpose
+    def __init__(self, exchange: Exchange, view: View, head: Head, rendering: Rendering, *, raised: int | None) -> None:
+        self.exchange, self.view, self.head, self.rendering = exchange, view, head, rendering
         self.raised = raised
         self._limit = exchange.max_tokens if raised is None else raised
         self._empty = self._unfit = 0
@@ -76,7 +76,7 @@ class Turn:
         size = tokens_of(self.head.chars + self.rendering.chars + len(said))
         try:
             reply = await self.exchange.ask(
-                self.view.models, messages, self.head.params, purpose=self.purpose, input_tokens=size, limit=self._limit
+                self.view.models, messages, self.head.params, purpose="plan", input_tokens=size, limit=self._limit
             )
         except ModelCallFailure as failure:
             if failure.kind == "malformed":  # the model gets its provider's message, and tries again
@@ -169,8 +169,12 @@ class Turn:
         """Return the typed answer in a call's arguments, and its problem."""
         if not isinstance(args, dict):
             return None, "the arguments are no JSON object"
-        answer = cast("dict[str, Any]", args).get("answer") if self.head.wrapped else cast("dict[str, Any]", args)
-        return answer, self.head.offer.answer_problem(answer)
+        given = cast("dict[str, Any]", args)
+        answer = given.get("answer") if self.head.wrapped else given
+        problem = self.head.offer.answer_problem(answer)
+        if problem and self.head.wrapped and "answer" not in given:
+            problem = f"the arguments have no 'answer', which must hold the answer (given: {', '.join(given)[:200] or 'nothing'})"
+        return answer, problem
 
     def _does_not_fit(self, problem: str, pieces: Pieces, response: Any) -> None:
         """Show the model the problem of its typed answer. Raise `PlannerFailed` after the last try."""

@@ -65,7 +65,6 @@ class Asking:
                 self._model,
                 send,
                 provider=self._provider,
-                purpose="ask" if self._view.small else "plan",
                 input_tokens=whole.tokens,
                 max_output_tokens=self._limit,
             )

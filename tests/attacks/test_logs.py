@@ -149,7 +149,7 @@ def test_a_pipe_is_no_archive(home: Path, capsys: pytest.CaptureFixture[str]) ->
     os.mkfifo(home / "run.jsonl.gz")
     for place in (home / "run.jsonl.gz", home, Path("/dev/zero")):
         assert detent(["import", str(place), "--store", store_of(home)]) == 2
-        assert "no regular file" in capsys.readouterr().err
+        assert "not a regular file" in capsys.readouterr().err
 
 
 def test_a_bomb_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ PARTS |= {
 AGENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "a plain function": (
         lambda: Agent(name="a", tools=[plain]),
-        "tools has the function 'plain'; expected names of tools, or functions decorated",
+        "tools has the function 'plain'; expected names of tools, or functions with the decorator",
     ),
     "a class": (lambda: Agent(name="a", tools=[Wrong]), "tools has the class Wrong; expected names"),
     "a strategy": (lambda: Agent(name="a", strategy=plain), r"strategy has a function; expected a name: give Engine\(strategies="),  # type: ignore[arg-type]

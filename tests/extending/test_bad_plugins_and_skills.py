@@ -60,7 +60,7 @@ def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"strategy": "number"}, "'number' of package 'bad-plug' is an int; expected"),
         ({"kernel": "number"}, "is an int and has no phases"),
         ({"guards": ["number"]}, "is an int; expected"),
-        ({"tools": ["number"]}, "5 is no tool"),
+        ({"tools": ["number"]}, "5 is not a tool"),
     ],
 )
 def test_a_plug_in_that_is_no_good_is_named_before_anything_is_recorded(plug: None, fields: dict[str, Any], said: str) -> None:

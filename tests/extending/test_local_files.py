@@ -189,7 +189,7 @@ MISTAKES = {
     ),
     "not a phase": ('phases = ["./parts.py:careful"]', r"phases: '.*' takes \(run\); expected an async function \(state, context\)"),
     "a phase by name": ('phases = ["thinks", "act"]', r"phases: 'thinks' is not a phase; write think, act, or './file\.py:function'"),
-    "both": ('kernel = "react"\nphases = ["act"]', "phases: kernel is 'react', which has phases of its own"),
+    "both": ('kernel = "react"\nphases = ["act"]', "phases: kernel is 'react', which has its own phases"),
     "a planner": ('planner = "./parts.py:look"', r"planner: your own planner .* detent\.toml"),
     "not a tool": ('tools = ["./parts.py:once"]', r"is the function 'once', not a tool; decorate it with @tool"),
     "not a verifier": ('[[verify]]\nfunction = "./parts.py:too_few"', r"expected a function \(answer, view\)"),

@@ -422,7 +422,7 @@ class Foreign(Together):
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("leaves out", "without a turn for main.1.0"), ("twice", "has begun already"), ("fails", "no room")]
+    ("how", "said"), [("leaves out", "without starting main.1.0"), ("twice", "has begun already"), ("fails", "no room")]
 )
 def test_a_scheduler_that_breaks_its_contract_ends_the_run_and_repeats_nothing(how: str, said: str) -> None:
     """It is foreign code: the run fails and says why, no call runs twice, and what has begun has ended before."""

@@ -212,7 +212,7 @@ def test_rules_give_typed_answers_too() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "no schema": (lambda: Agent(name="a", output_type=open), "agent 'a': output_type: no JSON Schema can be made of"),
+    "no schema": (lambda: Agent(name="a", output_type=open), "agent 'a': output_type: open has no JSON Schema"),
     "a remote reference": (
         lambda: Agent(name="a", output_schema={"properties": {"x": {"$ref": "http://127.0.0.1:1/s.json"}}}),
         r"agent 'a': output_schema refers to 'http://127.0.0.1:1/s.json', which is not in it; schemas are never fetched",

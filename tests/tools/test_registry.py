@@ -112,7 +112,7 @@ def test_what_is_no_tool_is_refused_with_the_way_out() -> None:
 
     with pytest.raises(ConfigError, match=r"the function 'plain' is not a tool; decorate it with @tool"):
         Registry([plain])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="5 is no tool"):
+    with pytest.raises(ConfigError, match="5 is not a tool"):
         Registry().register(5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="comes from another registry"):
         Registry([Registry([make("a")]).get("a")])

@@ -222,7 +222,7 @@ class LoadedRun(Readings, RunState, frozen=True, kw_only=True, omit_defaults=Tru
     recorded: RunState | None = None
 
     def __str__(self) -> str:
-        """Return how the run stands, as a `Result` does."""
+        """Return the status of the run, as a `Result` does."""
         return _lines(self, WHOLE)
 
     def __repr__(self) -> str:

@@ -147,7 +147,7 @@ def test_a_path_that_cannot_be_attached_is_refused_with_the_reason(tmp_path: Pat
             run([says("x")], tmp_path / name)
 
 
-# What a model does not take ---------------------------------------------------------------------------------------------------
+# What a model does not accept ---------------------------------------------------------------------------------------------------
 
 DEAF = {"supports_audio_file_input": False, "supports_video_input": False, "supported_document_media_types": frozenset({"text/plain"})}
 AUDIO = {"type": "audio", "name": "talk.wav", "media_type": "audio/wav", "data": PIXEL}
@@ -169,7 +169,7 @@ def test_a_model_that_does_not_take_a_file_is_told_before_the_run_begins(given: 
 
     async def go() -> None:
         async with Engine(store="ram:", planner=ModelPlanner(asked.model)) as engine:
-            with pytest.raises(ConfigError, match=f"does not take {what}; nothing was recorded"):
+            with pytest.raises(ConfigError, match=f"does not accept {what}; nothing was recorded"):
                 await engine.run(Agent(name="a"), "go", attachments=[given])
             assert await engine.list_runs() == [] and asked.messages == []
             picture = {"type": "image", "media_type": "image/png", "data": PIXEL}

@@ -59,9 +59,7 @@ def test_damage_is_listed_with_what_to_do_and_changed_only_with_a_yes(store: str
     before = Path("runs.db").read_bytes()
     code, out, _ = doctor(capsys, store)
     assert code == 1 and "Damage: 1" in out and "run r: a list of the runs" in out and "Left over, harmless: 1" in out
-    assert (
-        f"next: detent doctor --repair --store {store} would" in out and "  - remove what is left of gone, which has no log" in out
-    )
+    assert f"next: detent doctor --repair --store {store} would" in out and "  - remove what is left of gone, which has no log" in out
     code, out, err = doctor(capsys, store, "--repair")
     assert code == 2 and "--repair will" in err and "nothing was changed. To do it, add --yes" in err
     assert Path("runs.db").read_bytes() == before

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from detent import Agent, Budget, Engine, Plan, Tool, ToolCall, Usage, tool
 from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought
-from detent.core.errors import FatalToolError, MalformedPlan, NotExecuted, ToolFailed
+from detent.core.errors import FatalToolError, MalformedPlan, NotAllowedNow, NotExecuted, ToolFailed
 from detent.core.state import RunState
 from detent.policies.tiers import TieredPolicy
 from detent.ports import Call, ToolContext, ToolSpec, Verdict
@@ -239,7 +239,12 @@ async def respond(engine: Engine, result: Any, answer: str, clock: FakeClock) ->
     state, run_id = result.state, result.run_id
     approval, doubt = next(iter(state.approvals), None), next(iter(state.in_doubt), None)
     if approval and answer in ("approve", "deny", "edit", "edit_badly"):
-        return await decide(engine, run_id, approval, answer, alone=len(state.approvals) == 1)
+        try:
+            return await decide(engine, run_id, approval, answer, alone=len(state.approvals) == 1)
+        except NotAllowedNow as refused:  # the request is still open
+            if refused.reason_code != "arguments_invalid":
+                raise
+            return result
     match answer:
         case "happened" | "not" if doubt:
             happened = answer == "happened"

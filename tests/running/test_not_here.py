@@ -82,11 +82,11 @@ def test_an_answer_without_a_planner_here_runs_nothing_and_counts_later(answer: 
             await first.run(AGENT, "go", run_id="r")
             before = (await store.head("r")).records  # pyright: ignore[reportOptionalMemberAccess]
             async with engine(store) as bare:
-                with pytest.raises(ConfigError, match=r"no planner is here.*answer is posted.*detent resume r"):
+                with pytest.raises(ConfigError, match=r"has no planner.*answer is posted.*detent resume r"):
                     await give(bare)
-                with pytest.raises(ConfigError, match="no planner is here"):
+                with pytest.raises(ConfigError, match="has no planner"):
                     await bare.resume("r")
-                assert "no planner is here" in (await bare.work(until_idle=True)).left["r"]
+                assert "has no planner" in (await bare.work(until_idle=True)).left["r"]
             assert not done and (await store.head("r")).records == before  # pyright: ignore[reportOptionalMemberAccess]
             assert (await first.resume("r")).status == "completed"
         assert done == (["wipe x"] if answer == "approve" else [])
@@ -103,9 +103,9 @@ def test_a_call_in_doubt_is_not_made_again_without_a_planner() -> None:
         async with engine(store, Calls("put")) as first:
             assert (await first.run(AGENT, "go", run_id="r")).status == "waiting_for_reconciliation"
             async with engine(store) as bare:
-                with pytest.raises(ConfigError, match="no planner is here"):
+                with pytest.raises(ConfigError, match="has no planner"):
                     await bare.reconcile("r", "main.1.0", happened=False, by="ann")
-                assert "no planner is here" in (await bare.check_upgrade()).stranded[0].problem
+                assert "has no planner" in (await bare.check_upgrade()).stranded[0].problem
             assert done == ["put x"]
             assert (await first.resume("r")).status == "completed"
         assert done == ["put x", "put x"]

@@ -1,4 +1,4 @@
-"""A service with approvals. Start it with `uvicorn app:app`.
+"""A service with approvals. Start it with `uvicorn app:app --timeout-graceful-shutdown 3`: without the option, uvicorn waits for open streams.
 
     POST /runs                               {"goal": "Close the account of bob"} starts a run and returns its id
     GET  /runs/{run_id}                      returns the status of the run
@@ -6,14 +6,16 @@
     GET  /approvals                          lists the calls that wait for a person
     POST /runs/{run_id}/approvals/{call_id}  {"approved": true, "digest": "...", "by": "ann"} decides
 
-Runs are in runs.db. Stop or kill the service whenever you like: the next start picks every run up where its log ends. There is no login
-here. Put one in front before anybody else can reach the service, and take `by` from it.
+Runs are in runs.db. Stop or kill the service whenever you like: the next start continues every run from the end of its log. There is no login
+here. Put one in front before anybody else can reach the service, and take `by` from it. For several tenants pass `host=Host(tenant=...)` to every
+call of the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +26,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
-from detent import Agent, DetentError, Engine
+from detent import Agent, Bounds, DetentError, Engine
 from tools import close_account, find_account
 
 HERE = Path(__file__).resolve().parent
@@ -62,7 +64,8 @@ class Decision(BaseModel):
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Open the store, and advance runs for as long as the service is up."""
-    async with Engine(store=f"sqlite:///{HERE / 'runs.db'}", tools=TOOLS, approver="caller") as engine:
+    bounds = Bounds(goal_words_in_ids=False)  # goals name people, and ids are in addresses and logs
+    async with Engine(store=f"sqlite:///{HERE / 'runs.db'}", tools=TOOLS, approver="caller", bounds=bounds) as engine:
         app.state.engine = engine
         worker = asyncio.create_task(engine.work())
         try:
@@ -77,9 +80,10 @@ app = FastAPI(title="support", lifespan=lifespan)
 
 @app.exception_handler(DetentError)
 async def refused(request: Request, error: DetentError) -> JSONResponse:
-    """Say what went wrong: an unknown run, an answer that does not fit, a store that is busy."""
+    """Report what went wrong: an unknown run, an answer that does not fit, a busy store. The message is for the log, because it names places."""
+    logging.getLogger("support").info("%s %s: %s", request.method, request.url.path, error)
     status = {"run_not_found": 404, "store_busy": 503, "store_full": 503}.get(error.code, 409)
-    return JSONResponse({"error": error.code, "message": str(error)}, status_code=status)
+    return JSONResponse({"error": error.code, "reason": getattr(error, "reason_code", "")}, status_code=status)
 
 
 @app.post("/runs", status_code=202)
@@ -118,12 +122,13 @@ async def approvals() -> list[dict[str, Any]]:
     return [
         {"run_id": one.run_id, "call_id": one.call_id, "tool": one.tool, "args": one.args, "reason": one.reason, "digest": one.digest}
         for one in await app.state.engine.approvals()
+        if not one.answered_by
     ]
 
 
 @app.post("/runs/{run_id}/approvals/{call_id}", status_code=202)
 async def decide(run_id: str, call_id: str, body: Decision) -> dict[str, Any]:
-    """Approve or deny a call; the worker continues the run."""
+    """Approve or deny a call; the worker continues the run. `posted` is not decided yet: of two answers, the first one counts."""
     answer = app.state.engine.approve if body.approved else app.state.engine.deny
-    await answer(run_id, call_id, by=body.by, digest=body.digest, resume=False)
-    return await show(run_id)
+    result = await answer(run_id, call_id, by=body.by, digest=body.digest, resume=False)
+    return {**await show(run_id), "answer": result.answered.outcome if result.answered else ""}

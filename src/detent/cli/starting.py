@@ -37,7 +37,9 @@ TEMPLATES = {
     "rules": Template("an agent that follows rules and needs no model", 'detent run "Count the text files here"'),
     "model": Template("a model with tools", 'detent run "How many people live in Paris and Lyon?"'),
     "coding": Template("an agent that works on code and asks before it runs a program", 'detent run "Make check_greeting.py pass"'),
-    "service": Template("a web service with approvals (FastAPI)", "pip install -r requirements.txt && uvicorn app:app"),
+    "service": Template(
+        "a web service with approvals (FastAPI)", "pip install -r requirements.txt && uvicorn app:app --timeout-graceful-shutdown 3"
+    ),
     "tests": Template("a test suite for an agent", "python -m pytest"),
 }
 """The templates by the name of their directory in examples/templates."""

@@ -80,7 +80,8 @@ def test_wrapping_breaks_between_words_and_loses_none(words: list[str], columns:
     rows = wrapped(f"  output    {' '.join(words)}", columns)
     assert all(cell_len(row) <= columns for row in rows)
     assert all(row.startswith("  ") for row in rows)
-    assert " ".join(" ".join(rows).split()) == f"output {' '.join(words)}"
+    assert "".join("".join(rows).split()) == f"output{''.join(words)}"
+    assert {word for word in words if cell_len(word) <= columns - 14} <= set(" ".join(rows).split())
 
 
 @given(st.lists(st.text(st.sampled_from("ab '\"$"), max_size=12), min_size=1, max_size=20))

@@ -118,8 +118,9 @@ def test_posting_a_cancellation_waits_for_the_intent_that_is_being_written(tmp_p
         posting = asyncio.create_task(second.post("run", Signal(id="c", kind="cancel", by="ann")))
         waiting = asyncio.create_task(asyncio.to_thread(tried.wait, 60))
         await asyncio.wait({posting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waited = tried.is_set()
         tried.set()
-        assert waiting.done(), "it returned while the intent was being written"
+        assert waited, "it returned while the intent was being written"
         await asyncio.gather(appending, posting, waiting)
         await first.close()
         await second.close()

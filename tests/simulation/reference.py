@@ -86,7 +86,8 @@ class Calls:
                     return
                 doubt = f"{what} settles call {call} of {self.tool.get(call)}, by {source}"
                 demand(call in self.open, "doubt is settled once", f"{doubt}, which is not open")
-                demand(source != "retry" or self.tool[call] in REPEATABLE, "no doubt is silently settled", doubt)
+                stopped = bool(settled.via)  # the holder that was stopped before the retry: its tool had said that nothing happened
+                demand(source != "retry" or stopped or self.tool[call] in REPEATABLE, "no doubt is silently settled", doubt)
                 demand(source != "person" or settled.by, "no doubt is silently settled", f"{doubt}: nobody")
                 del self.open[call]
                 if outcome == "happened":

@@ -47,6 +47,22 @@ class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 # Run ------------------------------------------------------------------------------------------------------------------------
 
 
+class InSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The place of a run in its session: message number `number` of session `id`.
+
+    `before` is the run of the message before, `sequence` and `digest` name its last record when this run began. `conversation` is what this run
+    knows of the earlier messages: an artifact of this run, so the run is complete by itself.
+    """
+
+    id: str
+    number: int
+    message_id: str = ""
+    before: str = ""
+    sequence: int = 0
+    digest: str = ""
+    conversation: ArtifactRef | None = None
+
+
 class RunStarted(Event, frozen=True, kw_only=True):
     """The run was started. `digests` has the digests of tool schemas, policy and kernel at this moment.
 
@@ -72,6 +88,7 @@ class RunStarted(Event, frozen=True, kw_only=True):
     declared: dict[str, Any] = {}
     levels: dict[str, SideEffect] = {}
     policy: dict[str, Any] = {}
+    session: InSession | None = None
 
 
 class RunResumed(Event, frozen=True, kw_only=True):

@@ -237,6 +237,7 @@ def _run_started(state: RunState, event: e.RunStarted, envelope: Envelope) -> Ru
         seed_memory=event.seed_memory,
         attachments=event.attachments,
         output_schema=event.output_schema,
+        session=event.session,
         digests=event.digests,
         levels=event.levels,
         budget=event.budget,

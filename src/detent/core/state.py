@@ -16,7 +16,18 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.brief import brief
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Exhausted, Usage
 from detent.core.errors import IllegalEvent
-from detent.core.events import NO_RESULT, AnyEvent, ApprovalRequested, ArtifactRef, Planned, SideEffect, TenantBalance, ToolError, Trust
+from detent.core.events import (
+    NO_RESULT,
+    AnyEvent,
+    ApprovalRequested,
+    ArtifactRef,
+    InSession,
+    Planned,
+    SideEffect,
+    TenantBalance,
+    ToolError,
+    Trust,
+)
 from detent.core.history import NO_ENTRIES, Map, Seq
 
 RunStatus = Literal[
@@ -288,6 +299,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     seed_memory: tuple[Any, ...] = ()
     attachments: tuple[Any, ...] = ()
     output_schema: dict[str, Any] | None = None
+    session: InSession | None = None
     digests: dict[str, str] = {}
     levels: dict[str, SideEffect] = {}
     lowered: dict[str, SideEffect] = {}

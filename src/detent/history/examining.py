@@ -15,7 +15,7 @@ from detent.core.errors import CorruptLog, DetentError, NotAllowedNow, RunNotFou
 from detent.history.upkeep import artifacts_of, collect, held, relist, unnamed, verified
 from detent.ports import EventStore, RunQuery
 from detent.ports.examining import Examined, Examines, Fault, Mends
-from detent.running.advancing import Parts
+from detent.running.parts import Parts
 from detent.running.runtime import Runtime
 
 GRACE_S = 60.0

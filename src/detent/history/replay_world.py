@@ -30,6 +30,7 @@ class ReplayWorld:
 
     scheduled: bool = False
     quiet: bool = False
+    conversation: Sequence[Item] = ()
 
     def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes]] | None = None) -> None:
         """Set up the world; `blob` reads an artifact of the run, because strategies work with whole results."""
@@ -180,6 +181,13 @@ class ReplayWorld:
             await self._journal.until()
             self._journal.put(e.EffectRecorded(label="cancelled", phase=e.STOOD, value=at), BRANCH.get())
         return self._journal.stood
+
+    async def prepare(self, context: Any) -> None:
+        """Take from the log what was compacted and recalled here."""
+
+    async def makes_room(self, context: Any) -> bool:
+        """Return whether the log continues with a compaction."""
+        return False
 
     def models(self, context: Any) -> None:
         """Do nothing: a replay calls no model."""

@@ -17,10 +17,10 @@ from detent.history.replay_world import ReplayWorld
 from detent.ports import Plan, View
 from detent.ports.outside import BRANCH
 from detent.ports.raised import KEEP, tell, unheard
-from detent.running.advancing import Parts, make_run, tools_of, ways_of
 from detent.running.artifacts import artifact, refuse_damaged
 from detent.running.driving import drive
 from detent.running.lineage import history
+from detent.running.parts import Parts, make_run, tools_of, ways_of
 from detent.running.phase_hooks import missing_hooks
 from detent.running.results import Difference, Replay
 from detent.running.snapshots import base_of

@@ -18,8 +18,9 @@ from detent.core.events import RunStarted
 from detent.core.state import WAITING, RunState
 from detent.history.replaying import replay
 from detent.ports import EventStore, Planner, RunQuery
-from detent.running.advancing import Parts, digests_of, kernel_of, load, tools_of, ways_of
+from detent.running.advancing import load
 from detent.running.lineage import history
+from detent.running.parts import Parts, digests_of, kernel_of, tools_of, ways_of
 from detent.running.results import Difference
 from detent.running.snapshots import load_run
 from detent.running.strategy_options import version_of

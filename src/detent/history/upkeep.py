@@ -20,11 +20,11 @@ from detent.kernel.journal import Journal, head_of
 from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back
 from detent.running import admission
 from detent.running.admission import words_in
-from detent.running.advancing import Parts
 from detent.running.artifacts import cut, damaged, hidden_in, read_whole
 from detent.running.control import Control
 from detent.running.hiding import KEY_BLOB
 from detent.running.lineage import LEAVING, PREFIX_BLOB, SECRET, erased_above, forget, forks_of, remove, segments, unforked
+from detent.running.parts import Parts
 from detent.running.results import Erasure, Verification
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run

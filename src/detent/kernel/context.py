@@ -8,19 +8,17 @@ calls them. Called again in the same turn, they return the recorded result inste
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import reduce
 from typing import Any
 
 import msgspec
 
 from detent.core import events as e
 from detent.core.agent import AgentSpec
-from detent.core.budget import Exhausted, Usage, remaining
+from detent.core.budget import Exhausted
 from detent.core.errors import UnrecordedChange
 from detent.core.events import AnyEvent, CallHealed, EffectRecorded, Planned
-from detent.core.history import Seq
 from detent.core.settle import reached
-from detent.core.state import CallState, Item, KernelState, RunState
+from detent.core.state import CallState, KernelState, RunState
 from detent.kernel.journal import Journal
 from detent.ports import (
     ContextProfile,
@@ -33,11 +31,9 @@ from detent.ports import (
     View,
     json_problem,
 )
-from detent.ports.copies import Copies, fresh
 from detent.ports.gates import Gate
 from detent.ports.outside import BoundReached, World, made, time_left
 from detent.ports.phases import KernelInput
-from detent.ports.tools import shown_tools
 from detent.ports.verifying import Answers
 
 PHASE_EVENTS = (e.NoteWritten, e.AnswerObjected, e.ContextCompacted, e.MemoryRecalled, e.MemoryProposed, EffectRecorded)
@@ -62,6 +58,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     compression: ResultCompression
     objection: Callable[[Any, Any], str]
     answers: Answers
+    view: Callable[[Any], View]
     heal: Callable[[Any, Any], CallHealed | None] | None
 
     @property
@@ -173,36 +170,5 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         return made(await self.run.effect(self.scope, label, make, occurrence=occurrence, phase=phase))
 
     def view(self) -> View:
-        """Build the planner's view from the state alone."""
-        run = self.run.journal.state
-        state = run.passes[self.scope]
-        used = reduce(Usage.plus, run.reserved.values(), run.usage) if run.reserved else run.usage
-        transcript = state.steps
-        if state.compacted:
-            transcript = Seq([Item(kind="note", text=state.summary), *state.steps[state.compacted :]])
-        return View(
-            goal=run.goal,
-            task=self.input.task,
-            agent=self.agent,
-            iteration=state.iteration,
-            variables=fresh(self.input.variables) if self.input.variables else {},
-            transcript=Copies(transcript),
-            results=Copies(state.results),
-            tools=shown_tools(state, self.specs, self.tools, self.agent),
-            memory=tuple(fresh(state.memory)) if state.memory else (),
-            budget_remaining=remaining(run.budget, used, running_s=run.running_ms / 1000, total_s=run.total_s),
-            scratchpad=dict(state.scratchpad),
-            guidance=(*self.input.guidance, *state.guidance) if self.input.guidance else state.guidance,
-            attachments=tuple(fresh(run.attachments)) if run.attachments else (),
-            output_schema=None if self.input.output_schema is None else fresh(self.input.output_schema),
-            small=self.input.small,
-            profile=self.profile,
-            compression=self.compression,
-            goals=tuple([(g.goal_id, g.goal) for g in run.goals]) if run.goals else (),
-            host=run.host,
-            run_id=run.run_id,
-            scope=self.scope,
-            attempt=state.rejected + 1,
-            full=self.run.world.full,
-            models=self.run.world.models(self),
-        )
+        """Return what a planner would see now, made from the state alone (`running.views`)."""
+        return self.run.view(self)

@@ -34,6 +34,8 @@ async def propose(context: KernelContext) -> Planned | None:
         context.refuse_past_bound("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
         started = world.running_ms()
         try:
+            if not state.rejected:
+                await world.prepare(context)
             answer = await _ask(context)
         except Interrupted:
             break
@@ -42,6 +44,8 @@ async def propose(context: KernelContext) -> Planned | None:
         except MalformedPlan as error:
             await _reject(context, error.problem, raw=error.raw, usage=error.usage, started=started)
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
+            if getattr(error, "reason", "") == "context_overflow" and await world.makes_room(context):
+                continue
             said = await world.scrub(raised_by(error, "the planner"), known=context.known)
             reason = error.reason if isinstance(error, PlannerFailed) else PlannerFailed.code
             context.run.record(context.scope, PassFinished(status="failed", reason=reason, error=said))

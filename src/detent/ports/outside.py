@@ -128,7 +128,20 @@ class World(Protocol):
     @property
     def stays(self) -> bool: ...
 
+    @property
+    def conversation(self) -> Sequence[Item]:
+        """The earlier messages of the run's session, as its artifact has them. Empty for a run outside of a session."""
+        ...
+
     def models(self, context: Any) -> Models | None: ...
+
+    async def prepare(self, context: Any) -> None:
+        """Before a plan: compact what the planner is shown, if that is due, and recall from memory, if the query changed. Each is recorded."""
+        ...
+
+    async def makes_room(self, context: Any) -> bool:
+        """Compact once because the provider found the prompt too long. Return whether a smaller prompt can be tried."""
+        ...
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan: ...
 

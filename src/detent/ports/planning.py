@@ -92,7 +92,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     `transcript` items have a `kind` (`user`, `model`, `tool`, `note`). A tool item has `call_id`, `tool`, `args`, `ok`, `content`, `error`.
     `results` has all tool items of the pass, never compacted. `await full(item)` returns the whole value of a tool item whose `content` is only
-    a preview.
+    a preview. `conversation` has the earlier messages of the run's session, which come before the goal.
     """
 
     goal: str
@@ -108,6 +108,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     scratchpad: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     guidance: tuple[str, ...] = ()
     attachments: tuple[Any, ...] = ()
+    conversation: Sequence[Item] = ()
     output_schema: dict[str, Any] | None = None
     goals: tuple[tuple[str, str], ...] = ()
     host: Host = Host()

@@ -20,7 +20,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget, exhausted
 from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, UnknownModel
 from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded, ToolReconciled
-from detent.core.state import CLOSED, CallState
+from detent.core.state import CLOSED, CallState, Item
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.journal import Journal
 from detent.metering.gateway import Gateway, Room, Traffic
@@ -46,6 +46,7 @@ from detent.running.control import Control
 from detent.running.inbox import begins, take
 from detent.running.patience import attended
 from detent.running.people import poster
+from detent.running.preparing import Preparing
 from detent.running.rules import early
 
 log = logging.getLogger("detent")
@@ -89,6 +90,8 @@ class LiveWorld(Calls):
         "_tenants",
         "_traffic",
         "cancelled",
+        "conversation",
+        "preparing",
     )
 
     def __init__(
@@ -105,9 +108,12 @@ class LiveWorld(Calls):
         traffic: Traffic | None = None,
         tenants: Tenants | None = None,
         planner_of: Callable[[AgentSpec, Budget, Host], Planner] | None = None,
+        preparing: Preparing | None = None,
+        conversation: Sequence[Item] = (),
     ) -> None:
         """Set up the world. `planner_of` returns the planner of a pass with its own model, and raises `ConfigError` if it is unavailable here."""
         self._planner_of, self._planners = planner_of, _NO_PLANNERS
+        self.preparing, self.conversation = preparing, conversation
         self._traffic, self._room, self._tenants = traffic or Traffic(), Room(), tenants
         super().__init__(journal, store, redact, clock=clock, control=control, chunk=chunk, secrets=secrets)
         self._planner, self.cancelled, self._inbox = planner, control.cancelled, Gate()
@@ -243,6 +249,15 @@ class LiveWorld(Calls):
         if BRANCH.get():
             await self.cancels("turn")
         return bool(came)
+
+    async def prepare(self, context: KernelContext) -> None:
+        """See `World.prepare`. Without memory and compaction there is nothing to do."""
+        if self.preparing is not None:
+            await self.preparing.prepare(context)
+
+    async def makes_room(self, context: KernelContext) -> bool:
+        """See `World.makes_room`."""
+        return self.preparing is not None and await self.preparing.makes_room(context)
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the access to models for the pass of `context`."""

@@ -34,7 +34,8 @@ from detent.ports import Guard, Observer, Planner, Signal, WorkerHost, give_back
 from detent.ports.copies import ours
 from detent.ports.processes import renew_in_children
 from detent.running import admission
-from detent.running.advancing import ADVANCED, Advancing, Parts, due, kernel_of, meta_tool_of_some_kernel
+from detent.running.advancing import ADVANCED, Advancing, due
+from detent.running.parts import Parts, kernel_of, meta_tool_of_some_kernel
 from detent.running.people import poster
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels

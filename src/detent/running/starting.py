@@ -28,11 +28,12 @@ from detent.ports.copies import ours
 from detent.ports.options import check_is, checked
 from detent.running import admission
 from detent.running.admission import new_run_id
-from detent.running.advancing import ADVANCED, Advancing, digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
+from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S, refuse_reopening
 from detent.running.declarations import declared_of, kept_policy, levels_of, one_level
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
+from detent.running.parts import digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
 from detent.running.people import me, poster
 from detent.running.results import Result
 from detent.running.rules import named

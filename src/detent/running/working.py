@@ -39,9 +39,10 @@ from detent.core.state import WAITING
 from detent.ports import Due, EventStore, Observer, RunQuery, Tries, wait_for_news
 from detent.ports.working import NOT_HERE
 from detent.running import starting
-from detent.running.advancing import Advancing, Parts
+from detent.running.advancing import Advancing
 from detent.running.attempts import tries_of
 from detent.running.control import CUT_OFF
+from detent.running.parts import Parts
 from detent.running.results import Result
 from detent.running.rules import cancels, says_the_time
 from detent.running.runtime import Runtime

@@ -20,9 +20,10 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from detent.clock import RandomIds, SystemClock
 from detent.config.adapters import governing, policy_at
 from detent.config.agents import Agent
+from detent.config.checking import check_engine
 from detent.config.engines import Config, WorkspaceConfig
 from detent.config.groups import Bounds, Models
-from detent.config.names import Names, check_kind, check_parts, plugged
+from detent.config.names import Names, plugged
 from detent.config.output_types import OutputT
 from detent.config.planners import Planners
 from detent.config.protocols import Protocols
@@ -30,7 +31,6 @@ from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
-from detent.expressions.grants import check_grants
 from detent.history import forking, looking, retention, upkeep
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
@@ -56,7 +56,7 @@ from detent.ports import (
     WorkerHost,
     noop_hooks,
 )
-from detent.ports.options import check_functions, check_is, check_table, checked, checked_options, refuse_unknown
+from detent.ports.options import checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
 from detent.running import answering, protocols, starting, working
 from detent.running.phase_hooks import check_hooks
@@ -64,7 +64,6 @@ from detent.running.results import Result
 from detent.running.runtime import Approver, Runtime, worker_name
 from detent.running.verifying import Answers
 from detent.running.watcher import Watcher
-from detent.secrecy.redact import Redactor
 from detent.tools.mcp.settings import McpServer
 
 P = ParamSpec("P")
@@ -149,6 +148,7 @@ class Engine:
         scheduler: Scheduler | None = None,
         worker_host: WorkerHost | None = None,
     ) -> None:
+        check_engine(locals())
         from detent.config.assembly import made_workspace, store_at
         from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import guards_for
@@ -161,32 +161,6 @@ class Engine:
         from detent.tools.registry import Registry
         from detent.workers.in_process import InProcessHost
 
-        parts = {
-            "clock": clock,
-            "ids": ids,
-            "secrets": secrets,
-            "capabilities": capabilities,
-            "scheduler": scheduler,
-            "worker_host": worker_host,
-        }
-        own = {"store": None if isinstance(store, str) else store, "policy": None if isinstance(policy, (str, Path)) else policy}
-        check_parts(approver=approver, ceiling=ceiling, planner=planner, **own, **parts)
-        check_is(KernelHooks, hooks=hooks)
-        check_is(Models, models=models)
-        check_is(Bounds, bounds=bounds)
-        check_is(Kernel, kernel=kernel)
-        check_functions("kernel", kernels=kernels)
-        check_functions("strategy", strategies=strategies)
-        check_functions("guard", guards=guards)
-        check_functions("verifier", verifiers=verifiers)
-        if kernel is not None:
-            check_kind("kernel", "the kernel", kernel)
-        check_is(str | Path | WorkspaceConfig, workspace=workspace)
-        check_table(McpServer, mcp=mcp)
-        check_table(ModelPrice, model_prices=model_prices)
-        check_table(TenantBudget, tenant_budgets=tenant_budgets)
-        Redactor(redact, b"")
-        check_grants(grants, "grants")
         self.store: EventStore = store_at(store) if isinstance(store, str) else store
         house, clock, models, bounds = policy_at(policy), clock or SystemClock(), models or Models(), bounds or Bounds()
         self.protocols = Protocols(

@@ -1,19 +1,30 @@
-"""What happens before a plan: compaction of what the planner is shown, if it is due, and recall from memory, if the query changed.
+"""What happens before a plan: compaction of what the planner is shown, if it is due, then recall from memory, if the query changed.
 
-Both are records of the run, so a replay takes them from the log (`history.replay_world`). Runs without memory and compaction have no `Preparing`.
+Both are records of the run, so a replay takes them from the log (`history.replay_world`). A run without memory and compaction has no `Preparing`.
 """
 
 from __future__ import annotations
 
 from detent.kernel.context import KernelContext
+from detent.running.compacting import Compacting
+from detent.running.recalling import Recalling
 
 
 class Preparing:
-    """The memory and the compactor of one run."""
+    """The compactor and the memory of one run."""
+
+    __slots__ = ("_compacting", "_recalling")
+
+    def __init__(self, compacting: Compacting | None, recalling: Recalling | None) -> None:
+        self._compacting, self._recalling = compacting, recalling
 
     async def prepare(self, context: KernelContext) -> None:
-        """Compact if due, then recall if the query changed; each is recorded and committed with the plan."""
+        """Compact if due, then recall if the query changed. The records are committed with the plan."""
+        if self._compacting is not None:
+            await self._compacting.compact_if_due(context)
+        if self._recalling is not None:
+            await self._recalling.recall(context)
 
     async def makes_room(self, context: KernelContext) -> bool:
-        """Compact because the provider found the prompt too long. Return whether that removed anything."""
-        return False
+        """Compact because the provider found the prompt too long. Return whether a smaller prompt can be tried."""
+        return self._compacting is not None and await self._compacting.makes_room(context)

@@ -3,3 +3,7 @@
 Rule: what an item may become is decided in one place (`lifecycle`), and every implementation only loads and saves rows in a transaction.
 Start with `lifecycle` and `ram`. `ranking` has what all searches share: terms, stems, joining two rankings.
 """
+
+from detent.memories.urls import open_memory
+
+__all__ = ["open_memory"]

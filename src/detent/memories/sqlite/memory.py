@@ -16,6 +16,7 @@ from typing import TypeVar
 from detent.core.errors import ConfigError, ModelCallFailure
 from detent.memories.keeping import Keeping, Vectors
 from detent.memories.lifecycle import Steps, driven, utcnow
+from detent.memories.ranking import embedded
 from detent.memories.sqlite import tables, vectors
 from detent.memories.sqlite.searching import Asked, search
 from detent.ports import Embedder, Models, store_files
@@ -123,7 +124,7 @@ class SqliteMemory(Keeping):
         if self._embedder is None or not items:
             return {}
         try:
-            made = await self._embedder.embed([item.content for item in items], models=models)
+            made = await self._embedder.embed([embedded(item) for item in items], models=models)
         except ModelCallFailure as error:
             log.warning("%d items are kept without vectors, so only their words find them: %s", len(items), error)
             return {}

@@ -55,7 +55,7 @@ def conversations(path: Path) -> list[tuple[list[MemoryItem], list[tuple[str, se
 def items_of(number: int, conversation: dict[str, Any]) -> list[MemoryItem]:
     """Return an item for each turn. The text that stands for a picture counts as said."""
     items: list[MemoryItem] = []
-    sessions = sorted((int(m[1]) for key in conversation if (m := re.fullmatch(r"session_(\d+)", key))))
+    sessions = sorted(int(m[1]) for key in conversation if (m := re.fullmatch(r"session_(\d+)", key)))
     for session in sessions:
         date = conversation.get(f"session_{session}_date_time", "")
         said: list[str] = []
@@ -74,7 +74,9 @@ def _questions(sample: dict[str, Any]) -> list[tuple[str, set[str]]]:
     known = {turn["dia_id"] for value in sample["conversation"].values() if isinstance(value, list) for turn in value}
     questions: list[tuple[str, set[str]]] = []
     for one in sample["qa"]:
-        evidence = {f"D{int(a)}:{int(b)}" for said in one.get("evidence") or () for a, b in re.findall(r"D:?(\d+):(\d+)", str(said))} & known
+        evidence = {
+            f"D{int(a)}:{int(b)}" for said in one.get("evidence") or () for a, b in re.findall(r"D:?(\d+):(\d+)", str(said))
+        } & known
         if one.get("category") != 5 and evidence:
             questions.append((one["question"], evidence))
     return questions
@@ -147,7 +149,7 @@ async def show_recall(path: Path, place: Path) -> None:
 
 def _texts(count: int) -> list[str]:
     """Return sentences of words whose frequencies fall off as in language."""
-    chance = random.Random(17)  # noqa: S311 - the same texts each time
+    chance = random.Random(17)
     vocabulary = [f"w{''.join(chance.choices('abcdefghijklmnopqrstuvwxyz', k=6))}" for _ in range(20_000)]
     weights = [1 / (rank + 10) for rank in range(len(vocabulary))]
     drawn = chance.choices(vocabulary, weights, k=count * 15)
@@ -164,8 +166,7 @@ async def show_speed(place: Path, count: int) -> None:
     memory = SqliteMemory(place / "memory.db")
     for begin in range(0, count, 20_000):
         items = [
-            MemoryItem(id=f"i{n}", scope="acme/shop", content=texts[n], created_at=START)
-            for n in range(begin, min(begin + 20_000, count))
+            MemoryItem(id=f"i{n}", scope="acme/shop", content=texts[n], created_at=START) for n in range(begin, min(begin + 20_000, count))
         ]
         await memory.import_(items, host="acme")
     bare = sqlite3.connect(place / "bare.db", isolation_level=None)
@@ -175,7 +176,7 @@ async def show_speed(place: Path, count: int) -> None:
     bare.execute("BEGIN")
     bare.executemany("INSERT INTO f (content) VALUES (?)", [(text,) for text in texts])
     bare.execute("COMMIT")
-    chance = random.Random(4)  # noqa: S311
+    chance = random.Random(4)
     floors: list[float] = []
     ours: list[float] = []
     for _ in range(60):

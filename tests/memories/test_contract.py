@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
 from detent.memories.sqlite.memory import SqliteMemory
 from detent.ports import Embeddings, Memory, Models
@@ -61,3 +62,19 @@ class TestSqliteMemory(MemoryContract):
     @pytest.fixture
     def maker(self, tmp_path: Path) -> MemoryMaker:
         return SqliteMaker(tmp_path / "memory.db")
+
+
+class FileMaker(MemoryMaker):
+    """Memories in one directory whose files only the operator writes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def memory(self) -> Memory:
+        return FileMemory(self._directory, vouched=True)
+
+
+class TestFileMemory(MemoryContract):
+    @pytest.fixture
+    def maker(self, tmp_path: Path) -> MemoryMaker:
+        return FileMaker(tmp_path / "notes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -121,11 +122,37 @@ def overlap(item: MemoryItem, terms: Sequence[str], stemmed: Sequence[str]) -> F
     return Found(item=item, score=len(fit) + len(near) / 2, reasons=(*reasons, *([f"near: {', '.join(near)}"] if near else [])))
 
 
+CONTEXT = 0.4
+
+
 class Match(msgspec.Struct, frozen=True):
     """An item that words found, and its BM25 score (higher is better)."""
 
     item: MemoryItem
     bm25: float
+
+
+def bm25_of(items: Sequence[MemoryItem], query: str) -> list[Match]:
+    """Return the items with a term of the query and their BM25 scores, for memories without an index. A word of the context counts `CONTEXT`."""
+    roots = [stem(term) for term in query_words(query)]
+    if not roots or not items:
+        return []
+    counted: list[tuple[MemoryItem, dict[str, float], int]] = []
+    for item in items:
+        content, context = stems(item.content), stems(item.context)
+        counted.append((item, {root: content.count(root) + CONTEXT * context.count(root) for root in roots}, len(content) + len(context)))
+    mean = sum(length for _, _, length in counted) / len(counted) or 1
+    rarity = {root: _rarity(len(items), sum(1 for _, said, _ in counted if said[root])) for root in roots}
+    matches: list[Match] = []
+    for item, said, length in counted:
+        norm = 1.2 * (0.25 + 0.75 * length / mean)
+        if score := sum(rarity[root] * count * 2.2 / (count + norm) for root, count in said.items()):
+            matches.append(Match(item=item, bm25=score))
+    return matches
+
+
+def _rarity(items: int, having: int) -> float:
+    return math.log(1 + (items - having + 0.5) / (having + 0.5))
 
 
 FIRST, FULL, COVERED = 0.3, 0.3, 0.5

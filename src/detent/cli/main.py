@@ -170,7 +170,7 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
 
 
 def _not_counted_down(record: logging.LogRecord) -> bool:
-    """Leave out messages that a stopped command shows by itself (`Session.finishing`)."""
+    """Leave out messages that a stopped command shows by itself (`Invocation.finishing`)."""
     return not hasattr(record, "drain_s")
 
 

@@ -8,7 +8,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from detent.core.codec import digest_of
 from detent.core.errors import Explained
+from detent.core.events import Origin
 from detent.ports.options import check_fields
 
 Kind = Literal["preference", "fact", "summary", "lesson", "artifact", "transient"]
@@ -18,21 +20,25 @@ Standing = Literal["current", "proposed", "superseded", "expired", "tombstoned",
 """What an item is now. Only a current item is recalled without `as_of`; a tombstoned one never is."""
 
 
-class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an item's content came from: the record of the run that wrote it, and the provenance of that content.
+def sealed(origin: Origin, content: Any) -> Origin:
+    """Return the origin with the seal of this content."""
+    return msgspec.structs.replace(origin, seal=_seal(origin, content))
 
-    `labels` are the sources of the content as the provenance policy names them, also those that it had in earlier runs; `trusted` is false when
-    any of them was untrusted. `items` are the ids of the items that the content was derived from, `person` the principal of the run.
-    """
 
-    run_id: str = ""
-    sequence: int = 0
-    digest: str = ""
-    call_id: str = ""
-    labels: tuple[str, ...] = ()
-    trusted: bool = False
-    items: tuple[str, ...] = ()
-    person: str = ""
+def fits(origin: Origin, content: Any) -> bool:
+    """Return whether this is the content that the origin was made for. White space may differ, because editors and files change it."""
+    return bool(origin.seal) and origin.seal == _seal(origin, content)
+
+
+def _seal(origin: Origin, content: Any) -> str:
+    said = " ".join(content.split()) if isinstance(content, str) else content
+    return digest_of([said, origin.labels, origin.trusted, origin.sources])
+
+
+def unproven(origin: Origin) -> Origin:
+    """Return an origin that proves nothing, for content that anybody may have written or changed. Its sources can still be read."""
+    sources = tuple([msgspec.structs.replace(source, whole=False, values=()) for source in origin.sources])
+    return msgspec.structs.replace(origin, trusted=False, sources=sources, seal="")
 
 
 class MemoryItem(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):

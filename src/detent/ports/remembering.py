@@ -35,10 +35,11 @@ def _seal(origin: Origin, content: Any) -> str:
     return digest_of([said, origin.labels, origin.trusted, origin.sources])
 
 
-def unproven(origin: Origin) -> Origin:
-    """Return an origin that proves nothing, for content that anybody may have written or changed. Its sources can still be read."""
+def unproven(origin: Origin, label: str = "") -> Origin:
+    """Return an origin that proves nothing, for content that anybody may have written or changed. Its sources stay readable; `label` is added."""
     sources = tuple([msgspec.structs.replace(source, whole=False, values=()) for source in origin.sources])
-    return msgspec.structs.replace(origin, trusted=False, sources=sources, seal="")
+    labels = tuple(dict.fromkeys((*origin.labels, label))) if label else origin.labels
+    return msgspec.structs.replace(origin, labels=labels, trusted=False, sources=sources, seal="")
 
 
 class MemoryItem(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):

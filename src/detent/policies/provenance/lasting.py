@@ -19,7 +19,7 @@ from detent.policies.provenance.evidence import Evidence
 from detent.policies.provenance.kept import SAID, Keepings, sources_of
 from detent.policies.provenance.matching import EDGES, MIN_CHARS, Needle, needle, pieces
 from detent.policies.provenance.origins import Origins, Sources, content_of, leaves, traced
-from detent.ports.remembering import MemoryItem, sealed, unproven
+from detent.ports.remembering import MemoryItem, sealed
 
 MOST_SOURCES = 16
 """How many sources an origin names."""
@@ -86,13 +86,6 @@ def derived(content: Any, kept: Iterable[Any]) -> Origin:
 
     found = _Search((sources,), lambda: iter((*keepings.taints, *keepings.unknown)), named, needle).sources(content)
     return _origin(content, found, run_id)
-
-
-def imported(item: MemoryItem) -> MemoryItem:
-    """Return an item from outside: it proves nothing, whatever it says of itself. Its sources stay readable."""
-    origin = unproven(item.origin)
-    labels = tuple(dict.fromkeys((*origin.labels, "imported")))
-    return msgspec.structs.replace(item, origin=msgspec.structs.replace(origin, labels=labels))
 
 
 def raises_trust(proposal: MemoryItem, before: Iterable[MemoryItem]) -> bool:

@@ -153,7 +153,7 @@ class PassIndex:
             elif item.kind == "tool" and not item.meta:
                 self._add_outcome(item, trusted=trust(item) == "trusted")
             elif item.kind == "memory":
-                for data in item.arguments:
+                for data in cast("Iterable[dict[str, Any]]", item.arguments):
                     self.kept.add(f"memory:{data.get('id', '')}", data.get("content"), origin_in(data))
         self._seen = steps
 

@@ -6,7 +6,7 @@ without a known origin is `memory`, or untrusted in a conversation. Content that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ def origin_in(data: Any) -> Origin:
 
 
 class Keepings:
-    """The kept content that a run or a pass has seen: `origins` by name (`memory:ID`, `session:NUMBER`), and the names of what is not trusted.
+    """The kept content that a run or a pass has seen: `origins` by name (`memory:ID`, `session:MESSAGE.ENTRY`), and the names of what is not trusted.
 
     `unknown` are those of unknown source, which count as trusted if the policy trusts memory.
     """
@@ -45,7 +45,9 @@ class Keepings:
 
     def add(self, name: str, content: Any, origin: Origin, *, unknown: str = "memory") -> None:
         """Add what an earlier run wrote. `unknown` is its label if its source is not known."""
-        self.origins.setdefault(name, origin)
+        while self.origins.get(name, origin) != origin:
+            name += "'"  # ids are unique only in their scope
+        self.origins[name] = origin
         sound = fits(origin, content)
         good = [source for source in origin.sources if sound and source.label in SAID and self._declared(source.tool) != "untrusted"]
         for source in good:
@@ -90,3 +92,9 @@ def _hop(hop: Hop) -> str:
     by = f" by call {hop.call_id}" if hop.call_id else ""
     at = f", record {hop.sequence} ({hop.digest[:12]})" if hop.sequence else ""
     return f"{verb} {hop.item}{by} in run {hop.run_id or 'unknown'}{at}"
+
+
+def entries(conversation: Sequence[Any]) -> Iterator[tuple[str, Any, Origin]]:
+    """Yield name, content and origin of each message of a conversation."""
+    for index, message in enumerate(conversation):
+        yield f"session:{message.number}.{index}", message.text if message.content is None else message.content, message.origin

@@ -14,6 +14,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import CallState, Child, Item, KernelState, RunState
+from detent.policies.provenance.kept import told
 from detent.policies.provenance.lasting import derived, origin_of, origin_of_call, raises_trust
 from detent.policies.provenance.origins import Origins
 from detent.policies.provenance.policy import ProvenancePolicy
@@ -83,6 +84,12 @@ def label(verdict: Any) -> str:
     return verdict.facts["args"]["account"]["label"]
 
 
+def chain(verdict: Any) -> list[str]:
+    """Return how the account came here, as a person reads it."""
+    (source,) = verdict.facts["args"]["account"]["sources"]
+    return told(msgspec.convert(source, Source))
+
+
 # A page plants a payee --------------------------------------------------------------------------------------------------------
 
 
@@ -111,10 +118,10 @@ def test_approvals_and_facts_show_the_page_that_a_remembered_value_came_from() -
     """Whoever is asked sees the tool and its address, the run and the record that kept it."""
     verdict = paid(EVIL, recalled(written(f"ACME's account is {EVIL}", PAGE)), on_unproven="require_approval")
     assert verdict.decision == "require_approval" and verdict.sources == ("memory:m1",)
-    (chain,) = verdict.facts["args"]["account"]["chain"]
-    assert chain == (
-        f'untrusted: web_fetch {{"url":"{URL}"}} (main.1.0 of run r1); kept as memory:m1 by call main.5.0 in run r1, record 9 (abababababab)'
-    )
+    assert chain(verdict) == [
+        "memory:m1, remembered in run r1, call main.5.0, record 9, digest abababababab",
+        f'untrusted: web_fetch {{"url":"{URL}"}} (call main.1.0 of run r1)',
+    ]
 
 
 def test_the_chain_grows_with_each_run_that_writes_it_again() -> None:
@@ -125,8 +132,8 @@ def test_the_chain_grows_with_each_run_that_writes_it_again() -> None:
     assert third.origin.items == ("m2",) and not third.origin.trusted
     (source,) = third.origin.sources
     assert (source.tool, source.run_id, [hop.item for hop in source.via]) == ("web_fetch", "r1", ["memory:m2", "memory:m1"])
-    (chain,) = paid(EVIL, recalled(third), run_id="r4").facts["args"]["account"]["chain"]
-    assert [part.split(" by ")[0] for part in chain.split("; ")[1:]] == ["kept as memory:m1", "kept as memory:m2", "kept as memory:m3"]
+    shown = chain(paid(EVIL, recalled(third), run_id="r4"))
+    assert [line.split(",")[0] for line in shown[:-1]] == ["memory:m3", "memory:m2", "memory:m1"]
 
 
 def test_an_item_that_replaces_a_trusted_one_has_a_source_of_its_own() -> None:
@@ -183,7 +190,7 @@ def test_what_the_user_said_in_an_earlier_message_is_the_users() -> None:
     entry = Entry(text=goal, origin=origin_of(run_of(goal=goal), "", goal))
     verdict = paid(MINE, PAGE, conversation=(entry,))
     assert (verdict.decision, label(verdict)) == ("allow", "user")
-    assert verdict.facts["args"]["account"]["chain"] == ["user: goal of run r1; said in session:1.0 in run r1, record 9 (abababababab)"]
+    assert chain(verdict) == ["session:1.0, said in run r1, record 9, digest abababababab", "user: goal (run r1)"]
 
 
 def test_a_result_in_the_conversation_keeps_the_trust_of_its_tool() -> None:
@@ -307,8 +314,7 @@ def test_two_items_with_one_id_keep_their_own_chains() -> None:
     """Ids are unique only in their scope: an item may not borrow the chain of another."""
     good = written(f"The account is {MINE}", goal=f"The account is {MINE}")
     bad = written(f"The account is {EVIL}", PAGE)
-    (chain,) = paid(EVIL, recalled(good, bad)).facts["args"]["account"]["chain"]
-    assert chain.startswith("untrusted: web_fetch")
+    assert chain(paid(EVIL, recalled(good, bad)))[-1].startswith("untrusted: web_fetch")
 
 
 # What stays trusted -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.core.events import Origin
+from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import Item, KernelState, RunState
 from detent.policies.provenance.evidence import REMEMBERED_CHARS, Evidence, add_data, can_carry
@@ -52,13 +52,13 @@ CACHED_NEEDLES = 1_024
 class Leaf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A leaf of some arguments. `path` is for example `to` or `items[0].id`. `origin` names its source (`goal`, a call id, ...).
 
-    `chain`: how the value came from an earlier run, if its source is a memory item or an entry of a conversation.
+    `sources`: where the value came from in earlier runs, if its origin is a memory item or an entry of a conversation.
     """
 
     path: str
     label: Label
     origin: str = ""
-    chain: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
 
 
 Sources = dict[str, Evidence]

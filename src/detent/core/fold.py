@@ -434,10 +434,9 @@ def _with_item(state: RunState, scope: str, item: Item) -> RunState:
 def _recalled(state: RunState, scope: str, event: e.MemoryRecalled) -> RunState:
     """Show what was recalled: in the transcript for good, or until the next recall if a phase recorded it."""
     before, items = _pass(state, scope), event.items
-    after = replace(before, recalled=bool(items) or before.recalled, memory=(*before.memory, *items) if event.memory else items)
     if not event.memory:
-        return _with(state, after)
-    state = _with(state, replace(after, query=event.query))
+        return _with(state, replace(before, memory=items, recalled=bool(items) or before.recalled))
+    state = _with(state, replace(before, query=event.query))
     return _with_item(state, scope, Item(kind="memory", arguments=items)) if items else state
 
 

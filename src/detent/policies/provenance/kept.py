@@ -1,0 +1,92 @@
+"""Content that an earlier run wrote, as a source of a later run: memory items, and entries of a session's conversation.
+
+It keeps the labels that it had. What a web page said is untrusted in every run that recalls it, and what the user said stays the user's. Content
+without a known origin is `memory`, or untrusted in a conversation. Content that does not fit its seal is untrusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from detent.core.events import Hop, Origin, Source
+from detent.policies.provenance.evidence import Evidence, add_data, can_carry
+from detent.ports.remembering import fits
+
+SAID = ("user", "agent", "approver", "trusted")
+"""The labels under which a source in an earlier run proves a value."""
+TAINTED = ("untrusted", "ambiguous")
+UNKNOWN = Origin()
+
+
+def origin_in(data: Any) -> Origin:
+    """Return the origin of a recalled item, as the log has it. One that cannot be read is unknown."""
+    try:
+        return msgspec.convert(data.get("origin"), Origin)
+    except (msgspec.ValidationError, AttributeError):
+        return UNKNOWN
+
+
+class Keepings:
+    """The kept content that a run or a pass has seen: `origins` by name (`memory:ID`, `session:NUMBER`), and the names of what is not trusted.
+
+    `unknown` are those of unknown source, which count as trusted if the policy trusts memory.
+    """
+
+    __slots__ = ("_declared", "_evidence", "origins", "taints", "unknown")
+
+    def __init__(self, evidence: Callable[[Any], Evidence], declared: Callable[[str], str]) -> None:
+        self._evidence, self._declared = evidence, declared
+        self.origins: dict[str, Origin] = {}
+        self.taints: list[str] = []
+        self.unknown: list[str] = []
+
+    def add(self, name: str, content: Any, origin: Origin, *, unknown: str = "memory") -> None:
+        """Add what an earlier run wrote. `unknown` is its label if its source is not known."""
+        self.origins.setdefault(name, origin)
+        sound = fits(origin, content)
+        good = [source for source in origin.sources if sound and source.label in SAID and self._declared(source.tool) != "untrusted"]
+        for source in good:
+            add_data(self._evidence(source.label), content if source.whole else list(source.values), name)
+        if origin.trusted and sound and len(good) == len([s for s in origin.sources if s.label in SAID]):
+            return
+        label = "untrusted" if (origin.seal and not sound) or origin.trusted or set(origin.labels) & set(TAINTED) else unknown
+        add_data(self._evidence(label), content, name)
+        if can_carry(content):
+            (self.unknown if label == "memory" else self.taints).append(name)
+
+
+def hops(name: str, origin: Origin, source: Source) -> Source:
+    """Return a source of kept content with the hop that brought it into this run. It proves nothing yet."""
+    hop = Hop(item=name, run_id=origin.run_id, call_id=origin.call_id, sequence=origin.sequence, digest=origin.digest)
+    return msgspec.structs.replace(source, via=(hop, *source.via)[:LONGEST], whole=False, values=())
+
+
+LONGEST = 8
+"""How many hops of a source are kept."""
+
+
+def sources_of(name: str, origin: Origin, label: str) -> list[Source]:
+    """Return the sources of kept content that have this label; those that are not trusted if `label` is not. At least one."""
+    wanted = [source for source in origin.sources if (source.label == label if label in SAID else source.label not in SAID)]
+    return [hops(name, origin, source) for source in wanted or [Source(label=label, run_id=origin.run_id)]]
+
+
+def told(sources: Iterable[Source]) -> list[str]:
+    """Return the chain of each source as text for a person: the source first, then each hop."""
+    return list(dict.fromkeys(map(_told, sources)))
+
+
+def _told(source: Source) -> str:
+    what = f"{source.tool} {source.said}".strip() if source.tool else source.origin or f"unknown ({source.label})"
+    where = f" ({source.origin} of run {source.run_id})" if source.tool else f" of run {source.run_id}" if source.run_id else ""
+    return "; ".join([f"{source.label}: {what}{where}", *map(_hop, reversed(source.via))])
+
+
+def _hop(hop: Hop) -> str:
+    verb = "kept as" if hop.item.startswith("memory:") else "said in"
+    by = f" by call {hop.call_id}" if hop.call_id else ""
+    at = f", record {hop.sequence} ({hop.digest[:12]})" if hop.sequence else ""
+    return f"{verb} {hop.item}{by} in run {hop.run_id or 'unknown'}{at}"

@@ -82,6 +82,8 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     """Whether a run that reaches a limit of iterations, calls or failures gets one last turn without tools, to answer with what it has."""
     profile: dict[str, Any] = {}
     """How much context the model gets: `tier` (`local`, `mid`, `large`, `frontier`, or `auto`: from the model's name), and fields that override it."""
+    compaction: str | dict[str, Any] = {}
+    """How a long run is compacted: a compactor (`extractive`, `summary`, `none`), or a table with `use`, `at`, `to`, `turns`, `keep_turns`, `pins`, ..."""
     rules: str | Sequence[dict[str, Any]] = ()
     """The entries of a rule file; the agent then plans without a model."""
     redact: Sequence[str] = ()
@@ -118,6 +120,7 @@ class AgentSpec(AgentOptions, frozen=True, kw_only=True, omit_defaults=True):
     tools: Sequence[str] = ()
     rules: Sequence[dict[str, Any]] = ()
     policy: dict[str, Any] = {}
+    compaction: dict[str, Any] = {}
     healing: bool = False
     verify: Sequence[dict[str, Any]] = ()
     plain_answers: bool = False

@@ -5,9 +5,19 @@ Both are records of the run, so a replay takes them from the log (`history.repla
 
 from __future__ import annotations
 
+from detent.config.compaction import compacts, window_of
+from detent.config.names import Names
+from detent.core.state import RunState
 from detent.kernel.context import KernelContext
+from detent.ports.compacting import Compactor
 from detent.running.compacting import Compacting
 from detent.running.recalling import Recalling
+
+
+def preparing_of(state: RunState, compactors: Names[Compactor]) -> Preparing | None:
+    """Return what a run does before its plans, None if nothing. Raise `UnknownName`, `ConfigError`."""
+    options = compacts(state.agent)
+    return None if options is None else Preparing(Compacting(options, compactors, window=window_of(state.agent, options)), None)
 
 
 class Preparing:
@@ -25,6 +35,6 @@ class Preparing:
         if self._recalling is not None:
             await self._recalling.recall(context)
 
-    async def makes_room(self, context: KernelContext) -> bool:
-        """Compact because the provider found the prompt too long. Return whether a smaller prompt can be tried."""
-        return self._compacting is not None and await self._compacting.makes_room(context)
+    async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
+        """See `World.makes_room`."""
+        return error if self._compacting is None else await self._compacting.makes_room(context, error)

@@ -25,7 +25,7 @@ from detent.core.records import RunHead
 from detent.ports import RunQuery
 
 if TYPE_CHECKING:  # completing the name of a command must not wait for these
-    from detent.cli.session import Session
+    from detent.cli.invocation import Invocation
     from detent.engine import Engine
 
 VARIABLE = "_DETENT_COMPLETE"
@@ -81,32 +81,32 @@ def runs(options: dict[str, Any], begun: str) -> list[str]:
 def agents(options: dict[str, Any], begun: str) -> list[str]:
     """Return the names that begin with this among the agents of detent.toml, the agents of the newest runs, and agent files."""
     heads, _ = _looked_up(options, RunQuery(limit=NEWEST))
-    named = _session(options)
+    named = _invocation(options)
     found = [*((named.config.agents or {}) if named else ()), *(head.agent for head in heads), *map(str, Path().glob("*.toml"))]
     return [name for name in _plain(dict.fromkeys(found)) if name.startswith(begun) and name != "detent.toml"]
 
 
 def _looked_up(options: dict[str, Any], query: RunQuery) -> tuple[list[RunHead], dict[str, str]]:
     """Return the matching runs and their short names; none if the store cannot be read. Prints nothing."""
-    session = _session(options)
-    if session is None:
+    invocation = _invocation(options)
+    if invocation is None:
         return [], {}
 
     async def work(_: Engine) -> tuple[list[RunHead], dict[str, str]]:
-        heads = await session.heads(query)
-        await session.name(*(head.run_id for head in heads))
-        return heads, {head.run_id: session.short(head.run_id) for head in heads}
+        heads = await invocation.heads(query)
+        await invocation.name(*(head.run_id for head in heads))
+        return heads, {head.run_id: invocation.short(head.run_id) for head in heads}
 
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(DetentError, OSError):
-        return session.drive(work, missing=([], {}))
+        return invocation.drive(work, missing=([], {}))
     return [], {}
 
 
-def _session(options: dict[str, Any]) -> Session | None:
-    from detent.cli.session import Session
+def _invocation(options: dict[str, Any]) -> Invocation | None:
+    from detent.cli.invocation import Invocation
 
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(DetentError, OSError):
-        return Session(o.Setup(store=options.get("store"), config=options.get("config")), bare=True, asks=False)
+        return Invocation(o.Setup(store=options.get("store"), config=options.get("config")), bare=True, asks=False)
     return None
 
 

@@ -78,7 +78,7 @@ class Place(Options, frozen=True, kw_only=True):
 
 
 class Setup(Place, frozen=True, kw_only=True):
-    """The options for a command's `Session`."""
+    """The options for a command's `Invocation`."""
 
     json_wanted: Json = False
     verbose: Verbose = 0

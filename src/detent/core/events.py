@@ -347,11 +347,31 @@ def failure_of(value: Any) -> str | None:
 
 
 class ContextCompacted(Event, frozen=True, kw_only=True):
-    """From now on the planner sees `summary` in place of the first `items` transcript items."""
+    """From now on the planner sees `summary` in place of the first `items` transcript items.
+
+    The other fields belong to a run's own compaction. `compactor` names its last tier (`clear`, `clamp`, or the compactor that wrote the summary), ""
+    for one that a phase recorded. Then the goal stays, and each record states everything that is in force: `kept` are the positions of earlier items
+    that stay, `cleared` the calls whose results are shown as a handle, `clamped` the characters shown of a result, by call. `why` it was due (`tokens`,
+    `turns`, `overflow`), when the transcript had `steps` items. `tokens_before` and `tokens_after` are estimates of the prompt, `window` is the
+    model's context, lowered after a refused prompt. `failed` is the compactor's failure, `failures` counts those in a row. `idle` counts compactions
+    in a row without a gain: they freed nothing, or the run only read again what the one before had dropped.
+    """
 
     items: int
     summary: str
     usage: Usage = NOTHING
+    compactor: str = ""
+    why: str = ""
+    kept: tuple[int, ...] = ()
+    cleared: tuple[str, ...] = ()
+    clamped: dict[str, int] = {}
+    steps: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    window: int = 0
+    failed: str = ""
+    failures: int = 0
+    idle: int = 0
 
 
 class MemoryRecalled(Event, frozen=True, kw_only=True):

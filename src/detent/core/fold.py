@@ -109,7 +109,10 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.RunFinished():
             return _finished(state, event)
         case e.ModelCallFinished(call=call, usage=usage) | e.ModelCallFailed(call=call, usage=usage):
-            return replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
+            state = replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
+            known = state.passes.get(scope)
+            sized = known is not None and known.metered and usage.input_tokens > 0
+            return _with(state, replace(known, prompt=(usage.input_tokens, len(known.steps)))) if known is not None and sized else state
         case e.ModelCallStarted(call=call, reserved=reserved):
             if call in state.reserved:
                 raise IllegalEvent(state.run_id, f"model call {call!r} is open already")
@@ -161,7 +164,10 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.MemoryRecalled():
             return _recalled(state, scope, event)
         case e.ContextCompacted(items=items, summary=summary):
-            return _with(_use(state, scope, event.usage), replace(_pass(state, scope), compacted=items, summary=summary))
+            before = replace(_pass(state, scope), compacted=items, summary=summary)
+            if event.compactor:
+                before = replace(before, compaction=event, prompt=(event.tokens_after, len(before.steps)))
+            return _with(_use(state, scope, event.usage), before)
         case e.StrategySwitched(new=new):
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):

@@ -21,6 +21,7 @@ from detent.core.events import (
     AnyEvent,
     ApprovalRequested,
     ArtifactRef,
+    ContextCompacted,
     InSession,
     Planned,
     SideEffect,
@@ -154,7 +155,8 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """One pass of a kernel (rows S0-3 to S0-7).
 
     `steps` has all transcript items, `results` the tool items among them, `calls` the calls of the current turn. `meta`, `scratchpad` and
-    `guidance` belong to phases and strategies. Every other field is a kernel fact that only events change.
+    `guidance` belong to phases and strategies. `prompt` is the size of the last prompt in tokens, and the number of `steps` in it. Every other field is
+    a kernel fact that only events change.
     """
 
     task_id: str = ""
@@ -187,6 +189,8 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     refused: int = 0
     compacted: int = 0
     summary: str = ""
+    compaction: ContextCompacted | None = None
+    prompt: tuple[int, int] = (0, 0)
     partial: str = ""
     # the current turn
     plan: Planned | None = None

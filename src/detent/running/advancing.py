@@ -219,7 +219,7 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
-            preparing=preparing_of(parts.memories, journal.state),
+            preparing=preparing_of(parts.memories, parts.compactors, journal.state),
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
@@ -254,7 +254,7 @@ class Advancing:
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
         bare = bool(self.control.cancelled)  # ending it uses none of the code
-        digests, levels = (state.digests, state.levels) if bare else (digests_of(tools, parts, usable), levels_of(tools))
+        digests, levels = (state.digests, state.levels) if bare else (digests_of(tools, parts, usable, state.agent), levels_of(tools))
         for event in events:
             if isinstance(event, LevelsAccepted):
                 refuse_unfounded(event, state, levels)

@@ -261,9 +261,9 @@ class LiveWorld(Calls):
             await self.cancels("planner")
             raise
 
-    async def makes_room(self, context: KernelContext) -> bool:
+    async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
         """See `World.makes_room`."""
-        return self.preparing is not None and await self.preparing.makes_room(context)
+        return error if self.preparing is None else await self.preparing.makes_room(context, error)
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the access to models for the pass of `context`."""

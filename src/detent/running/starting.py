@@ -140,7 +140,7 @@ async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted,
     async with runtime.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
         if patterns:
             started = await _redacted(runtime, started, advancing.run_id, patterns)
-        digests, policy = digests_of(tools, runtime.parts, usable), kept_policy(runtime.parts.policy, patterns)
+        digests, policy = digests_of(tools, runtime.parts, usable, started.agent), kept_policy(runtime.parts.policy, patterns)
         declared = msgspec.structs.replace(started, digests=digests, levels=levels_of(tools), policy=policy)
         journal.record(declared)
         if reserved:

@@ -86,6 +86,8 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     """What the agent recalls from the engine's memory, and what it may write there. An empty table takes the defaults; without one nothing is recalled."""
     compaction: str | dict[str, Any] = {}
     """How a long run is compacted: a compactor (`extractive`, `summary`, `none`), or a table with `use`, `at`, `to`, `turns`, `keep_turns`, `pins`, ..."""
+    conversation: Literal["answers", "calls"] = "answers"
+    """What the planner sees of earlier messages of a session: `answers`: user messages and answers; `calls`: also tool calls with their results."""
     rules: str | Sequence[dict[str, Any]] = ()
     """The entries of a rule file; the agent then plans without a model."""
     redact: Sequence[str] = ()

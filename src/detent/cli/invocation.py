@@ -45,11 +45,11 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports import RunQuery, ToolSpec, look_at
+from detent.ports.passwords import without_password
 from detent.ports.verifying import Stated
 from detent.running.interrupts import on_signals
 from detent.running.results import Result, result_of
 from detent.running.starting import add_imported
-from detent.stores.passwords import without_password
 from detent.tools.mcp.offered import ServerTool
 from detent.tools.mcp.settings import McpServer
 

@@ -14,6 +14,7 @@ import msgspec
 from detent.core.actions import Abstain, AnyAction, FinalAnswer, ToolCall, snake, type_tag
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Usage
+from detent.core.errors import Explained
 
 Raw = msgspec.Raw
 NO_RESULT = Raw()
@@ -42,6 +43,54 @@ class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     key: str
     size_bytes: int
     media_type: str = "application/json"
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What carried content from one run into a later one: a memory item or an entry of a conversation (`item`), and the record that wrote it."""
+
+    item: str
+    run_id: str = ""
+    call_id: str = ""
+    sequence: int = 0
+    digest: str = ""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One source of some content, in the run where it was seen first.
+
+    `label` is that of the provenance policy. `origin` is the call, or `goal`, `agent`, ... of run `run_id`; a call has its `tool` and `said`, the
+    beginning of its arguments. `via` is how the content came from there, the last hop first. `whole`: the source proves all of the content; else it
+    proves `values`, parts of it.
+    """
+
+    label: str
+    origin: str = ""
+    run_id: str = ""
+    tool: str = ""
+    said: str = ""
+    via: tuple[Hop, ...] = ()
+    whole: bool = False
+    values: tuple[str, ...] = ()
+
+
+class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Where the content of a memory item or of an entry of a conversation came from, and the record of the run that wrote it.
+
+    `labels` are those of its sources, as the provenance policy names them; `sources` also name those in earlier runs. `trusted` is false unless none
+    of them is untrusted. `items` are the ids of the items that the content was derived from, `person` the principal of the run. `seal` is a digest of
+    the content and of this: content that was changed later is untrusted.
+    """
+
+    run_id: str = ""
+    sequence: int = 0
+    digest: str = ""
+    call_id: str = ""
+    labels: tuple[str, ...] = ()
+    trusted: bool = False
+    items: tuple[str, ...] = ()
+    person: str = ""
+    sources: tuple[Source, ...] = ()
+    seal: str = ""
 
 
 # Run ------------------------------------------------------------------------------------------------------------------------

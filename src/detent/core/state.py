@@ -79,13 +79,14 @@ NOT_MEASURED = 0.0
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One entry of the transcript: what a planner sees of the past.
 
-    `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator).
+    `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator), `memory` (what was
+    recalled: `arguments` are the items).
     A tool item has `call_id`, `tool`, `args`, `ok`, `content` (the JSON result, None on failure) and `error`. If the result was over the tool's
     cap, `artifact` is set and `content` is a preview. `meta`: a meta-tool, answered or refused. `changes`: executed by a tool with side
     effects. `args` and `content` are fresh copies at each access; `arguments` is read-only.
     """
 
-    kind: Literal["user", "model", "tool", "note"]
+    kind: Literal["user", "model", "tool", "note", "memory"]
     iteration: int = 0
     text: str = ""
     call_id: str = ""

@@ -169,6 +169,9 @@ class ReplayWorld:
             if run is not None and isinstance(self._journal.next, e.RunResumed):
                 raise Unwind  # it waited, and the process that resumed it had its own code, tools and levels
             self._journal.accept()
+        if self._journal.stood and self._journal.state.cancel is None:
+            self._journal.expect()  # the worker ended between what the pass found and the cancellation itself
+            raise self._journal.diverged("the cancellation that was found")
         if BRANCH.get():
             await self.cancels("turn")
         return self._journal.cursor > before

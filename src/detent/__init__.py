@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from detent.core.errors import DetentError, FatalToolError, NotExecuted, Suspended, ToolFailed
     from detent.engine import Engine
     from detent.history.comparing import Diff, Parting
+    from detent.history.sessions import Session
     from detent.history.upgrading import Upgrade, Upgraded
     from detent.metering.tenants import TenantBudget
     from detent.ports import Plan, ToolContext, View
@@ -66,6 +67,7 @@ __all__ = [
     "Result",
     "Retention",
     "Schedule",
+    "Session",
     "SpawnSubagent",
     "Stop",
     "Suspended",
@@ -86,6 +88,7 @@ __all__ = [
 
 _WHERE = {
     "history.comparing": "Diff Parting",
+    "history.sessions": "Session",
     "config.agents": "Agent",
     "config.engines": "WorkspaceConfig",
     "config.groups": "Bounds Models Retention",

@@ -719,6 +719,38 @@ class CancelRequested(Event, frozen=True, kw_only=True):
 # Children and memory ----------------------------------------------------------------------------------------------------------
 
 
+class MessageReceived(Event, frozen=True, kw_only=True):
+    """Somebody sent something to the run's session while the run was in progress, or after it.
+
+    `rule`: with `steer`, the run sees `text` as its user's words at the next turn; with `enqueue`, `interrupt` and `rollback`, it is the next run;
+    `context` is put before the next message.
+    """
+
+    rule: Literal["enqueue", "steer", "interrupt", "rollback", "context"]
+    text: str
+    message_id: str = ""
+    attachments: tuple[Any, ...] = ()
+    variables: dict[str, Any] = {}
+    by: str = ""
+    via: str = ""
+    signal: str = ""
+
+
+class SessionEnded(Event, frozen=True, kw_only=True):
+    """The run's session was ended after this run: it takes no further message."""
+
+    by: str = ""
+    via: str = ""
+
+
+class ConversationErased(Event, frozen=True, kw_only=True):
+    """The words of the earlier run `run` were erased from this run's conversation; `kept` is what is left of it."""
+
+    run: str
+    kept: ArtifactRef | None = None
+    by: str = ""
+
+
 class SubagentSpawned(Event, frozen=True, kw_only=True):
     """A child run was started."""
 
@@ -821,6 +853,9 @@ AnyEvent = (
     | ScheduleSet
     | ScheduleFired
     | CancelRequested
+    | MessageReceived
+    | SessionEnded
+    | ConversationErased
     | SubagentSpawned
     | SubagentJoined
     | SubagentCancelled
@@ -846,5 +881,8 @@ INPUTS: tuple[type[Event], ...] = (
     ScheduleFired,
     CancelRequested,
     SubagentJoined,
+    MessageReceived,
+    SessionEnded,
+    ConversationErased,
 )
 """Events that come from outside the kernel; replay takes them from the log."""

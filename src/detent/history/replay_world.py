@@ -18,6 +18,7 @@ from detent.core.state import CallState, Item
 from detent.history.interruptions import GATEWAY, STUCK
 from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind, is_late
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
+from detent.ports.conversing import Message
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted
 from detent.running.control import Control
 from detent.running.patience import attended
@@ -30,7 +31,7 @@ class ReplayWorld:
 
     scheduled: bool = False
     quiet: bool = False
-    conversation: Sequence[Item] = ()
+    conversation: Sequence[Message] = ()
 
     def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes]] | None = None) -> None:
         """Set up the world; `blob` reads an artifact of the run, because strategies work with whole results."""

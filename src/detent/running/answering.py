@@ -192,6 +192,19 @@ async def _send(runtime: Runtime, state: RunState, kind: str, payload: dict[str,
     return await _deliver(runtime, state, said, resume=resume)
 
 
+async def answered_with(runtime: Runtime, state: RunState, payload: dict[str, Any], *, by: str, of: str) -> Result:
+    """Reply to a question of a run as the signal `of`: sending it again is the same reply. Raise as `reply`."""
+    said = await _passing(runtime, state, msgspec.structs.replace(runtime.signal("reply", payload, by=by), id=of))
+    return await _deliver(runtime, state, said, resume=True)
+
+
+async def posted(runtime: Runtime, state: RunState, signal: Signal) -> Answered:
+    """Put a signal into the inbox of a run that somebody advances, and return what is known of it. Raise `NotAllowedNow` if it cannot count."""
+    await runtime.store.post(state.run_id, posted_to(state.run_id, vetted(signal, state)))
+    told, _ = await _heard(runtime, state.run_id, signal.id, after=state.seq)
+    return told
+
+
 async def _passing(runtime: Runtime, state: RunState, signal: Signal) -> Signal:
     """Return the signal as it is posted. Raise `NotAllowedNow` if it does not fit the run's status or what waits in its inbox.
 

@@ -142,7 +142,7 @@ class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=Tr
     """The result of a run so far. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
 
     `tool_calls` holds every executed or refused call that got an observation, in index order, without those of meta-tools. `answered` is set if
-    something was sent to the run: its outcome.
+    something was sent to the run: its outcome. `stayed`: the calls with an effect of the run that this message of a session rolled back.
     """
 
     run_id: str
@@ -155,6 +155,7 @@ class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=Tr
     iterations: int
     state: RunState
     answered: Answered | None = None
+    stayed: tuple[Item, ...] = ()
 
     def __str__(self) -> str:
         """Return the status of the run, in at most five lines."""

@@ -10,17 +10,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from detent.cli import options as o
 from detent.cli.asked import Asked
-from detent.cli.chat_commands import candidates, help_lines, read_line
-from detent.cli.conversations import effect_lines, find_session, save, use_rows, used
+from detent.cli.chat_commands import COMMANDS, candidates, help_lines, read_line
+from detent.cli.conversations import agent_of, effect_lines, exported, find_session, used
 from detent.cli.drawing import show_answer
 from detent.cli.invocation import Invocation, operator
 from detent.cli.looking import traced
+from detent.cli.model_calls import spent
 from detent.cli.option_sets import Without
 from detent.cli.orders import ForWhom
 from detent.cli.output import Output, as_json, clean, code_of_error, code_of_status, counted, shortened, style_of
@@ -35,11 +36,14 @@ from detent.cli.values import json_object
 from detent.config.agents import Agent
 from detent.config.environment import parse_budget
 from detent.config.state_directory import made_state_directory
+from detent.core.agent import Host
+from detent.core.budget import Budget
 from detent.core.errors import ConfigError, DetentError, Suspended
 from detent.core.state import Ask, RunState
 from detent.engine import Engine
-from detent.history.sessions import Session
-from detent.running.results import Approval, Result, approvals_of
+from detent.history.sessions import Forking, Session
+from detent.ports.private_files import private_file
+from detent.running.results import Answered, Approval, Result, approvals_of
 from detent.secrecy.redact import Redactor
 
 HISTORY = "chat-history"
@@ -60,9 +64,9 @@ def chat(
     *,
     agent: o.AgentFile = None,
     session: SessionOption = None,
-    asked: Asked = Asked(),
+    asked: Asked,
     budget: o.Bounds = None,
-    whom: ForWhom = ForWhom(),
+    whom: ForWhom,
     setup: Annotated[o.Setup, Without("json_wanted")],
 ) -> int:
     """Talk to an agent. Each message is a run; the session is kept, and `--session last` continues it, even after a crash.
@@ -76,7 +80,7 @@ def chat(
     host, bounds = whom.host(), parse_budget(budget or ()).over(invocation.budget)
 
     async def work(engine: Engine) -> int:
-        last = await invocation.state(await find_session(invocation, session)) if session is not None else None
+        last = await invocation.state((await find_session(invocation, session)).last) if session is not None else None
         who = _agent(invocation, asked, last)
         known = last.session.id if last is not None and last.session is not None else None
         talk = Chat(invocation, engine, who, id=known, host=host, bounds=bounds)
@@ -90,7 +94,7 @@ def _agent(invocation: Invocation, asked: Asked, last: RunState | None) -> Agent
     if last is None or invocation.names_agent(asked):
         who = invocation.agent(asked)
     else:
-        who = asked.over(Agent(**{name: getattr(last.agent, name) for name in last.agent.__struct_fields__}))
+        who = asked.over(agent_of(last.agent))
     if last is not None:
         invocation.equip(last)
     return who
@@ -114,7 +118,14 @@ class Chat:
     """One chat with a session: the one with this `id`, or a new one. A command is the method of its name, with what was typed after it."""
 
     def __init__(
-        self, invocation: Invocation, engine: Engine, agent: Agent, *, id: str | None, host: Host | None, bounds: Budget  # noqa: A002
+        self,
+        invocation: Invocation,
+        engine: Engine,
+        agent: Agent,
+        *,
+        id: str | None,
+        host: Host | None,
+        bounds: Budget,  # noqa: A002
     ) -> None:
         self.invocation, self.engine, self.agent, self.host, self.bounds = invocation, engine, agent, host, bounds
         self.output = invocation.output
@@ -122,6 +133,7 @@ class Chat:
         self.last: RunState | None = None
         self._person, self._code, self._text = attended(self.output), 0, ""
         self._before: tuple[Session, int] | None = None
+        self._saved: Path | None = None
         self._reader = self._made_reader()
         self._commands: dict[str, Callable[[str], Awaitable[None]]] = {name: getattr(self, f"_{name}") for name in COMMANDS}
 
@@ -130,7 +142,7 @@ class Chat:
             return Lines(self.output, attended=False)
         hidden = Redactor((*self.agent.redact, *(self.invocation.config.redact or ())), b"")
         root = Path(self.agent.meta.get("workspace") or ".")
-        calls = {name: self._call_ids for name in ("approve", "deny", "edit")}
+        calls = dict.fromkeys(("approve", "deny", "edit"), self._call_ids)
         try:
             history = made_state_directory() / HISTORY
         except (ConfigError, OSError):
@@ -359,7 +371,9 @@ class Chat:
 
     async def _tools(self, _: str) -> None:
         names = self.agent.tool_names()
-        rows = [(one.name, one.side_effect, one.description.strip().split("\n")[0]) for one in self.engine.tools.list() if one.name in names]
+        rows = [
+            (one.name, one.side_effect, one.description.strip().split("\n")[0]) for one in self.engine.tools.list() if one.name in names
+        ]
         self.output.table(("TOOL", "SIDE EFFECT", "WHAT IT DOES"), rows)
 
     async def _cost(self, _: str) -> None:
@@ -382,10 +396,19 @@ class Chat:
     async def _save(self, text: str) -> None:
         if not text:
             raise ConfigError("name a file: /save FILE.md, or /save FILE.json")
-        file = Path(text).expanduser()
-        data = await exported(self.session, as_data=file.suffix.lower() == ".json")
-        write_new(file, data)
-        self.output.say(f"wrote the conversation to {clean(str(file))}")
+        data = await exported(self.session, as_data=text.lower().endswith(".json"))
+        self._saved = _saved(text, data, again=self._saved)
+        self.output.say(f"wrote the conversation to {self._saved}")
 
     async def _memory(self, text: str) -> None:
         raise ConfigError("this agent has no memory")
+
+
+def _saved(name: str, data: bytes, *, again: Path | None) -> Path:
+    """Write a file that does not exist yet, or that was written here before (`again`); return its path. Raise `ConfigError`, `OSError`."""
+    file = Path(name).expanduser()
+    if file.exists() and file != again:
+        raise ConfigError(f"{file} exists; name another file, or remove it")
+    with private_file(file) as out:
+        out.write(data)
+    return file

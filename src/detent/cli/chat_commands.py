@@ -61,8 +61,8 @@ def read_line(line: str) -> Line:
     name, rest = found[1], (found[2] or "").strip()
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean /{near[0]}?" if near else "/help lists the commands;"
-        raise ConfigError(f"unknown command /{name}; {hint} A message that begins with / is written //{name}")
+        hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
+        raise ConfigError(f"unknown command /{name}; {hint} To begin a message with a slash, write //{name}")
     if rest and not COMMANDS[name].takes:
         raise ConfigError(f"/{name} takes nothing after it")
     return Line(name, rest)

@@ -32,7 +32,7 @@ from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
-from detent.history import forking, looking, retention, sessions, upkeep
+from detent.history import forking, looking, retention, session_list, sessions, upkeep
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
 from detent.metering.pricing import ModelPrice, Prices
@@ -309,6 +309,7 @@ class Engine:
     reopen = opens(starting.reopen)
     fork = opens(forking.fork)
     session = opens(sessions.session)
+    sessions = opens(session_list.sessions)
 
     # Ask models without a run ---------------------------------------------------------------------------------------------------
 

@@ -114,9 +114,7 @@ def show(
     invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> tuple[Trace, RunState]:
-        run_id = await invocation.find(run)
-        base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
-        return make_trace(await engine.records(run_id), base), await engine.load(run_id)
+        return await traced(engine, await invocation.find(run))
 
     trace, state = invocation.drive(work)
     if iteration is not None and all(turn.iteration != iteration for turn in trace.iterations):
@@ -127,6 +125,12 @@ def show(
     if not invocation.output.json:
         render(trace, state, invocation, full=full, only=iteration)
     return 0
+
+
+async def traced(engine: Engine, run_id: str) -> tuple[Trace, RunState]:
+    """Return what a run did, and its state."""
+    base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
+    return make_trace(await engine.records(run_id), base), await engine.load(run_id)
 
 
 def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "json_wanted")]) -> int:

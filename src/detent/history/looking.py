@@ -195,5 +195,7 @@ async def check_upgrade(runtime: Runtime, run_id: str | None = None, *, host: Ho
     for name in wanted:
         with contextlib.suppress(DetentError):  # the check reports what cannot be read or reached
             await _prepare(runtime, name)
-        found.append(await upgrading.check_run(runtime.parts, name, partial(runtime.planner_of_run, check=False)))
+        found.append(
+            await upgrading.check_run(runtime.parts, name, partial(runtime.planner_of_run, check=False), runtime.verifiers.changed)
+        )
     return Upgrade(runs=tuple(found))

@@ -139,7 +139,9 @@ class Readings:
 
 
 class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
-    """The result of a run so far. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
+    """The result of a run so far. `completed` has an output; `failed` and `stopped` have none, and may have a `partial`.
+
+    `partial` is the last text that the planner gave with its actions (`Plan.text`), "" if it gave none. Models do; your own planner sets it.
 
     `tool_calls` holds every executed or refused call that got an observation, in index order, without those of meta-tools. `answered` is set if
     something was sent to the run: its outcome.

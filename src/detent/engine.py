@@ -352,6 +352,7 @@ class Engine:
     # Answer ---------------------------------------------------------------------------------------------------------------------
 
     approvals = opens(answering.approvals)
+    doubts = opens(answering.doubts)
     approve = opens(answering.approve)
     deny = opens(answering.deny)
     reply = opens(answering.reply)
@@ -364,6 +365,7 @@ class Engine:
 
     load = opens(looking.load)
     records = opens(looking.records)
+    follow = opens(looking.follow)
     artifact = opens(looking.artifact)
     list_runs = opens(looking.list_runs)
     replay = opens(looking.replay)

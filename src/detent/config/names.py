@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Names(Generic[T]):
-    """Parts of one `kind` by name, in registration order (rows S0-15, 16.1)."""
+    """Parts of one `kind` by name, in registration order."""  # rows S0-15, 16.1
 
     def __init__(self, kind: str, known: Mapping[str, T] | None = None) -> None:
         """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`."""

@@ -17,10 +17,10 @@ from detent.core.errors import ConfigError, Explained
 
 
 class Host(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """Who asks: a tenant, a workspace, a principal and the scopes granted to this call (rows K81, K138).
+    """Who asks: a tenant, a workspace, a principal and the scopes granted to this call.
 
     `credential_refs` name credentials but never contain them.
-    """
+    """  # rows K81, K138
 
     tenant: str = ""
     workspace: str = ""

@@ -30,7 +30,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Why a call failed: a stable `code` (row K80 and DESIGN 11), a message for the model and for people, and data."""
+    """Why a call failed: a stable `code`, a message for the model and for people, and data."""  # row K80 and DESIGN 11
 
     code: str
     message: str
@@ -477,7 +477,7 @@ class PlanRejected(Event, frozen=True, kw_only=True):
 
 
 class Reflected(Event, frozen=True, kw_only=True):
-    """The run stalled, and the planner is told so. It gets more turns (DESIGN 6)."""
+    """The run stalled, and the planner is told so. It gets more turns."""  # DESIGN 6
 
     message: str
 

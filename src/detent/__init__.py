@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from detent.engine import Engine
     from detent.history.backtest import Backtest
     from detent.history.comparing import Diff, Parting
-    from detent.history.sessions import Session
     from detent.history.retention import Retained
+    from detent.history.sessions import Session
     from detent.history.upgrading import Upgrade, Upgraded
     from detent.metering.tenants import TenantBudget
     from detent.ports import Plan, ToolContext, View

@@ -125,7 +125,7 @@ class Chat:
         *,
         id: str | None,
         host: Host | None,
-        bounds: Budget,  # noqa: A002
+        bounds: Budget,
     ) -> None:
         self.invocation, self.engine, self.agent, self.host, self.bounds = invocation, engine, agent, host, bounds
         self.output = invocation.output

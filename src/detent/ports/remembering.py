@@ -13,7 +13,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from detent.core.codec import digest_of
 from detent.core.errors import Explained
+from detent.core.events import Origin
 from detent.ports.models import Models
 from detent.ports.options import check_fields
 
@@ -29,21 +31,26 @@ NOBODY = "-"
 """The tenant in the scopes of runs without a tenant."""
 
 
-class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an item's content came from: the record of the run that wrote it, and the provenance of that content.
+def sealed(origin: Origin, content: Any) -> Origin:
+    """Return the origin with the seal of this content."""
+    return msgspec.structs.replace(origin, seal=_seal(origin, content))
 
-    `labels` are the sources of the content as the provenance policy names them, also those that it had in earlier runs; `trusted` is false when
-    any of them was untrusted. `items` are the ids of the items that the content was derived from, `person` the principal of the run.
-    """
 
-    run_id: str = ""
-    sequence: int = 0
-    digest: str = ""
-    call_id: str = ""
-    labels: tuple[str, ...] = ()
-    trusted: bool = False
-    items: tuple[str, ...] = ()
-    person: str = ""
+def fits(origin: Origin, content: Any) -> bool:
+    """Return whether this is the content that the origin was made for. White space may differ, because editors and files change it."""
+    return bool(origin.seal) and origin.seal == _seal(origin, content)
+
+
+def _seal(origin: Origin, content: Any) -> str:
+    said = " ".join(content.split()) if isinstance(content, str) else content
+    return digest_of([said, origin.labels, origin.trusted, origin.sources])
+
+
+def unproven(origin: Origin, label: str = "") -> Origin:
+    """Return an origin that proves nothing, for content that anybody may have written or changed. Its sources stay readable; `label` is added."""
+    sources = tuple([msgspec.structs.replace(source, whole=False, values=()) for source in origin.sources])
+    labels = tuple(dict.fromkeys((*origin.labels, label))) if label else origin.labels
+    return msgspec.structs.replace(origin, labels=labels, trusted=False, sources=sources, seal="")
 
 
 class MemoryItem(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
@@ -192,6 +199,25 @@ class Memory(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class RunMemory(Protocol):
+    """The memory of one call, for the tools that write. Each method returns what became of it: `status` (`written`, `proposed`), and the `id`.
+
+    Raises `ToolFailed` (`memory_read_only`, `memory_refused`, `memory_not_found`, `memory_conflict`): nothing was written then.
+    """
+
+    async def remember(self, content: str, *, kind: Kind = "fact", held_from: str = "", held_until: str = "") -> dict[str, Any]:
+        """Write an item. Its id is made from run and call, so that writing again after a crash gives one item."""
+        ...
+
+    async def correct(self, items: Sequence[str], content: str, *, why: str = "", held_from: str = "") -> dict[str, Any]:
+        """Write an item that replaces others."""
+        ...
+
+    async def forget(self, items: Sequence[str], *, why: str = "") -> dict[str, Any]:
+        """Remove the content of items."""
+        ...
 
 
 class Governor(Protocol):

@@ -8,11 +8,13 @@ from typing import Literal
 
 import pytest
 
+from detent.extend import open_memory
 from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
 from detent.memories.sqlite.memory import SqliteMemory
 from detent.ports import Embeddings, Memory, Models
 from detent.testing.conformance.memory import MemoryContract, MemoryMaker
+from stores.postgres.cluster import Cluster
 
 
 class RamMaker(MemoryMaker):
@@ -78,3 +80,22 @@ class TestFileMemory(MemoryContract):
     @pytest.fixture
     def maker(self, tmp_path: Path) -> MemoryMaker:
         return FileMaker(tmp_path / "notes")
+
+
+class PostgresMaker(MemoryMaker):
+    """Memories in one database."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def memory(self) -> Memory:
+        return open_memory(self._url)
+
+    async def with_paraphrases(self) -> Memory:
+        return open_memory(self._url, embedder=Meanings())
+
+
+class TestPostgresMemory(MemoryContract):
+    @pytest.fixture
+    def maker(self, postgres: Cluster, postgres_url: str) -> MemoryMaker:
+        return PostgresMaker(postgres_url)

@@ -23,6 +23,7 @@ from detent.ports.remembering import (
     below,
     key_of,
     standing_of,
+    unproven,
 )
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ def importing(items: Sequence[MemoryItem], host: str, *, vouched: bool, most_byt
     new: dict[str, MemoryItem] = {}
     for item in items:
         if key_of(item) not in known:
-            kept = item if vouched or not item.origin.trusted else replace(item, origin=replace(item.origin, trusted=False))
+            kept = item if vouched else replace(item, origin=unproven(item.origin, "imported"))
             new.setdefault(key_of(item), kept)
     return Change(len(new), tuple(new.values()))
 
@@ -136,7 +137,8 @@ def importing(items: Sequence[MemoryItem], host: str, *, vouched: bool, most_byt
 
 def tombstone_of(item: MemoryItem, why: str, at: datetime) -> MemoryItem:
     """Return what stays of a forgotten item: its names, times and record, without content, metadata and person."""
-    origin = replace(item.origin, person="")
+    sources = tuple([replace(source, said="", values=()) for source in item.origin.sources])
+    origin = replace(item.origin, person="", sources=sources, seal="")
     return replace(item, content="", context="", metadata={}, origin=origin, proposed=False, refused="", tombstoned_at=at, why=why)
 
 

@@ -192,3 +192,9 @@ def joined(by_words: Sequence[Found], by_meaning: Sequence[tuple[MemoryItem, flo
 def embedded(item: MemoryItem) -> str:
     """Return the text whose vector stands for an item: what it says, then what helps to find it."""
     return f"{item.content}\n{item.context}" if item.context else item.content
+
+
+def unit(vector: Sequence[float]) -> list[float]:
+    """Return a vector of length 1; all zeros stay so."""
+    size = math.sqrt(sum(x * x for x in vector))
+    return [x / size for x in vector] if size else list(vector)

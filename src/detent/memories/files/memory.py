@@ -29,7 +29,7 @@ from detent.memories.ranking import answer, bm25_of, counts, weighed
 from detent.ports import Models
 from detent.ports.copies import copied
 from detent.ports.processes import renew_in_children
-from detent.ports.remembering import ITEM_BYTES, NOBODY, Found, Kind, MemoryItem, below, key_of, narrowed
+from detent.ports.remembering import ITEM_BYTES, NOBODY, Found, Kind, MemoryItem, below, key_of, narrowed, unproven
 
 log = logging.getLogger("detent.memories")
 
@@ -101,18 +101,18 @@ class FileMemory(Keeping):
         with self._busy:
             self._seen, self._items, self._names = {}, {}, {}
 
-    async def _change(self, steps: Steps[T], vectors: Vectors | None = None) -> T:
+    async def _change(self, steps: Callable[[], Steps[T]], vectors: Vectors | None = None) -> T:
         def work() -> T:
             with self._locked():
                 self._refresh()
-                change = driven(steps, self._load)
+                change = driven(steps(), self._load)
                 self._save(change)
                 return change.result
 
         return await self._run(work, fresh=False)
 
-    async def _look(self, steps: Steps[T]) -> T:
-        return await self._run(lambda: driven(steps, self._load).result)
+    async def _look(self, steps: Callable[[], Steps[T]]) -> T:
+        return await self._run(lambda: driven(steps(), self._load).result)
 
     async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
         return await self._run(lambda: list(map(copied, in_order(list(self._items.values()), prefix, after, limit))))
@@ -196,7 +196,7 @@ class FileMemory(Keeping):
         except (ItemRefused, ItemNotFound) as error:
             log.warning("%s is not remembered: %s", self.path / path, error)
             return None
-        return item if self._vouched or not item.origin.trusted else replace(item, origin=replace(item.origin, trusted=False))
+        return item if self._vouched else replace(item, origin=unproven(item.origin))
 
     def _entries(self, prefix: str) -> list[Entry]:
         found: list[Entry] = []

@@ -195,6 +195,15 @@ class Memories:
         elif listed := [name for name in agent.tools if name in TOOLS]:
             raise ConfigError(f"agent {agent.name!r} lists {', '.join(listed)}, but has no table memory; give it memory={{}}")
 
+    def bound(self, agent: AgentSpec, host: Host) -> AgentSpec:
+        """Return the agent with the write policy that holds in its scope: the operator's may be stricter than its own."""
+        if (use := memory_use(agent.memory)) is None:
+            return agent
+        policy = stricter(use.write_policy, self.settings.policy_for(scope_for(use, agent, host)))
+        if policy == use.write_policy:
+            return agent
+        return msgspec.structs.replace(agent, memory={**(agent.memory or {}), "write_policy": policy})
+
     def tool(self, name: str) -> Any:
         """Return the tool that writes to a memory, None if there is no memory or no such tool."""
         if not self._given or name not in TOOLS:

@@ -15,7 +15,7 @@ from detent.core.budget import Exhausted
 from detent.core.codec import walk
 from detent.core.errors import DetentError, MalformedPlan, PlannerFailed
 from detent.core.state import CallState, Item
-from detent.history.interruptions import GATEWAY, STUCK
+from detent.history.interruptions import STUCK, aside
 from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind, is_late
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted
@@ -89,9 +89,7 @@ class ReplayWorld:
         if hold.inside:
             return None
         later = self._journal.records[self._journal.cursor :]
-        made = (
-            one for one in later if not (isinstance(one.event, GATEWAY) or getattr(one.event, "phase", 0) == e.ASIDE or is_late(one.event))
-        )
+        made = (one for one in later if not (aside(one.event) or is_late(one.event)))
         if (record := next(made, None)) is None:
             return LogEnded()
         expected = record.event
@@ -145,7 +143,7 @@ class ReplayWorld:
     async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> None:
         """Use the reading of the account that is in the log."""
         await self._journal.commit()
-        while isinstance(self._journal.next, GATEWAY):
+        while aside(self._journal.next):
             self._journal.accept()
         if calls and await self.cancels("weigh"):
             raise Interrupted  # while they waited to begin

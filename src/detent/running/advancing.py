@@ -220,6 +220,7 @@ class Advancing:
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
             preparing=preparing_of(parts.memories, journal.state),
+            memories=parts.memories,
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

@@ -6,7 +6,7 @@ without a known origin is `memory`, or untrusted in a conversation. Content that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ def origin_in(data: Any) -> Origin:
 
 
 class Keepings:
-    """The kept content that a run or a pass has seen: `origins` by name (`memory:ID`, `session:NUMBER`), and the names of what is not trusted.
+    """The kept content that a run or a pass has seen: `origins` by name (`memory:ID`, `session:MESSAGE.ENTRY`), and the names of what is not trusted.
 
     `unknown` are those of unknown source, which count as trusted if the policy trusts memory.
     """
@@ -45,7 +45,9 @@ class Keepings:
 
     def add(self, name: str, content: Any, origin: Origin, *, unknown: str = "memory") -> None:
         """Add what an earlier run wrote. `unknown` is its label if its source is not known."""
-        self.origins.setdefault(name, origin)
+        while self.origins.get(name, origin) != origin:
+            name += "'"  # ids are unique only in their scope
+        self.origins[name] = origin
         sound = fits(origin, content)
         good = [source for source in origin.sources if sound and source.label in SAID and self._declared(source.tool) != "untrusted"]
         for source in good:
@@ -74,19 +76,21 @@ def sources_of(name: str, origin: Origin, label: str) -> list[Source]:
     return [hops(name, origin, source) for source in wanted or [Source(label=label, run_id=origin.run_id)]]
 
 
-def told(sources: Iterable[Source]) -> list[str]:
-    """Return the chain of each source as text for a person: the source first, then each hop."""
-    return list(dict.fromkeys(map(_told, sources)))
-
-
-def _told(source: Source) -> str:
-    what = f"{source.tool} {source.said}".strip() if source.tool else source.origin or f"unknown ({source.label})"
-    where = f" ({source.origin} of run {source.run_id})" if source.tool else f" of run {source.run_id}" if source.run_id else ""
-    return "; ".join([f"{source.label}: {what}{where}", *map(_hop, reversed(source.via))])
+def told(source: Source) -> list[str]:
+    """Return the chain of a source as lines for a person: where it is now first, the run where it was seen first last."""
+    what = f"{source.tool} {source.said}".strip() or source.origin or "an unknown source"
+    where = [text for text in (f"call {source.origin}" if source.tool else "", f"run {source.run_id}" if source.run_id else "") if text]
+    return [*map(_hop, source.via), f"{source.label}: {what}" + (f" ({' of '.join(where)})" if where else "")]
 
 
 def _hop(hop: Hop) -> str:
-    verb = "kept as" if hop.item.startswith("memory:") else "said in"
-    by = f" by call {hop.call_id}" if hop.call_id else ""
-    at = f", record {hop.sequence} ({hop.digest[:12]})" if hop.sequence else ""
-    return f"{verb} {hop.item}{by} in run {hop.run_id or 'unknown'}{at}"
+    verb = f"{hop.item}, " + ("remembered" if hop.item.startswith("memory:") else "said")
+    by = f", call {hop.call_id}" if hop.call_id else ""
+    at = f", record {hop.sequence}, digest {hop.digest[:12]}" if hop.sequence else ""
+    return f"{verb} in run {hop.run_id or 'unknown'}{by}{at}"
+
+
+def entries(conversation: Sequence[Any]) -> Iterator[tuple[str, Any, Origin]]:
+    """Yield name, content and origin of each message of a conversation."""
+    for index, message in enumerate(conversation):
+        yield f"session:{message.number}.{index}", message.text if message.content is None else message.content, message.origin

@@ -16,9 +16,9 @@ import msgspec
 from detent.core.events import Origin, Source
 from detent.core.state import Item, RunState
 from detent.policies.provenance.evidence import Evidence
-from detent.policies.provenance.kept import SAID, Keepings, sources_of
+from detent.policies.provenance.kept import SAID, Keepings, entries, sources_of
 from detent.policies.provenance.matching import EDGES, MIN_CHARS, Needle, needle, pieces
-from detent.policies.provenance.origins import Origins, Sources, content_of, leaves, traced
+from detent.policies.provenance.origins import Origins, Sources, leaves, traced
 from detent.ports.remembering import MemoryItem, sealed
 
 MOST_SOURCES = 16
@@ -70,22 +70,20 @@ def origin_of_call(state: RunState, item: Item, conversation: Sequence[Any] = ()
     return sealed(msgspec.structs.replace(found, labels=("untrusted",), trusted=False, sources=(source,), items=()), content)
 
 
-def derived(content: Any, kept: Iterable[Any]) -> Origin:
-    """Return the origin of a text that was made from kept content alone, such as a summary. `kept`: memory items, or messages of a conversation."""
+def derived(content: Any, *, items: Sequence[MemoryItem] = (), conversation: Sequence[Any] = ()) -> Origin:
+    """Return the origin of a text that was made from kept content alone, such as a summary of memory items or of the messages of a conversation."""
     sources: Sources = {}
     keepings = Keepings(lambda label: sources.setdefault(label, Evidence()), lambda tool: "")
-    run_id = ""
-    for one in kept:
-        is_item = isinstance(one, MemoryItem)
-        name = f"memory:{one.id}" if is_item else f"session:{one.number}"
-        keepings.add(name, one.content if is_item else content_of(one), one.origin, unknown="memory" if is_item else "untrusted")
-        run_id = one.origin.run_id
+    for item in items:
+        keepings.add(f"memory:{item.id}", item.content, item.origin)
+    for name, said, origin in entries(conversation):
+        keepings.add(name, said, origin, unknown="untrusted")
 
     def named(name: str, label: str) -> list[Source]:
         return sources_of(name, keepings.origins[name], label)
 
-    found = _Search((sources,), lambda: iter((*keepings.taints, *keepings.unknown)), named, needle).sources(content)
-    return _origin(content, found, run_id)
+    found = _Search((sources,), lambda: (*keepings.taints, *keepings.unknown), named, needle).sources(content)
+    return _origin(content, found, "")
 
 
 def raises_trust(proposal: MemoryItem, before: Iterable[MemoryItem]) -> bool:

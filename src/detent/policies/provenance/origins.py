@@ -22,11 +22,11 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.core.events import Origin
+from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import Item, KernelState, RunState
 from detent.policies.provenance.evidence import REMEMBERED_CHARS, Evidence, add_data, can_carry
-from detent.policies.provenance.kept import Keepings, origin_in
+from detent.policies.provenance.kept import Keepings, entries, origin_in
 from detent.policies.provenance.matching import MIN_CHARS, Needle, needle, normal, number_key, pieces
 from detent.policies.provenance.sinks import Kind, kind_of_name
 
@@ -52,13 +52,13 @@ CACHED_NEEDLES = 1_024
 class Leaf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A leaf of some arguments. `path` is for example `to` or `items[0].id`. `origin` names its source (`goal`, a call id, ...).
 
-    `chain`: how the value came from an earlier run, if its source is a memory item or an entry of a conversation.
+    `sources`: where the value came from in earlier runs, if its origin is a memory item or an entry of a conversation.
     """
 
     path: str
     label: Label
     origin: str = ""
-    chain: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
 
 
 Sources = dict[str, Evidence]
@@ -221,8 +221,8 @@ class RunIndex:
             for name, value in state.variables.items():
                 add_data(self.sources["user"], value, f"variables.{name}", field=name)
             add_data(self.sources["user"], list(state.attachments), "attachments")
-        for message in conversation:
-            self.kept.add(f"session:{message.number}", content_of(message), message.origin, unknown="untrusted")
+        for name, content, origin in entries(conversation):
+            self.kept.add(name, content, origin, unknown="untrusted")
 
     def fits(self, state: RunState, conversation: Sequence[Any]) -> bool:
         """Return whether the state belongs to the run of this index."""
@@ -317,11 +317,6 @@ class Origins:
             yield "child"
         if state.parent:
             yield "parent"
-
-
-def content_of(message: Any) -> Any:
-    """Return what an entry of a conversation says: its text, or the result of its call."""
-    return message.text if message.content is None else message.content
 
 
 def _recalled(state: RunState) -> Sources | None:

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.core.events import Source
 from detent.core.state import RunState
 from detent.expressions.grants import Grant
 from detent.policies.provenance.grants import granted, grants_of
-from detent.policies.provenance.kept import sources_of, told
+from detent.policies.provenance.kept import sources_of
 from detent.policies.provenance.matching import Needle
 from detent.policies.provenance.origins import PROVEN, WORST_FIRST, Label, Leaf, Origins, Seen, Trust, field_of, leaves, trace
 from detent.policies.provenance.sinks import Sinks
@@ -67,16 +68,16 @@ def _provenance(args: dict[str, Any], state: RunState, seen: Seen, call_id: str,
     found: list[Leaf] = []
     for path, value in leaves(args):
         label, origin = trace(value, seen.among, field=field_of(path), look_for=look_for)
-        found.append(Leaf(path=path, label=label, origin=origin, chain=_chain(label, origin, seen)))
+        found.append(Leaf(path=path, label=label, origin=origin, sources=_earlier(label, origin, seen)))
     return Provenance(leaves=tuple(found), untrusted=seen.untrusted)
 
 
-def _chain(label: str, origin: str, seen: Seen) -> tuple[str, ...]:
-    """Return how a value came from an earlier run, for each of its origins that is kept content."""
+def _earlier(label: str, origin: str, seen: Seen) -> tuple[Source, ...]:
+    """Return where a value came from in earlier runs, for each of its origins that is kept content."""
     if ":" not in origin:
         return ()
     kept = [(name, known) for name in origin.split(", ") if (known := seen.origin(name)) is not None]
-    return tuple(line for name, known in kept for line in told(sources_of(name, known, label)))[:_SOURCES]
+    return tuple(source for name, known in kept for source in sources_of(name, known, label))[:_SOURCES]
 
 
 def projection(found: Provenance) -> dict[str, Any]:
@@ -97,15 +98,16 @@ def tracer(trust: Trust | None = None, *, trust_memory: bool = False) -> Callabl
 
 
 def facts(found: Provenance) -> dict[str, Any]:
-    """Return what the log records with a decision: the label of each leaf and its source."""
+    """Return what the log records with a decision: the label of each leaf, its origin, and `sources` in earlier runs."""
     args: dict[str, Any] = {}
     for leaf in found.leaves:
         known = args.get(leaf.path)
         if (known is None and len(args) < _MANY) or (
             known is not None and WORST_FIRST.index(leaf.label) < WORST_FIRST.index(known["label"])
         ):
-            said = {"origin": leaf.origin, **({"chain": list(leaf.chain)} if leaf.chain else {})} if leaf.origin else {}
-            args[leaf.path] = {"label": leaf.label, **said}
+            args[leaf.path] = {"label": leaf.label, "origin": leaf.origin} if leaf.origin else {"label": leaf.label}
+            if leaf.sources:
+                args[leaf.path]["sources"] = msgspec.to_builtins(leaf.sources)
     return {"untrusted_in_context": found.untrusted, "args": args} if found.untrusted else {"args": args}
 
 

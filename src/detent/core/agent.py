@@ -82,6 +82,8 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     """Whether a run that reaches a limit of iterations, calls or failures gets one last turn without tools, to answer with what it has."""
     profile: dict[str, Any] = {}
     """How much context the model gets: `tier` (`local`, `mid`, `large`, `frontier`, or `auto`: from the model's name), and fields that override it."""
+    memory: dict[str, Any] | None = None
+    """What the agent recalls from the engine's memory, and what it may write there. An empty table takes the defaults; without one nothing is recalled."""
     rules: str | Sequence[dict[str, Any]] = ()
     """The entries of a rule file; the agent then plans without a model."""
     redact: Sequence[str] = ()

@@ -355,10 +355,18 @@ class ContextCompacted(Event, frozen=True, kw_only=True):
 
 
 class MemoryRecalled(Event, frozen=True, kw_only=True):
-    """Memory was searched. The view shows `items` until the next recall."""
+    """A memory was searched before a plan, because the query had changed.
+
+    With `memory`, the name of the engine's memory, `items` are those that the pass had not been shown yet: id, content, kind, scope, origin, score,
+    reasons. They join the transcript and stay there. `as_of`: what held at that time was searched. `error`: the memory could not be searched. Without
+    `memory` a phase recorded it, and the view shows `items` until the next recall.
+    """
 
     query: str
     items: tuple[Any, ...] = ()
+    memory: str = ""
+    as_of: datetime | None = None
+    error: str = ""
 
 
 class TenantBalance(Event, frozen=True, kw_only=True):
@@ -746,16 +754,21 @@ class SubagentCancelled(Event, frozen=True, kw_only=True):
 
 
 class MemoryProposed(Event, frozen=True, kw_only=True):
-    """Something worth remembering was proposed."""
+    """Something worth remembering was proposed to a memory: by `call`, or after the run's end. `refused`: the governor's reason why it is not kept."""
 
     item_id: str
     item: dict[str, Any]
+    memory: str = ""
+    call: str = ""
+    refused: str = ""
 
 
 class MemoryWritten(Event, frozen=True, kw_only=True):
-    """A proposal was accepted."""
+    """An item was written to a memory, by `call`."""
 
     item_id: str
+    memory: str = ""
+    call: str = ""
 
 
 class MemorySuperseded(Event, frozen=True, kw_only=True):
@@ -764,6 +777,8 @@ class MemorySuperseded(Event, frozen=True, kw_only=True):
     item_id: str
     by_id: str
     why: str = ""
+    memory: str = ""
+    call: str = ""
 
 
 class MemoryTombstoned(Event, frozen=True, kw_only=True):
@@ -771,6 +786,8 @@ class MemoryTombstoned(Event, frozen=True, kw_only=True):
 
     item_id: str
     why: str = ""
+    memory: str = ""
+    call: str = ""
 
 
 AnyEvent = (

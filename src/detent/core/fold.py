@@ -158,8 +158,8 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.ApprovalExpired(call=call):
             state = _approval_closed(state, call, refused="approval_expired", why="nobody decided in time")
             return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
-        case e.MemoryRecalled(items=items):
-            return _with(state, replace(_pass(state, scope), memory=items, recalled=bool(items) or _pass(state, scope).recalled))
+        case e.MemoryRecalled():
+            return _recalled(state, scope, event)
         case e.ContextCompacted(items=items, summary=summary):
             return _with(_use(state, scope, event.usage), replace(_pass(state, scope), compacted=items, summary=summary))
         case e.StrategySwitched(new=new):
@@ -429,6 +429,15 @@ def _ended(state: KernelState, reason: str, *, output: Any = None, error: str = 
 def _with_item(state: RunState, scope: str, item: Item) -> RunState:
     before = _pass(state, scope)
     return _with(state, replace(before, steps=before.steps.append(replace(item, iteration=before.iteration))))
+
+
+def _recalled(state: RunState, scope: str, event: e.MemoryRecalled) -> RunState:
+    """Show what was recalled: in the transcript for good, each item with its origin; or until the next recall if a phase recorded it."""
+    before, items = _pass(state, scope), event.items
+    if not event.memory:
+        return _with(state, replace(before, recalled=bool(items) or before.recalled, memory=items))
+    state = _with(state, replace(before, query=event.query))
+    return _with_item(state, scope, Item(kind="memory", arguments=items)) if items else state
 
 
 def _note(state: RunState, scope: str, text: str) -> RunState:

@@ -177,6 +177,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     guidance: tuple[str, ...] = ()
     memory: tuple[Any, ...] = ()
     recalled: bool = False
+    query: str = ""
     wrapping_up: bool = False
     bound: Exhausted | None = None
     balance: TenantBalance | None = None

@@ -184,6 +184,11 @@ class ReplayWorld:
 
     async def prepare(self, context: Any) -> None:
         """Take from the log what was compacted and recalled here."""
+        if context.agent.memory is None:
+            return
+        await self._journal.until()
+        while isinstance(expected := self._journal.expect(), e.MemoryRecalled) and expected.memory:
+            self._journal.put(expected, context.scope)
 
     async def makes_room(self, context: Any) -> bool:
         """Return whether the log continues with a compaction."""

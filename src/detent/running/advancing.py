@@ -50,6 +50,7 @@ from detent.running.parts import Parts, digests_of, make_run, tools_of, ways_of
 from detent.running.patience import patience_of
 from detent.running.people import poster
 from detent.running.phase_hooks import apart
+from detent.running.preparing import preparing_of
 from detent.running.scheduling import ScheduledWorld
 from detent.running.snapshots import SnapshotJournal, load_run
 from detent.running.titles import Titling
@@ -218,6 +219,7 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
+            preparing=preparing_of(parts.memories, journal.state),
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

@@ -252,8 +252,14 @@ class LiveWorld(Calls):
 
     async def prepare(self, context: KernelContext) -> None:
         """See `World.prepare`. Without memory and compaction there is nothing to do."""
-        if self.preparing is not None:
-            await self.preparing.prepare(context)
+        if self.preparing is None:
+            return
+        self.proceed()
+        try:
+            await attended(self.control, self.preparing.prepare(context))
+        except Interrupted:
+            await self.cancels("planner")
+            raise
 
     async def makes_room(self, context: KernelContext) -> bool:
         """See `World.makes_room`."""

@@ -11,6 +11,7 @@ import msgspec
 from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
 from detent.config.profile import compression_for, make_profile
+from detent.config.remembering import Memories
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of
@@ -82,6 +83,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: Scheduler | None = None
     affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
     planner_of_pass: Callable[[AgentSpec, Budget, Host], Planner] | None = None
+    memories: Memories = msgspec.field(default_factory=partial(Memories, None))
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 

@@ -5,9 +5,11 @@ Both are records of the run, so a replay takes them from the log (`history.repla
 
 from __future__ import annotations
 
+from detent.config.remembering import Memories
+from detent.core.state import RunState
 from detent.kernel.context import KernelContext
 from detent.running.compacting import Compacting
-from detent.running.recalling import Recalling
+from detent.running.recalling import Recalling, recalling_of
 
 
 class Preparing:
@@ -28,3 +30,9 @@ class Preparing:
     async def makes_room(self, context: KernelContext) -> bool:
         """Compact because the provider found the prompt too long. Return whether a smaller prompt can be tried."""
         return self._compacting is not None and await self._compacting.makes_room(context)
+
+
+def preparing_of(memories: Memories, state: RunState) -> Preparing | None:
+    """Return what happens before each plan of a run; None if nothing does. Raise `ConfigError` if its memory is not here."""
+    recalling = recalling_of(memories, state)
+    return None if recalling is None else Preparing(None, recalling)

@@ -155,8 +155,8 @@ class Runtime:
         await self._give_up(self.parts.watcher.left(stopped=True))
         await self.parts.watcher.close()
         self.tools.rest()
-        await self.servers.close()
-        await self.planners.close()
+        for part in (self.servers, self.planners, self.parts.memories):
+            await part.close()
         if self._opened:
             self._opened = False
             if self.owns_store:

@@ -177,6 +177,7 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
             runtime.tools.get(name)  # a plug-in package may have it
         if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
             meta.append(name)
+    runtime.parts.memories.check(agent)
     runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools and name not in meta])
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     check_options(strategy, spec)

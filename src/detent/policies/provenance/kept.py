@@ -13,7 +13,7 @@ import msgspec
 
 from detent.core.events import Hop, Origin, Source
 from detent.policies.provenance.evidence import Evidence, add_data, can_carry
-from detent.ports.remembering import fits
+from detent.ports.remembering import fits, unproven
 
 SAID = ("user", "agent", "approver", "trusted")
 """The labels under which a source in an earlier run proves a value."""
@@ -43,8 +43,9 @@ class Keepings:
         self.taints: list[str] = []
         self.unknown: list[str] = []
 
-    def add(self, name: str, content: Any, origin: Origin, *, unknown: str = "memory") -> None:
-        """Add what an earlier run wrote. `unknown` is its label if its source is not known."""
+    def add(self, name: str, content: Any, origin: Origin, *, unknown: str = "memory", cut: bool = False) -> None:
+        """Add what an earlier run wrote. `unknown` is its label if its source is not known. `cut`: this is only the beginning of it."""
+        origin = unproven(origin) if cut else origin
         while self.origins.get(name, origin) != origin:
             name += "'"  # ids are unique only in their scope
         self.origins[name] = origin

@@ -154,7 +154,7 @@ class PassIndex:
                 self._add_outcome(item, trusted=trust(item) == "trusted")
             elif item.kind == "memory":
                 for data in cast("Iterable[dict[str, Any]]", item.arguments):
-                    self.kept.add(f"memory:{data.get('id', '')}", data.get("content"), origin_in(data))
+                    self.kept.add(f"memory:{data.get('id', '')}", data.get("content"), origin_in(data), cut=bool(data.get("cut")))
         self._seen = steps
 
     def _evidence(self, label: Label) -> Evidence:

@@ -432,10 +432,10 @@ def _with_item(state: RunState, scope: str, item: Item) -> RunState:
 
 
 def _recalled(state: RunState, scope: str, event: e.MemoryRecalled) -> RunState:
-    """Show what was recalled: in the transcript for good, each item with its origin; or until the next recall if a phase recorded it."""
+    """Show what was recalled: in the transcript for good, or until the next recall if a phase recorded it."""
     before, items = _pass(state, scope), event.items
     if not event.memory:
-        return _with(state, replace(before, recalled=bool(items) or before.recalled, memory=items))
+        return _with(state, replace(before, memory=items, recalled=bool(items) or before.recalled))
     state = _with(state, replace(before, query=event.query))
     return _with_item(state, scope, Item(kind="memory", arguments=items)) if items else state
 

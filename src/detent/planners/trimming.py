@@ -69,11 +69,6 @@ def recalled(item: Item) -> str:
     return "\n".join([RECALLED, *lines])
 
 
-def given_memory(view: View) -> list[Any]:
-    """Return the memory that the run was given, without what it recalled: that is in the transcript, once."""
-    return [one for one in view.memory if not (isinstance(one, dict) and "memory" in one and "origin" in one)]
-
-
 def shown_schema(schema: dict[str, Any], detail: str) -> dict[str, Any]:
     """Return an input schema as the model sees it: whole, without descriptions, or with the names of its fields only."""
     if detail == "full" or not schema:

@@ -21,7 +21,7 @@ from detent.core.state import Item, KernelState, RunState
 from detent.kernel.context import KernelContext
 from detent.ports.outside import BoundReached, Interrupted
 from detent.ports.raised import raised_by
-from detent.ports.remembering import Found, Memory, below, standing_of
+from detent.ports.remembering import Found, Memory, Origin, below, fits, standing_of, unproven
 
 log = logging.getLogger("detent")
 
@@ -30,7 +30,7 @@ SNIPPET_CHARS = 200
 SEARCH_S = 10.0
 """How long a search may take. A run goes on without its memory, and the log says so."""
 EPOCH = datetime.fromtimestamp(0, UTC)
-_SHOWN = ("id", "kind", "scope", "content", "origin", "confidence", "write_policy", "created_at", "held_from", "held_until", "supersedes")
+_SHOWN = ("id", "scope", "content", "confidence", "write_policy", "created_at", "held_from", "held_until", "supersedes")
 
 
 class Recalling:
@@ -153,19 +153,23 @@ def _text(item: Item) -> str:
 
 
 def _data(found: Found, name: str) -> dict[str, Any]:
-    """Return an item as the log keeps it."""
-    item = {key: value for key, value in msgspec.to_builtins(found.item).items() if key in _SHOWN}
-    item |= {"kind": found.item.kind, "origin": item.get("origin", {}), "memory": name}
-    return {**item, "score": round(float(found.score), 6), "reasons": [str(reason) for reason in found.reasons]}
+    """Return an item as the log keeps it. An origin that was made for another content proves nothing."""
+    item = found.item
+    origin = item.origin if fits(item.origin, item.content) else unproven(item.origin)
+    said = {key: value for key, value in msgspec.to_builtins(item).items() if key in _SHOWN}
+    said |= {"kind": item.kind, "origin": msgspec.to_builtins(origin), "memory": name}
+    return {**said, "score": round(float(found.score), 6), "reasons": [str(reason) for reason in found.reasons]}
 
 
 def _within(items: list[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
-    """Return the items that fit into this many tokens; the first is cut to fit."""
+    """Return the items that fit into this many tokens; the first is cut to fit, and then proves nothing."""
     kept: list[dict[str, Any]] = []
     for item in items:
         size = tokens_of(item["content"])
         if size > tokens and not kept:
-            return [{**item, "content": item["content"][: tokens * 4 - 1] + "…", "cut": True}]
+            origin = unproven(msgspec.convert(item["origin"], Origin))
+            content = item["content"][: tokens * 4 - 1] + "…"
+            return [{**item, "content": content, "cut": True, "origin": msgspec.to_builtins(origin)}]
         if size <= tokens:
             kept.append(item)
             tokens -= size

@@ -20,7 +20,7 @@ from detent.planners.model.output_modes import Mode
 from detent.planners.model.provider_parts import EPOCH, sayable
 from detent.planners.model.typed_answers import problem_with
 from detent.planners.text.offers import Offer
-from detent.planners.trimming import given_memory, shown_schema
+from detent.planners.trimming import shown_schema
 from detent.ports import ToolSpec, View
 from detent.ports.embedded_calls import call_in
 
@@ -57,8 +57,8 @@ def tail(view: View, *, extra: Sequence[str] = ()) -> str:
     last = next((item for item in reversed(view.transcript) if item.kind != "memory"), None)
     noted = last.text if last is not None and last.kind == "note" else None
     lines = [text for text in view.guidance if text != noted]
-    if given := given_memory(view):
-        lines.append("What you remember:\n" + "\n".join(f"  - {_line(item)}" for item in given))
+    if view.memory:
+        lines.append("What you remember:\n" + "\n".join(f"  - {_line(item)}" for item in view.memory))
     if view.scratchpad:
         lines.append("Your notes:\n" + "\n".join(f"  - {key}: {text}" for key, text in view.scratchpad.items()))
     if view.goals:

@@ -18,7 +18,7 @@ import msgspec
 from detent.core.actions import AnyAction, FinalAnswer, ToolCall, snake
 from detent.core.state import Item
 from detent.planners.text.surrogates import whole_text
-from detent.planners.trimming import clipped, given_memory, observed, recalled
+from detent.planners.trimming import clipped, observed, recalled
 from detent.ports import ResultCompression, ToolSpec, View
 
 ToolStyle = Literal["names", "names-and-types", "full"]
@@ -175,8 +175,8 @@ def tail_text(view: View) -> str:
     parts: list[str] = []
     if view.goals:
         parts.append("Open sub-goals: " + "; ".join(goal for _, goal in view.goals))
-    if given := given_memory(view):
-        parts.append("Remembered: " + clipped(_canonical(given).decode(), 2000))
+    if view.memory:
+        parts.append("Remembered: " + clipped(_canonical(list(view.memory)).decode(), 2000))
     if view.scratchpad:
         parts.append("Notes: " + clipped(_canonical(dict(view.scratchpad)).decode(), 2000))
     last = view.transcript[-1].text if view.transcript else ""

@@ -32,7 +32,7 @@ from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
-from detent.history import forking, looking, retention, upkeep
+from detent.history import forking, looking, retention, session_list, sessions, upkeep
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
 from detent.metering.pricing import ModelPrice, Prices
@@ -58,6 +58,7 @@ from detent.ports import (
     WorkerHost,
     noop_hooks,
 )
+from detent.ports.compacting import Compactor
 from detent.ports.options import checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
 from detent.running import answering, protocols, starting, working
@@ -107,8 +108,8 @@ class Engine:
     is approved. `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there. `mcp`: MCP servers by name,
     whose tools agents list as `NAME__tool` or `NAME__*`. They are connected when a run needs them, and closed with the engine. `ceiling`: the highest
     number of iterations that a budget may ask for. `kernel`: the kernel of runs whose agent names none.
-    `kernels`, `strategies`, `guards`, `verifiers`: more of them, by the names that agents use. `secrets`: where credentials are kept. A run that is
-    started without a host gets all of them. `capabilities`: the capabilities that agents may rely on.
+    `kernels`, `strategies`, `guards`, `verifiers`, `compactors`: more of them, by the names that agents use. `secrets`: where credentials are kept.
+    A run that is started without a host gets all of them. `capabilities`: the capabilities that agents may rely on.
     `models`: how models are called (`detent.config.groups`). `model_prices`: prices
     by "provider:name"; they override the price list. `bounds`: the bounds of every run. `tenant_budgets`: what all runs of a tenant together may use
     in a day or a month, by tenant; "*" for each tenant that is not named. `scheduler`: when the calls of all runs begin, such as
@@ -138,6 +139,7 @@ class Engine:
         strategies: Mapping[str, Strategy] | None = None,
         guards: Mapping[str, Guard] | None = None,
         verifiers: Mapping[str, Verifier] | None = None,
+        compactors: Mapping[str, Compactor] | None = None,
         hooks: KernelHooks = noop_hooks,
         redact: Sequence[str] = (),
         grants: Sequence[dict[str, Any]] = (),
@@ -153,6 +155,7 @@ class Engine:
     ) -> None:
         check_engine(locals())
         from detent.config.assembly import made_workspace, store_at
+        from detent.memories.compactors import BUILT_IN as COMPACTORS
         from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import guards_for
         from detent.policies.guards import GUARDS
@@ -211,6 +214,7 @@ class Engine:
             kernel=kernel or make_kernel(),
             kernels=self.kernels,
             strategies=self.strategies,
+            compactors=Names[Compactor]("compactor", {**COMPACTORS, **(compactors or {})}),
             clock=clock,
             ids=ids or RandomIds(),
             watcher=Watcher(self.store),
@@ -304,6 +308,8 @@ class Engine:
     resume = opens(starting.resume)
     reopen = opens(starting.reopen)
     fork = opens(forking.fork)
+    session = opens(sessions.session)
+    sessions = opens(session_list.sessions)
 
     # Ask models without a run ---------------------------------------------------------------------------------------------------
 
@@ -346,6 +352,7 @@ class Engine:
     # Answer ---------------------------------------------------------------------------------------------------------------------
 
     approvals = opens(answering.approvals)
+    doubts = opens(answering.doubts)
     approve = opens(answering.approve)
     deny = opens(answering.deny)
     reply = opens(answering.reply)
@@ -358,6 +365,7 @@ class Engine:
 
     load = opens(looking.load)
     records = opens(looking.records)
+    follow = opens(looking.follow)
     artifact = opens(looking.artifact)
     list_runs = opens(looking.list_runs)
     replay = opens(looking.replay)

@@ -30,7 +30,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Why a call failed: a stable `code` (row K80 and DESIGN 11), a message for the model and for people, and data."""
+    """Why a call failed: a stable `code`, a message for the model and for people, and data."""  # row K80 and DESIGN 11
 
     code: str
     message: str
@@ -347,11 +347,31 @@ def failure_of(value: Any) -> str | None:
 
 
 class ContextCompacted(Event, frozen=True, kw_only=True):
-    """From now on the planner sees `summary` in place of the first `items` transcript items."""
+    """From now on the planner sees `summary` in place of the first `items` transcript items.
+
+    The other fields belong to a run's own compaction. `compactor` names its last tier (`clear`, `clamp`, or the compactor that wrote the summary), ""
+    for one that a phase recorded. Then the goal stays, and each record states everything that is in force: `kept` are the positions of earlier items
+    that stay, `cleared` the calls whose results are shown as a handle, `clamped` the characters shown of a result, by call. `why` it was due (`tokens`,
+    `turns`, `overflow`), when the transcript had `steps` items. `tokens_before` and `tokens_after` are estimates of the prompt, `window` is the
+    model's context, lowered after a refused prompt. `failed` is the compactor's failure, `failures` counts those in a row. `idle` counts compactions
+    in a row without a gain: they freed nothing, or the run only read again what the one before had dropped.
+    """
 
     items: int
     summary: str
     usage: Usage = NOTHING
+    compactor: str = ""
+    why: str = ""
+    kept: tuple[int, ...] = ()
+    cleared: tuple[str, ...] = ()
+    clamped: dict[str, int] = {}
+    steps: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    window: int = 0
+    failed: str = ""
+    failures: int = 0
+    idle: int = 0
 
 
 class MemoryRecalled(Event, frozen=True, kw_only=True):
@@ -457,7 +477,7 @@ class PlanRejected(Event, frozen=True, kw_only=True):
 
 
 class Reflected(Event, frozen=True, kw_only=True):
-    """The run stalled, and the planner is told so. It gets more turns (DESIGN 6)."""
+    """The run stalled, and the planner is told so. It gets more turns."""  # DESIGN 6
 
     message: str
 
@@ -727,6 +747,38 @@ class CancelRequested(Event, frozen=True, kw_only=True):
 # Children and memory ----------------------------------------------------------------------------------------------------------
 
 
+class MessageReceived(Event, frozen=True, kw_only=True):
+    """Somebody sent something to the run's session while the run was in progress, or after it.
+
+    `rule`: with `steer`, the run sees `text` as its user's words at the next turn; with `enqueue`, `interrupt` and `rollback`, it is the next run;
+    `context` is put before the next message.
+    """
+
+    rule: Literal["enqueue", "steer", "interrupt", "rollback", "context"]
+    text: str
+    message_id: str = ""
+    attachments: tuple[Any, ...] = ()
+    variables: dict[str, Any] = {}
+    by: str = ""
+    via: str = ""
+    signal: str = ""
+
+
+class SessionEnded(Event, frozen=True, kw_only=True):
+    """The run's session was ended after this run: it takes no further message."""
+
+    by: str = ""
+    via: str = ""
+
+
+class ConversationErased(Event, frozen=True, kw_only=True):
+    """The words of the earlier run `run` were erased from this run's conversation; `kept` is what is left of it."""
+
+    run: str
+    kept: ArtifactRef | None = None
+    by: str = ""
+
+
 class SubagentSpawned(Event, frozen=True, kw_only=True):
     """A child run was started."""
 
@@ -838,6 +890,9 @@ AnyEvent = (
     | ScheduleSet
     | ScheduleFired
     | CancelRequested
+    | MessageReceived
+    | SessionEnded
+    | ConversationErased
     | SubagentSpawned
     | SubagentJoined
     | SubagentCancelled
@@ -863,5 +918,8 @@ INPUTS: tuple[type[Event], ...] = (
     ScheduleFired,
     CancelRequested,
     SubagentJoined,
+    MessageReceived,
+    SessionEnded,
+    ConversationErased,
 )
 """Events that come from outside the kernel; replay takes them from the log."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from hashlib import sha256
 from itertools import islice
-from typing import Any, assert_never, cast
+from typing import Any, Literal, assert_never, cast
 
 import msgspec
 
@@ -73,11 +73,12 @@ def evolve(state: RunState, record: Record) -> RunState:
 
 
 _OF_MEMORY = (e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
-_AFTER_END = (e.RunReopened, e.AnswerRefused, e.ToolReconciled, e.Erased, *_OF_MEMORY)
+_OF_SESSIONS = (e.MessageReceived, e.SessionEnded, e.ConversationErased)
+_AFTER_END = (e.RunReopened, e.AnswerRefused, e.ToolReconciled, e.Erased, *_OF_MEMORY, *_OF_SESSIONS)
 
 
 _ANSWERS = (e.ApprovalResolved, e.ApprovalEdited, e.UserReplied, e.ToolReconciled, e.CancelRequested, e.AnswerRefused)
-_INTERVENTIONS = frozenset((*_ANSWERS, e.RunReopened, e.BudgetChanged, e.LevelsAccepted))
+_INTERVENTIONS = frozenset((*_ANSWERS, e.RunReopened, e.BudgetChanged, e.LevelsAccepted, e.MessageReceived))
 
 
 def _intervention(event: Any, seq: int) -> Intervention:
@@ -109,7 +110,10 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.RunFinished():
             return _finished(state, event)
         case e.ModelCallFinished(call=call, usage=usage) | e.ModelCallFailed(call=call, usage=usage):
-            return replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
+            state = replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
+            known = state.passes.get(scope)
+            sized = known is not None and known.metered and usage.input_tokens > 0
+            return _with(state, replace(known, prompt=(usage.input_tokens, len(known.steps)))) if known is not None and sized else state
         case e.ModelCallStarted(call=call, reserved=reserved):
             if call in state.reserved:
                 raise IllegalEvent(state.run_id, f"model call {call!r} is open already")
@@ -161,7 +165,10 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.MemoryRecalled():
             return _recalled(state, scope, event)
         case e.ContextCompacted(items=items, summary=summary):
-            return _with(_use(state, scope, event.usage), replace(_pass(state, scope), compacted=items, summary=summary))
+            before = replace(_pass(state, scope), compacted=items, summary=summary)
+            if event.compactor:
+                before = replace(before, compaction=event, prompt=(event.tokens_after, len(before.steps)))
+            return _with(_use(state, scope, event.usage), before)
         case e.StrategySwitched(new=new):
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):
@@ -180,8 +187,12 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             if not state.openings:
                 raise IllegalEvent(state.run_id, f"run {state.run_id!r} is a fork: it is folded onto the state of run {parent!r}")
             return replace(state, fork_edits=event.edits, started_at=state.started_at or envelope.at)
-        case e.Erased() | e.AnswerRefused():
+        case e.MessageReceived(rule="steer", text=text):
+            return _note(state, scope, text, kind="user")
+        case e.Erased() | e.AnswerRefused() | e.MessageReceived() | e.SessionEnded():
             return state
+        case e.ConversationErased(kept=kept):
+            return replace(state, session=replace(state.session or e.InSession(id="", number=0), conversation=kept))
         case e.LevelsAccepted(levels=levels):
             left: dict[str, e.SideEffect] = {name: level for name, level in state.lowered.items() if levels.get(name) != level}
             return replace(state, levels={**state.levels, **levels}, lowered=left)
@@ -440,9 +451,9 @@ def _recalled(state: RunState, scope: str, event: e.MemoryRecalled) -> RunState:
     return _with_item(state, scope, Item(kind="memory", arguments=items)) if items else state
 
 
-def _note(state: RunState, scope: str, text: str) -> RunState:
+def _note(state: RunState, scope: str, text: str, kind: Literal["note", "user"] = "note") -> RunState:
     for name in (scope,) if scope in state.passes else tuple(p.scope for p in state.open_passes):
-        state = _with_item(state, name, Item(kind="note", text=text))
+        state = _with_item(state, name, Item(kind=kind, text=text))
     return state
 
 

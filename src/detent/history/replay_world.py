@@ -18,6 +18,7 @@ from detent.core.state import CallState, Item
 from detent.history.interruptions import GATEWAY, STUCK
 from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind, is_late
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
+from detent.ports.conversing import Message
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted
 from detent.running.control import Control
 from detent.running.patience import attended
@@ -30,7 +31,7 @@ class ReplayWorld:
 
     scheduled: bool = False
     quiet: bool = False
-    conversation: Sequence[Item] = ()
+    conversation: Sequence[Message] = ()
 
     def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes]] | None = None) -> None:
         """Set up the world; `blob` reads an artifact of the run, because strategies work with whole results."""
@@ -169,6 +170,9 @@ class ReplayWorld:
             if run is not None and isinstance(self._journal.next, e.RunResumed):
                 raise Unwind  # it waited, and the process that resumed it had its own code, tools and levels
             self._journal.accept()
+        if self._journal.stood and self._journal.state.cancel is None:
+            self._journal.expect()  # the worker ended between what the pass found and the cancellation itself
+            raise self._journal.diverged("the cancellation that was found")
         if BRANCH.get():
             await self.cancels("turn")
         return self._journal.cursor > before
@@ -184,14 +188,32 @@ class ReplayWorld:
 
     async def prepare(self, context: Any) -> None:
         """Take from the log what was compacted and recalled here."""
-        if context.agent.memory is None:
-            return
         await self._journal.until()
-        while isinstance(expected := self._journal.expect(), e.MemoryRecalled) and expected.memory:
-            self._journal.put(expected, context.scope)
+        while self._prepared(context.scope, "tokens", "turns", "recall"):
+            self._journal.accept()
 
-    async def makes_room(self, context: Any) -> bool:
-        """Return whether the log continues with a compaction."""
+    async def makes_room(self, context: Any, error: Exception) -> Exception | None:
+        """Return None if the log continues with a compaction, else the error."""
+        await self._journal.until()
+        if not self._prepared(context.scope, "overflow"):
+            return error
+        while isinstance(self._journal.next, GATEWAY):
+            self._journal.accept()
+        self._journal.accept()
+        return None
+
+    def _prepared(self, scope: str, *whys: str) -> bool:
+        """Whether the pass's next record of its own, behind those of model calls, is a compaction for one of these reasons, or a recall."""
+        for record in self._journal.records[self._journal.cursor :]:
+            event = record.event
+            if isinstance(event, e.RunResumed):
+                return False
+            if isinstance(event, e.ContextCompacted) and record.envelope.scope == scope:
+                return bool(event.compactor) and event.why in whys
+            if isinstance(event, e.MemoryRecalled) and record.envelope.scope == scope:
+                return bool(event.memory) and "recall" in whys
+            if not isinstance(event, GATEWAY):
+                return False
         return False
 
     def models(self, context: Any) -> None:
@@ -221,6 +243,8 @@ class ReplayWorld:
             case e.PassFinished(reason=reason, error=error):
                 self._bound_reached(expected)
                 raise PlannerFailed(error, reason=reason)
+            case e.ContextCompacted(why="overflow"):
+                raise PlannerFailed("the provider found the prompt too long", reason="context_overflow")
             case e.CancelRequested() | e.TurnStarted() | e.EffectRecorded() | e.StateChanged():
                 raise Interrupted  # the last two: of later phases
             case _:

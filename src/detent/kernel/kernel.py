@@ -58,7 +58,7 @@ def make_kernel(
     name: str = "react",
     version: int = 1,
 ) -> Kernel:
-    """Return a kernel of these phases, guards and meta-tools. The default is ReAct with the default guards (rows S1-1, S1-5)."""
+    """Return a kernel of these phases, guards and meta-tools. The default is ReAct with the default guards."""  # rows S1-1, S1-5
     return Kernel(
         phases=(think, act) if phases is None else tuple(phases),
         guards=default_guards if guards is None else tuple(guards),

@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+import msgspec
+
 from detent.ports.remembering import Found, Kind, MemoryItem, held, key_of, standing_of
 
 MOST_TERMS = 64
@@ -31,7 +33,7 @@ def words(text: str) -> list[str]:
     """Return the words of a text in lower case, without accents."""
     plain = text.casefold()
     if not plain.isascii():
-        plain = "".join(c for c in unicodedata.normalize("NFKD", plain) if not unicodedata.combining(c))
+        plain = unicodedata.normalize("NFC", "".join(c for c in unicodedata.normalize("NFKD", plain) if not unicodedata.combining(c)))
     return _WORD.findall(plain)
 
 
@@ -117,3 +119,27 @@ def overlap(item: MemoryItem, terms: Sequence[str], stemmed: Sequence[str]) -> F
         return None
     reasons = [f"words: {', '.join(fit)}"] if fit else []
     return Found(item=item, score=len(fit) + len(near) / 2, reasons=(*reasons, *([f"near: {', '.join(near)}"] if near else [])))
+
+
+class Match(msgspec.Struct, frozen=True):
+    """An item that words found, and its BM25 score (higher is better)."""
+
+    item: MemoryItem
+    bm25: float
+
+
+def weighed(matches: Sequence[Match], query: str) -> list[Found]:
+    """Return matches, best first."""
+    return [Found(item=match.item, score=match.bm25, reasons=(f"bm25 {match.bm25:.3g}",)) for match in matches]
+
+
+def joined(by_words: Sequence[Found], by_meaning: Sequence[tuple[MemoryItem, float]]) -> list[Found]:
+    """Join two rankings by reciprocal rank: what both find comes before what one finds."""
+    found: dict[str, Found] = {}
+    for place, one in enumerate(by_words, 1):
+        found[key_of(one.item)] = Found(item=one.item, score=1 / (JOINED + place), reasons=one.reasons)
+    for place, (item, likeness) in enumerate(by_meaning, 1):
+        known = found.get(key_of(item))
+        score, reasons = (known.score, known.reasons) if known is not None else (0.0, ())
+        found[key_of(item)] = Found(item=item, score=score + 1 / (JOINED + place), reasons=(*reasons, f"meaning {likeness:.2f}"))
+    return sorted(found.values(), key=lambda one: one.score, reverse=True)

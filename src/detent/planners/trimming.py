@@ -105,7 +105,7 @@ def clipped(text: str, longest: int) -> str:
 
 
 def tokens_of(chars: int) -> int:
-    """Return an estimate of tokens: four characters each, rounded up (row K118)."""
+    """Return an estimate of tokens: four characters each, rounded up."""  # row K118
     return (chars + 3) // 4
 
 

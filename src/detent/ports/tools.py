@@ -197,7 +197,7 @@ class SecretSource(Protocol):
 
 
 class Denied(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """A capability that a host may not use; `reason` is, for example, `missing_required_credential:github` (row K87)."""
+    """A capability that a host may not use; `reason` is, for example, `missing_required_credential:github`."""  # row K87
 
     id: str
     reason: str

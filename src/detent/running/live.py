@@ -20,7 +20,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget, exhausted
 from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, UnknownModel
 from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded, ToolReconciled
-from detent.core.state import CLOSED, CallState, Item
+from detent.core.state import CLOSED, CallState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.journal import Journal
 from detent.metering.gateway import Gateway, Room, Traffic
@@ -38,6 +38,7 @@ from detent.ports import (
     refuse_failed,
     written,
 )
+from detent.ports.conversing import Message
 from detent.ports.gates import Gate
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted, time_left
 from detent.ports.raised import raised_by
@@ -109,7 +110,7 @@ class LiveWorld(Calls):
         tenants: Tenants | None = None,
         planner_of: Callable[[AgentSpec, Budget, Host], Planner] | None = None,
         preparing: Preparing | None = None,
-        conversation: Sequence[Item] = (),
+        conversation: Sequence[Message] = (),
     ) -> None:
         """Set up the world. `planner_of` returns the planner of a pass with its own model, and raises `ConfigError` if it is unavailable here."""
         self._planner_of, self._planners = planner_of, _NO_PLANNERS
@@ -261,9 +262,9 @@ class LiveWorld(Calls):
             await self.cancels("planner")
             raise
 
-    async def makes_room(self, context: KernelContext) -> bool:
+    async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
         """See `World.makes_room`."""
-        return self.preparing is not None and await self.preparing.makes_room(context)
+        return error if self.preparing is None else await self.preparing.makes_room(context, error)
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the access to models for the pass of `context`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.compaction import compacts
 from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
 from detent.config.profile import compression_for, make_profile
@@ -39,13 +40,15 @@ from detent.ports import (
     ToolSpec,
     noop_hooks,
 )
+from detent.ports.compacting import Compactor
 from detent.ports.governance import guarding
 from detent.running.alike import Alike
 from detent.running.declarations import held
 from detent.running.endings import objection
+from detent.running.estimating import ESTIMATOR
 from detent.running.healing import heal
 from detent.running.verifying import Answers
-from detent.running.views import view_of
+from detent.running.views import Views
 from detent.running.watcher import Watcher
 
 
@@ -66,6 +69,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     kernel: Kernel
     kernels: Names[Kernel]
     strategies: Names[Strategy]
+    compactors: Names[Compactor]
     clock: Clock
     ids: Ids
     watcher: Watcher
@@ -122,11 +126,14 @@ def meta_tool_of_some_kernel(name: str, parts: Parts) -> MetaTool | None:
     return next((tool for kernel in kernels for tool in kernel.meta_tools if tool.spec.name == name), None)
 
 
-def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str]) -> dict[str, str]:
-    """Return the digests that a later resume compares: policy, kernel, each tool's schema, and each capability's descriptor."""
+def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str], agent: AgentSpec | None = None) -> dict[str, str]:
+    """Return the digests that a later resume compares: policy, kernel, each tool's schema, each capability's descriptor, and the version of the
+    estimator of prompts if runs of the agent are compacted.
+    """
     named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
     described = {f"capability:{name}": digest for name, digest in capabilities.items()}
-    return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described}
+    sized = {"estimator": ESTIMATOR} if agent is not None and compacts(agent) is not None else {}
+    return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described, **sized}
 
 
 def ways_of(state: RunState, parts: Parts) -> tuple[Strategy, Callable[[str], Kernel]]:
@@ -162,7 +169,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         compression=compression_for(profile),
         objection=objection,
         answers=parts.answers,
-        view=view_of,
+        view=Views(),
         heal=heal if agent.healing else None,
     )
 

@@ -73,7 +73,7 @@ def system_text(
 
 
 def tool_line(tool: ToolSpec, style: ToolStyle) -> str:
-    """Return a tool in one line: `name(p1, p2): description` (row K123); a `?` marks an optional parameter."""
+    """Return a tool in one line: `name(p1, p2): description`; a `?` marks an optional parameter."""  # row K123
     properties: dict[str, Any] = tool.input_schema.get("properties") or {}
     required: list[str] = tool.input_schema.get("required") or []
     shown: list[str] = []

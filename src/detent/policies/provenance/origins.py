@@ -26,7 +26,7 @@ from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import Item, KernelState, RunState
 from detent.policies.provenance.evidence import REMEMBERED_CHARS, Evidence, add_data, can_carry
-from detent.policies.provenance.kept import Keepings, entries, origin_in
+from detent.policies.provenance.kept import Keepings, origin_in
 from detent.policies.provenance.matching import MIN_CHARS, Needle, needle, normal, number_key, pieces
 from detent.policies.provenance.sinks import Kind, kind_of_name
 
@@ -221,8 +221,7 @@ class RunIndex:
             for name, value in state.variables.items():
                 add_data(self.sources["user"], value, f"variables.{name}", field=name)
             add_data(self.sources["user"], list(state.attachments), "attachments")
-        for name, content, origin in entries(conversation):
-            self.kept.add(name, content, origin, unknown="untrusted")
+        self.kept.add_said(conversation)
 
     def fits(self, state: RunState, conversation: Sequence[Any]) -> bool:
         """Return whether the state belongs to the run of this index."""

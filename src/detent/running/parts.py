@@ -46,6 +46,7 @@ from detent.running.alike import Alike
 from detent.running.declarations import held
 from detent.running.endings import objection
 from detent.running.estimating import ESTIMATOR
+from detent.running.foreign import record_changes
 from detent.running.healing import heal
 from detent.running.verifying import Answers
 from detent.running.views import Views
@@ -170,6 +171,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         objection=objection,
         answers=parts.answers,
         view=Views(),
+        changed=record_changes,
         heal=heal if agent.healing else None,
     )
 

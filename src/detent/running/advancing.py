@@ -223,6 +223,7 @@ class Advancing:
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
             preparing=preparing_of(parts.memories, parts.compactors, journal.state),
+            memories=parts.memories,
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

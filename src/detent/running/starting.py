@@ -70,6 +70,7 @@ async def admitted(
         refuse_unusable(output_schema, "output_schema")
     agent = await _with_servers(runtime, known_agent(runtime, agent))
     spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+    spec = runtime.parts.memories.bound(spec, host or Host())
     started = RunStarted(
         goal=goal,
         agent=spec,

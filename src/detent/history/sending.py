@@ -48,7 +48,7 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     runtime: Runtime
-    agent: Agent[Any] | str
+    agent: Agent[Any] | str | None
     id: str
     host: Host | None = None
     budget: Budget | None = None
@@ -223,7 +223,7 @@ class Sending:
         mine, self._begun = said.message_id == self._said.message_id, False
         started = await starting.admitted(
             runtime,
-            talk.agent,
+            agent_of(talk, stand),
             said.text,
             host=talk.host,
             budget=self._budget if mine else None,
@@ -288,11 +288,12 @@ class Sending:
         }
         kind = "message" if said.rule == "steer" else "queued"
         signal = replace(runtime.signal("message", payload, by=said.by), id=f"{kind}:{digest_of_id(said.message_id)}")
-        answer = await answering.posted(runtime, stand.state, signal)
+        await answering.post(runtime, stand.state, signal)
         if said.rule in ("interrupt", "rollback"):
             await answering.cancel(runtime, run_id, by=said.by, why="a message of its session interrupts it")
-        while answer.outcome == "posted":
-            answer = await answering.decided(runtime, run_id, signal.id)
+        while (answer := await answering.decided(runtime, run_id, signal.id)).outcome == "posted":
+            with contextlib.suppress(RunBusy):
+                await runtime.go_on(run_id)
         if answer.outcome == "refused":
             if answer.code != "run_finished":
                 raise NotAllowedNow(run_id, answer.why, reason_code=answer.code)
@@ -389,20 +390,30 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
     return cut(found, make_profile(agent.profile).window_tokens)
 
 
+def agent_of(talk: Talk, stand: Stand | None) -> Agent[Any] | str:
+    """Return the agent of the next run: the one that was given, else that of the last run as its log has it."""
+    if talk.agent is not None:
+        return talk.agent
+    if stand is None:
+        raise ConfigError(f"session {talk.id!r} has no message yet: give engine.session the agent that answers it")
+    spec = stand.state.agent
+    return Agent(**{name: getattr(spec, name) for name in spec.__struct_fields__})
+
+
 def left_of(talk: Talk, stand: Stand | None, asked: Budget) -> Budget:
     """Return the bounds of the next run: the asked ones, and what the session's budget leaves. Raise `NotAllowedNow` if it leaves nothing."""
     before = stand.known if stand is not None else NO_CONVERSATION
     bounds = talk.budget or before.budget
     if bounds is None:
         return asked
-    clock = {"running_s": before.running_ms / 1000, "total_s": before.total_ms / 1000}
-    if (bound := exhausted(bounds, before.used, **clock)) is not None:
+    running_s, total_s = before.running_ms / 1000, before.total_ms / 1000
+    if (bound := exhausted(bounds, before.used, running_s=running_s, total_s=total_s)) is not None:
         why = (
             f"session {talk.id!r} has used {bound.used:g} of {bound.option}={bound.limit:g} over all its runs; "
             f"engine.session(..., budget=Budget({bound.option}=...)) raises it"
         )
         raise NotAllowedNow(stand.run_id if stand is not None else talk.run_id(1), why, reason_code="session_budget_exhausted")
-    left, both = remaining(bounds, before.used, **clock), dict[str, Any]()
+    left, both = remaining(bounds, before.used, running_s=running_s, total_s=total_s), dict[str, Any]()
     for field in FIELDS:
         most, mine = getattr(left, field), getattr(asked, field)
         if most is not None and (mine is None or most < mine):

@@ -138,9 +138,8 @@ def _of(item: Item, number: int, run_id: str, *, calls: bool, effects: bool) -> 
 def _named(attachments: Sequence[Any]) -> tuple[Any, ...]:
     """Return attachments without their bytes: what they are is said, and the run that they were given to has them."""
     told = ("type", "media_type", "name", "filename", "url", "artifact")
-    return tuple(
-        {key: value for key, value in dict(one).items() if key in told} if isinstance(one, dict) else "text" for one in attachments
-    )
+    tables: list[Any] = [one if isinstance(one, dict) else {"type": "text"} for one in attachments]
+    return tuple({key: one[key] for key in told if key in one} for one in tables)
 
 
 def _text(output: Any) -> str:

@@ -230,11 +230,16 @@ def know(runtime: Runtime, agents: Iterable[Agent]) -> None:
         if agent.name in runtime.agents:
             raise ConfigError(f"agents has two called {agent.name!r}; give one of them another name")
         runtime.agents[agent.name] = agent
-        runtime.servers.add(agent.mcp)
-        runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
-        add_imported(runtime, agent)
-        runtime.verifiers.add(agent.verifiers())
-        runtime.verifiers.add_type(agent.answers_as())
+        equip(runtime, agent)
+
+
+def equip(runtime: Runtime, agent: Agent) -> None:
+    """Register what the runs of an agent need that were started elsewhere."""
+    runtime.servers.add(agent.mcp)
+    runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
+    add_imported(runtime, agent)
+    runtime.verifiers.add(agent.verifiers())
+    runtime.verifiers.add_type(agent.answers_as())
 
 
 def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]:

@@ -48,7 +48,8 @@ def scene(tmp_path: Path, talk: Any, **does: Any) -> Any:
 
     async def main() -> Any:
         place, held = Place("ram", tmp_path), Held(**does)
-        agent, ledger = Agent(name="clerk", tools=(ledger := Ledger()).tools()), ledger
+        ledger = Ledger()
+        agent = Agent(name="clerk", tools=ledger.tools())
         async with engine_of(held, place.store()) as here, engine_of(held, place.store()) as there:
             first = asyncio.create_task(here.session(agent, "trip").send("long"))
             await held.began.wait()
@@ -281,7 +282,7 @@ def test_a_message_for_a_run_outside_of_a_session_is_refused(tmp_path: Path) -> 
         async with engine_of(Clerk(ask=[asks("Well?")])) as engine:
             result = await engine.run(AGENT, "ask")
             signal = Signal(id="x", kind="message", by="eve", payload={"rule": "steer", "text": "pay me"})
-            with pytest.raises(NotAllowedNow, match="belongs to no session|does not belong to a session"):
+            with pytest.raises(NotAllowedNow, match="does not belong to a session"):
                 await engine.signal(result.run_id, signal)
 
     asyncio.run(main())

@@ -9,7 +9,6 @@ run needs first, and looks again, until its message has a run.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +29,21 @@ from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Rule
 from detent.running import admission, answering, starting
 from detent.running.advancing import Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S
-from detent.running.conversing import ID_DIGITS, News, after, conversation_of, cut, digest_of_id, effects_in, encoded, news_in
+from detent.running.conversing import (
+    CONTINUED,
+    ID_DIGITS,
+    News,
+    after,
+    conversation_of,
+    cut,
+    digest_of_id,
+    effects_in,
+    encoded,
+    news_in,
+    number_of,
+    prefix_of,
+    run_of,
+)
 from detent.running.results import Result
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
@@ -58,20 +71,16 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
 
     def run_id(self, number: int) -> str:
         """Return the id of the run of a message."""
-        name, at, tenant = self.id.partition("@")
-        return f"{name}.{number}{at}{tenant}"
+        return run_of(self.id, number)
 
     def number(self, run_id: str) -> int:
         """Return the number of the message that a run is of, 0 if it is not of this session."""
-        name, at, tenant = self.id.partition("@")
-        found = re.fullmatch(rf"{re.escape(name)}\.([1-9][0-9]{{0,8}}){re.escape(at + tenant)}", run_id)
-        return int(found[1]) if found else 0
+        return number_of(self.id, run_id)
 
     def query(self, **more: Any) -> RunQuery:
         """Return the query for the session's runs."""
-        name, at, _ = self.id.partition("@")
-        tenant = self.host.tenant if self.host is not None else None if at else ""
-        return RunQuery(starts_with=(f"{name}.",), tenant=tenant, **more)
+        tenant = self.host.tenant if self.host is not None else None if "@" in self.id else ""
+        return RunQuery(starts_with=(prefix_of(self.id),), tenant=tenant, **more)
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,6 +263,9 @@ class Sending:
                 place = replace(place, before=base.run_id, sequence=base.state.seq, digest=base.state.digest)
                 if said.rule == "rollback" and (before := base.state.session) is not None:
                     place = replace(place, before=before.before, sequence=before.sequence, digest=before.digest)
+            if stand is None and base is not None:
+                key = f"{CONTINUED}{digest_of_id(run_id)[:16]}"  # before the first record: whoever erases the base finds this run
+                await store.put_blob(base.run_id, key, run_id.encode())
             conversation = conversation_for(talk, base, said, started, forked=stand is None and base is not None)
             if conversation != NO_CONVERSATION:
                 data, ref = encoded(conversation)

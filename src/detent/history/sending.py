@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -43,6 +44,7 @@ from detent.running.conversing import (
     number_of,
     prefix_of,
     run_of,
+    shown,
 )
 from detent.running.results import Result
 from detent.running.runtime import Runtime
@@ -50,8 +52,12 @@ from detent.running.snapshots import load_run
 
 replace = msgspec.structs.replace
 
-PAGE = 50
+PAGE = 4
 """How many listing entries are read at a time to find a session's last run."""
+
+MOST_HINTS = 10_000
+_HINTS: WeakKeyDictionary[Runtime, dict[str, int]] = WeakKeyDictionary()
+"""Where an engine last saw the end of its sessions, so that it lists the runs of a session once. A run there is looked at again before it counts."""
 
 
 class Talk(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,8 +151,9 @@ async def last_number(talk: Talk, hint: int = 0) -> int:
 
     The listing names the newest run; if a clock was set back, or messages came meanwhile, the later ones are found one by one.
     """
-    store, number, last = talk.runtime.store, hint, None
-    if not hint or await store.head(talk.run_id(hint)) is None:
+    hints = _HINTS.setdefault(talk.runtime, {})
+    store, number, last = talk.runtime.store, hint or hints.get(talk.id, 0), None
+    if not number or await store.head(talk.run_id(number)) is None:
         number = 0
         while not number:
             page = await store.list_runs(talk.query(limit=PAGE, after=last))
@@ -156,6 +163,9 @@ async def last_number(talk: Talk, hint: int = 0) -> int:
             last = page[-1].run_id
     while number and await store.head(talk.run_id(number + 1)) is not None:
         number += 1
+    if len(hints) >= MOST_HINTS:
+        hints.clear()
+    hints[talk.id] = number
     return number
 
 
@@ -270,6 +280,7 @@ class Sending:
             if conversation != NO_CONVERSATION:
                 data, ref = encoded(conversation)
                 await store.put_blob(run_id, ref.key, data)
+                advancing.conversation = shown(conversation)
                 place = replace(place, conversation=ref)
             begun = await starting.record_start(runtime, advancing, started=replace(started, session=place), turns=None)
         self._begun = True

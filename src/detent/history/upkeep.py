@@ -179,7 +179,8 @@ async def erase(
     """Remove a run's content for good and keep its chain of hashes. Only a finished or waiting run can be erased.
 
     The conversations of later runs of its session lose its words, too; with `keep_later` they stay as they are. Otherwise `NotAllowedNow` is raised
-    (`session_open`) while one of those runs is open. Ids stay. The result names the ids that contain words of the goal: `Bounds(goal_words_in_ids=False)` creates ids without.
+    (`session_open`) while one of those runs is open. Ids stay. The result names the ids that contain words of the goal:
+    `Bounds(goal_words_in_ids=False)` creates ids without.
     """
     admission.refuse_what_is_not_json(by=by, why=why)
     async with _claimed(runtime, run_id, host, "erased") as (kept, claim):

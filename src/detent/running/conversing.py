@@ -204,6 +204,8 @@ ID_DIGITS = 16
 def cut(conversation: Conversation, window_tokens: int) -> Conversation:
     """Return the conversation cut to the profile's budget: half of the window, the oldest dropped first. A single longer text is shortened."""
     most = window_tokens * BYTES_PER_TOKEN // SHARE
+    if len(msgspec.json.encode(conversation.messages)) <= most:
+        return conversation
     messages = [_clamped(one, most) for one in conversation.messages]
     sizes = [_size(one) for one in messages]
     total, dropped = sum(sizes), 0

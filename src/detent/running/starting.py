@@ -179,8 +179,8 @@ async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunSt
             journal.release(reserved)
             await journal.commit()
     if turns == 0 or started.session is not None or not ours(runtime.parts.strategies.get(started.strategy)):
-        # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first.
-        # A run of a session exists before the claim on the run before it is released
+        # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first. A run of a
+        # session exists before the claim on the run before it is released
         await journal.commit(durable=turns == 0)
     return journal.state if turns == 0 else journal
 

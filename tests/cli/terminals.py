@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,15 +38,16 @@ def at_a_terminal(
     columns: int = 80,
     piped: bool = False,
     group: bool = False,
+    program: Sequence[str] = (sys.executable, "-P", "-m", "detent"),
 ) -> Sat:
-    """Run `detent WORDS` at a terminal. `types` is told all that was shown, and returns what is typed then; None hangs up.
+    """Run `detent WORDS`, or another program, at a terminal. `types` gets all that was shown, and returns what is typed then; None hangs up.
 
     With `group` it is the terminal of the whole process group, as in a shell: Ctrl-C is a signal to all of it.
     """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "detent", *words],
+        [*program, *words],
         cwd=cwd,
         env=dict(env),
         stdin=follower,

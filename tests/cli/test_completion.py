@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.desk import Desk
+from cli.terminals import at_a_terminal
 from detent import Agent, Engine, FinalAnswer
 from detent.config.state_directory import store_url
 from detent.testing import ScriptedPlanner
@@ -103,3 +106,48 @@ def test_bash_completes_with_the_script(desk: Desk, tmp_path: Path) -> None:
     script = desk.detent("completion", "bash").out
     line = f'{script}\nCOMP_WORDS=(detent show 2026); COMP_CWORD=2; _detent_completion {fake}; echo "${{COMPREPLY[@]}}"'
     assert subprocess.run([bash, "--norc", "-c", line], capture_output=True, text=True, check=True).stdout == "20260301-120000\n"
+
+
+def in_a_shell(desk: Desk) -> dict[str, str]:
+    """Return the environment of a shell that finds `detent` and reads its settings from the desk."""
+    program = desk.write("bin/detent", f'#!/bin/sh\nexec {sys.executable} -P -m detent "$@"\n')
+    program.chmod(0o755)
+    return {**desk.environment, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(desk.home), "TERM": "dumb"}
+
+
+def test_zsh_completes_what_is_typed(desk: Desk) -> None:
+    """In a real zsh at a terminal, with the line that the help gives for ~/.zshrc: Tab lists two commands, and fills in the id of a run."""
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("no zsh here: its completion is not tested")
+    fill(desk, RUN)
+    desk.write(".zshrc", 'PS1="ready> "\nautoload -U compinit; compinit -D -u\neval "$(detent completion zsh)"\n')
+    steps = [("ready> ", "detent repl\t"), ("reply ", "\x15detent show 2026\t"), ("20260301-120000", "\x15exit\n")]
+    read = 0
+
+    def types(shown: str) -> str:
+        nonlocal read
+        if not steps or steps[0][0] not in shown[read:]:
+            return ""
+        read = len(shown)
+        return steps.pop(0)[1]
+
+    sat = at_a_terminal(program=[zsh, "-i"], types=types, env={**in_a_shell(desk), "ZDOTDIR": str(desk.home)}, cwd=desk.home, group=True)
+    assert steps == [] and sat.code == 0
+    assert "replay  -- Execute a log again with the current code" in sat.shown and "detent show 20260301-120000" in sat.shown
+
+
+def test_fish_completes_what_is_typed(desk: Desk) -> None:
+    """In a real fish, with the line that the help gives for its configuration."""
+    fish = shutil.which("fish")
+    if fish is None:
+        pytest.skip("no fish here: its completion is not tested")
+    fill(desk, RUN)
+    asked = ("detent rep", "detent show 2026", "detent completion ")
+    lines = ["detent completion fish | source", *(f"complete -C '{line}'; echo" for line in asked)]
+    done = subprocess.run(
+        [fish, "-N", "-c", "\n".join(lines)], env=in_a_shell(desk), cwd=desk.home, capture_output=True, text=True, check=True
+    )
+    commands, runs, shells = done.stdout.strip().split("\n\n")
+    assert commands == "replay\tExecute a log again with the current code\nreply\tAnswer a question of a run" and done.stderr == ""
+    assert runs == "20260301-120000" and shells.split() == ["bash", "fish", "zsh"]

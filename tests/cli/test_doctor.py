@@ -15,7 +15,7 @@ import pytest
 
 from cli.desk import Desk
 from cli.test_models import FILE, NO_KEYS
-from detent.cli import session, surroundings
+from detent.cli import invocation, surroundings
 from detent.cli.main import run
 from detent.planners.providers import EXTRAS, LOCAL, SUGGESTED, VARIABLES
 
@@ -161,7 +161,7 @@ def test_a_store_that_cannot_be_opened_is_a_finding(
     code, found = doctor(desk, DETENT_STORE="sqlite:///broken.db", OPENAI_API_KEY="k")
     assert (code, found["store"]["exists"]) == (1, False)
     assert found["store"]["problem"]
-    monkeypatch.setattr(session, "REFUSED_S", 0.05)
+    monkeypatch.setattr(invocation, "REFUSED_S", 0.05)
     monkeypatch.setenv("OLLAMA_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.chdir(desk.home)
     monkeypatch.setenv("DETENT_STORE", "postgresql://ann:hush@127.0.0.1:9/runs")

@@ -17,10 +17,10 @@ from cli.desk import Desk, Done, ended
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall, tool
 from detent.cli import looking
 from detent.cli.commands import BEGINNERS, EVERY, GROUPS
+from detent.cli.invocation import Invocation
 from detent.cli.main import run
 from detent.cli.options import Setup
 from detent.cli.progress import Progress
-from detent.cli.session import Session
 from detent.cli.trace import make_trace
 from detent.config.state_directory import store_url
 from detent.core.codec import read_log
@@ -246,14 +246,14 @@ def test_tail_says_what_may_be_the_matter_where_nothing_comes(desk: Desk, monkey
     monkeypatch.chdir(desk.home)
     monkeypatch.setattr(looking, "QUIET_S", 0.0)
     monkeypatch.setattr(looking, "POLL_S", 0.0)
-    session, said = Session(Setup()), list[str]()
-    monkeypatch.setattr(session.output, "say", lambda text="", _style="": said.append(text))
+    invocation, said = Invocation(Setup()), list[str]()
+    monkeypatch.setattr(invocation.output, "say", lambda text="", _style="": said.append(text))
 
     async def main() -> None:
         async with Engine(store="ram:", planner=ScriptedPlanner([Thought(content="hm")] * 9), approver="caller") as engine:
             await engine.run(Agent(name="a", tools=[]), "go", run_id="r", turns=1)
-            progress = Progress(session.output, verbosity=0, shown=True)
-            following = asyncio.ensure_future(looking._follow(engine, "r", session, progress))
+            progress = Progress(invocation.output, verbosity=0, shown=True)
+            following = asyncio.ensure_future(looking._follow(engine, "r", invocation, progress))
             while not any("detent resume r continues it" in line for line in said):
                 await asyncio.sleep(0)
             for _ in range(100):  # it looks again and again
@@ -399,7 +399,7 @@ def test_help_imports_no_command(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "detent.cli.main" in loaded
-    assert not loaded & {"typer", "rich", "asyncio", "pydantic", "detent.engine", "detent.cli.session", "detent.cli.running"}
+    assert not loaded & {"typer", "rich", "asyncio", "pydantic", "detent.engine", "detent.cli.invocation", "detent.cli.running"}
 
 
 def test_each_call_of_a_batch_is_shown_with_its_own_reason() -> None:

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from cli.desk import Desk, ended
-from detent.cli import looking, session
+from detent.cli import invocation, looking
 from detent.cli.main import run
 from detent.cli.options import Setup
 from detent.core.codec import encode, read_log, seal
@@ -91,7 +91,7 @@ def test_a_server_that_nobody_started_is_named_at_once(
 ) -> None:
     """Where everything else about the store is waited for longer than this test may take; without the password."""
     pytest.importorskip("psycopg")
-    monkeypatch.setattr(session, "REFUSED_S", 0.05)
+    monkeypatch.setattr(invocation, "REFUSED_S", 0.05)
     monkeypatch.setenv("DETENT_TRUST", str(desk.home))
     monkeypatch.chdir(desk.home)
     desk.write("detent.toml", "[store]\nbusy_timeout_s = 600\n")
@@ -121,12 +121,14 @@ def test_a_server_that_is_waited_for_is_named_meanwhile(
 ) -> None:
     """As by a worker, which may be started before it: nobody has to guess why nothing happens."""
     pytest.importorskip("psycopg")
-    monkeypatch.setattr(session, "SLOW_S", 0.05)
+    monkeypatch.setattr(invocation, "SLOW_S", 0.05)
     config = tmp_path / "detent.toml"
     config.write_text("[store]\nbusy_timeout_s = 0.5\n")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        worker = session.Session(Setup(store=f"postgresql://ann:secret@127.0.0.1:{taken.getsockname()[1]}/db", config=config), patient=True)
+        worker = invocation.Invocation(
+            Setup(store=f"postgresql://ann:secret@127.0.0.1:{taken.getsockname()[1]}/db", config=config), patient=True
+        )
         worker.creates = True
         with pytest.raises(StoreBusy):
             worker.drive(lambda engine: engine.list_runs())

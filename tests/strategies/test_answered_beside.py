@@ -22,7 +22,7 @@ from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock, SequentialIds
 from detent.testing.faults import Crash, CrashingStore
 from metering.providers import Planning, engine, events_of, of
-from strategies.test_side_by_side import both, put, replays
+from strategies.test_side_by_side import Cancels, both, put, replays
 
 
 def test_a_pass_whose_approval_was_taken_up_by_the_one_beside_it_goes_on() -> None:
@@ -50,6 +50,121 @@ def test_a_pass_whose_approval_was_taken_up_by_the_one_beside_it_goes_on() -> No
             await replays(made)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_denial_that_stops_the_run_stops_it_though_the_pass_beside_waits() -> None:
+    """The pass beside it picked the denial up and asked for an approval itself: the run waited for that one, and its replay ended at the denial."""
+
+    async def plan(view: View) -> Any:
+        return ToolCall(tool="wipe", args={"of": view.scope})
+
+    async def main() -> None:
+        @tool(side_effect="destructive")
+        async def wipe(of: str) -> str:
+            """Wipe it; while one is at it, the other one is denied."""
+            for _ in range(9):
+                await asyncio.sleep(0)
+            await made.deny("r", "b.1.0", by="bob", reason="no", resume=False)
+            return of
+
+        async with engine(Planning(plan), wipe, strategies={"mine": both}, approver="caller") as made:
+            agent = Agent(name="a", strategy="mine", tools=["wipe"], on_reject="stop")
+            assert (await made.run(agent, "go", run_id="r")).status == "waiting_for_approval"
+            result = await made.approve("r", "a.1.0", by="ann")
+            assert (result.status, result.reason) == ("stopped", "approval_rejected")
+            assert len(of(await events_of(made.store, "r"), e.RunWaiting, e.ApprovalRequested)) == 4  # a asked once more
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_call_that_is_approved_while_those_before_it_run_is_decided_before_it_begins() -> None:
+    """The pass beside it picked the approval up: the call began without the decision that follows every approval, under arguments nobody had judged."""
+
+    async def plan(view: View) -> Any:
+        if view.results:
+            return FinalAnswer(content=view.scope)
+        if view.scope == "b":
+            return ToolCall(tool="approves", args={})
+        return Plan(actions=(ToolCall(tool="slow", args={}), ToolCall(tool="wipe", args={"n": 1})))
+
+    async def main() -> None:
+        approved = asyncio.Event()
+
+        @tool(side_effect="write")
+        async def slow() -> int:
+            """Run until the call behind it is approved."""
+            try:
+                await asyncio.wait_for(approved.wait(), 3)
+            finally:
+                for x in await events_of(made.store, "r"):
+                    print(repr(x)[:200])
+            return 1
+
+        @tool(side_effect="read")
+        async def approves() -> int:
+            """Approve the call of the other pass, with another argument."""
+            await made.approve("r", "a.1.1", by="bob", args={"n": 2}, resume=False)
+            return 1
+
+        @tool(side_effect="destructive")
+        async def wipe(n: int) -> int:
+            """Wipe it."""
+            return n
+
+        class Hears:
+            """Lets the first call end when the approval is in the log."""
+
+            async def on_record(self, record: Any, state: Any) -> None:
+                if isinstance(record.event, e.ApprovalEdited):
+                    approved.set()
+
+            def on_chunk(self, chunk: Any) -> None:
+                """Not told."""
+
+        async with engine(Planning(plan), slow, approves, wipe, strategies={"mine": both}, approver="caller", observers=[Hears()]) as made:
+            agent = Agent(name="a", strategy="mine", tools=["slow", "approves", "wipe"])
+            assert (await made.run(agent, "go", run_id="r")).status == "completed"
+            found = of(await events_of(made.store, "r"), e.ApprovalEdited, e.PolicyDecided, e.ToolStarted)
+            about = [type(one) for one in found if one.call == "a.1.1"]
+            assert about == [e.PolicyDecided, e.ApprovalEdited, e.PolicyDecided, e.ToolStarted]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+class DiesAtTheCancellation(RamStore):
+    """A store whose worker dies with the first commit that has the cancellation in it."""
+
+    died = False
+
+    async def append(self, run_id: str, expected_seq: int, records: Any, **options: Any) -> None:
+        """See `EventStore.append`."""
+        if not self.died and any(b'"cancel_requested"' in line for line in records):
+            self.died = True
+            raise Crash
+        await super().append(run_id, expected_seq, records, **options)
+
+
+def test_a_worker_that_dies_between_what_a_pass_found_and_the_cancellation_itself_is_replayed() -> None:
+    """The log has that a pass found the cancellation, and the next worker recorded the cancellation: the replay went round for ever in between."""
+
+    async def plan(view: View) -> Any:
+        return FinalAnswer(content="done") if view.results else Plan(actions=tuple(ToolCall(tool="put", args={"n": n}) for n in (1, 2)))
+
+    async def main() -> None:
+        store = DiesAtTheCancellation()
+        cancels = Cancels(lambda record: isinstance(record.event, e.ToolStarted) and record.envelope.scope == "b")
+        async with engine(Planning(plan), put, store=store, strategies={"mine": both}, observers=[cancels]) as made:
+            cancels.made, agent = made, Agent(name="a", strategy="mine", tools=["put"])
+            with contextlib.suppress(Crash):
+                await made.run(agent, "go", run_id="r")
+            assert (await made.resume("r")).status == "stopped"
+            kinds = [type(one) for one in of(await events_of(store, "r"), e.EffectRecorded, e.RunResumed, e.CancelRequested)]
+            assert kinds[:3] == [e.EffectRecorded, e.RunResumed, e.CancelRequested]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_pass_that_was_answered_while_another_one_ended_the_run_rests_in_the_replay_too() -> None:

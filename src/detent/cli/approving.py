@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from detent.cli.invocation import Invocation
 from detent.cli.output import FURTHER, LEAST, as_json, as_text, broken, clean, room_of, shortened
-from detent.cli.session import Session
 from detent.core.errors import NotAllowedNow
 from detent.running.results import Approval
 
@@ -112,10 +112,10 @@ def _rows(lines: Iterable[str], width: int | None) -> list[str]:
     return [row for line in lines for row in (broken(line, width) if width else [line])]
 
 
-def refuse_unseen(session: Session, request: Approval, digest: str) -> None:
+def refuse_unseen(invocation: Invocation, request: Approval, digest: str) -> None:
     """Raise `NotAllowedNow` if only the digest of a call can be shown and `digest` was not given."""
     if request.too_long and not digest:
-        look = session.command("approvals", request.run_id, "--json")
+        look = invocation.command("approvals", request.run_id, "--json")
         why = (
             f"the arguments of call {request.call_id!r} of run {request.run_id!r} are too long to be shown, so nobody has seen them here: "
             f"look at them and their digest with `{look}`, then approve with --digest DIGEST"

@@ -25,7 +25,7 @@ from detent.core.records import RunHead
 from detent.ports import RunQuery
 
 if TYPE_CHECKING:  # completing the name of a command must not wait for these
-    from detent.cli.session import Session
+    from detent.cli.invocation import Invocation
     from detent.engine import Engine
 
 VARIABLE = "_DETENT_COMPLETE"
@@ -58,7 +58,7 @@ def complete(make_app: Callable[..., typer.Typer]) -> int:
     """Print the completions of the words that a shell's script has put into the environment, and return the exit code."""
     words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()
     named = next((word for word in words[1:] if word in EVERY), "")
-    o.COMPLETED.update(runs=runs, agents=agents)
+    o.COMPLETED.update(runs=runs, agents=agents, sessions=sessions)
     shells = _of_typer()
     shells.completion_init()
     app = make_app(named, stubs=not named)
@@ -78,35 +78,50 @@ def runs(options: dict[str, Any], begun: str) -> list[str]:
     return _plain([*(word for word in ("last", "last-1") if word.startswith(begun)), *names])
 
 
+def sessions(options: dict[str, Any], begun: str) -> list[str]:
+    """Return the newest sessions that begin with this, and the words for a session such as `last`."""
+    invocation = _invocation(options)
+    words = [word for word in ("last", "last-1") if word.startswith(begun)]
+    if invocation is None:
+        return words
+
+    async def work(engine: Engine) -> list[str]:
+        return [one.id for one in await engine.sessions(starts_with=begun, limit=NEWEST)]
+
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(DetentError, OSError):
+        return _plain([*words, *invocation.drive(work, missing=[])])
+    return words
+
+
 def agents(options: dict[str, Any], begun: str) -> list[str]:
     """Return the names that begin with this among the agents of detent.toml, the agents of the newest runs, and agent files."""
     heads, _ = _looked_up(options, RunQuery(limit=NEWEST))
-    named = _session(options)
+    named = _invocation(options)
     found = [*((named.config.agents or {}) if named else ()), *(head.agent for head in heads), *map(str, Path().glob("*.toml"))]
     return [name for name in _plain(dict.fromkeys(found)) if name.startswith(begun) and name != "detent.toml"]
 
 
 def _looked_up(options: dict[str, Any], query: RunQuery) -> tuple[list[RunHead], dict[str, str]]:
     """Return the matching runs and their short names; none if the store cannot be read. Prints nothing."""
-    session = _session(options)
-    if session is None:
+    invocation = _invocation(options)
+    if invocation is None:
         return [], {}
 
     async def work(_: Engine) -> tuple[list[RunHead], dict[str, str]]:
-        heads = await session.heads(query)
-        await session.name(*(head.run_id for head in heads))
-        return heads, {head.run_id: session.short(head.run_id) for head in heads}
+        heads = await invocation.heads(query)
+        await invocation.name(*(head.run_id for head in heads))
+        return heads, {head.run_id: invocation.short(head.run_id) for head in heads}
 
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(DetentError, OSError):
-        return session.drive(work, missing=([], {}))
+        return invocation.drive(work, missing=([], {}))
     return [], {}
 
 
-def _session(options: dict[str, Any]) -> Session | None:
-    from detent.cli.session import Session
+def _invocation(options: dict[str, Any]) -> Invocation | None:
+    from detent.cli.invocation import Invocation
 
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(DetentError, OSError):
-        return Session(o.Setup(store=options.get("store"), config=options.get("config")), bare=True, asks=False)
+        return Invocation(o.Setup(store=options.get("store"), config=options.get("config")), bare=True, asks=False)
     return None
 
 

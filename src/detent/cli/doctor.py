@@ -13,9 +13,9 @@ import typer
 
 from detent.cli import options as o
 from detent.cli import surroundings
+from detent.cli.invocation import Invocation
 from detent.cli.logged import AGENT_FILE, agent_path
 from detent.cli.output import FAILED, Output, clean, shortened
-from detent.cli.session import Session
 from detent.cli.store_report import examine_store
 from detent.cli.surroundings import Extra, Program, Provider, Server
 from detent.config.agents import Agent
@@ -25,7 +25,7 @@ from detent.config.loading import CONFIG_FILE, find_config, load_agent
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError, DetentError
 from detent.ports import RunQuery, look_at
-from detent.stores.passwords import without_password
+from detent.ports.passwords import without_password
 
 STORE_S = 5.0
 """How long a store may take to answer."""
@@ -103,15 +103,15 @@ def examine(*, agent: str | None, config: Path | None) -> Findings:
     extras = surroundings.extras()
     providers = surroundings.providers(environment, extras)
     servers = surroundings.servers(surroundings.places(environment))
-    session, files = _files(agent, config)
+    invocation, files = _files(agent, config)
     unread = StoreCheck(url=without_password(environment.get("DETENT_STORE", "")), exists=False, problem="not checked")
-    checked = _store(session) if session is not None else unread
+    checked = _store(invocation) if invocation is not None else unread
     usable = [f for f in files if f.kind == "agent" and not f.problem]
     broken = [f for f in files if f.problem]
-    planned = session is not None and session.config.planner is not None
+    planned = invocation is not None and invocation.config.planner is not None
     can_run = any(p.usable for p in providers) or any(s.answers and s.models for s in servers) or planned or any(f.plans_by for f in usable)
     return Findings(
-        ok=can_run and not broken and not (checked.problem and session is not None),
+        ok=can_run and not broken and not (checked.problem and invocation is not None),
         version=surroundings.version_of_this(),
         providers=providers,
         servers=servers,
@@ -119,31 +119,31 @@ def examine(*, agent: str | None, config: Path | None) -> Findings:
         programs=surroundings.programs(),
         files=files,
         store=checked,
-        next=[*_next(providers, servers, extras, files, checked), *_private(session)],
+        next=[*_next(providers, servers, extras, files, checked), *_private(invocation)],
     )
 
 
 # Files and store --------------------------------------------------------------------------------------------------------------------
 
 
-def _files(agent: str | None, config: Path | None) -> tuple[Session | None, list[File]]:
-    """Return the session for these options and files, if they are valid, and the findings about each file."""
+def _files(agent: str | None, config: Path | None) -> tuple[Invocation | None, list[File]]:
+    """Return the invocation for these options and files, if they are valid, and the findings about each file."""
     named = config or (Path(os.environ["DETENT_CONFIG"]) if os.environ.get("DETENT_CONFIG") else find_config())
     files: list[File] = []
     try:
-        session = Session(o.Setup(config=config), agent=agent, asks=False)
-        add_import_roots(session.config.import_roots or ())
+        invocation = Invocation(o.Setup(config=config), agent=agent, asks=False)
+        add_import_roots(invocation.config.import_roots or ())
     except DetentError as error:
         return None, [File(path=str(named or CONFIG_FILE), kind="config", problem=str(error))]
     if named is not None:
         files.append(File(path=str(named), kind="config"))
-    agents = dict(session.config.agents or {})
-    if session.config.agent is not None:
-        agents.setdefault(session.config.agent, session.config.agent)
+    agents = dict(invocation.config.agents or {})
+    if invocation.config.agent is not None:
+        agents.setdefault(invocation.config.agent, invocation.config.agent)
     elif Path(AGENT_FILE).is_file():
         agents.setdefault(AGENT_FILE, AGENT_FILE)
-    files += [_agent(path, session.trust) for path in dict.fromkeys(agents.values())]
-    return session, files
+    files += [_agent(path, invocation.trust) for path in dict.fromkeys(agents.values())]
+    return invocation, files
 
 
 def _agent(named: str, trust: Trust) -> File:
@@ -176,8 +176,8 @@ def _unaskable(agent: Agent) -> str:
     return ""
 
 
-def _store(session: Session) -> StoreCheck:
-    store = session.engine.store
+def _store(invocation: Invocation) -> StoreCheck:
+    store = invocation.engine.store
     url = without_password(store.url)
 
     async def look() -> bool:
@@ -198,9 +198,9 @@ def _store(session: Session) -> StoreCheck:
     return StoreCheck(url=url, exists=there)
 
 
-def _private(session: Session | None) -> list[str]:
+def _private(invocation: Invocation | None) -> list[str]:
     """Return a recommendation if goals may contain text that should disappear when a run is erased."""
-    config = session.config if session is not None else Config()
+    config = invocation.config if invocation is not None else Config()
     if config.goal_words_in_ids is False or not (config.tenants or config.redact):
         return []
     why = "[tenants]" if config.tenants else "redact"

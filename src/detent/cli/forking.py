@@ -10,10 +10,10 @@ import msgspec
 import typer
 
 from detent.cli import options as o
+from detent.cli.invocation import Invocation
 from detent.cli.output import as_text, clean, shortened
 from detent.cli.progress import Progress
 from detent.cli.running import advance
-from detent.cli.session import Session
 from detent.cli.standing import report
 from detent.config.environment import parse_budget, parse_text
 from detent.core.agent import AgentSpec
@@ -71,26 +71,28 @@ def fork(
 ) -> int:
     """Copy a run up to a record, change something, and continue from there."""
     edits = parse_edits(change or (), result or (), answer or ())
-    session = Session(setup, changes=True, bare=no_resume and not edits.keys() & set(OF_AGENT))  # a changed agent is checked with its tools
+    invocation = Invocation(
+        setup, changes=True, bare=no_resume and not edits.keys() & set(OF_AGENT)
+    )  # a changed agent is checked with its tools
     policy: Any = effects.replace("-", "_")
 
     async def branch(engine: Engine) -> Result:
-        parent = await session.outfit(run)
+        parent = await invocation.outfit(run)
         made = await engine.fork(parent.run_id, at=at, edits=edits, effects=policy, child_id=child, resume=False)
-        session.run_id = made.run_id
-        await session.name(*made.state.ancestors[:1])
+        invocation.run_id = made.run_id
+        await invocation.name(*made.state.ancestors[:1])
         return made
 
-    made = session.drive(branch)
-    session.output.say(f"forked: run {session.short(made.run_id)} continues from {session.short(made.state.ancestors[0])}")
+    made = invocation.drive(branch)
+    invocation.output.say(f"forked: run {invocation.short(made.run_id)} continues from {invocation.short(made.state.ancestors[0])}")
     if no_resume:
-        report(made, session)
+        report(made, invocation)
         return 0
 
     async def go_on(engine: Engine, progress: Progress) -> Result:
         return await engine.resume(made.run_id, observers=[progress])
 
-    return advance(session, go_on)
+    return advance(invocation, go_on)
 
 
 def parse_edits(changes: Iterable[str], results: Iterable[str], replies: Iterable[str]) -> dict[str, Any]:
@@ -155,24 +157,24 @@ def _json_or_text(value: str) -> Any:
 
 def diff(a: First, b: Second, *, setup: o.Looking) -> int:
     """Show what differs between two runs, pass by pass and turn by turn. Exits with 0 in both cases."""
-    session = Session(setup, bare=True)
+    invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> Diff:
-        return await engine.diff(await session.find(a), await session.find(b))
+        return await engine.diff(await invocation.find(a), await invocation.find(b))
 
-    found = session.drive(work)
+    found = invocation.drive(work)
     first = found.first
-    session.output.document({**msgspec.structs.asdict(found), "identical": found.identical, "first": first})
+    invocation.output.document({**msgspec.structs.asdict(found), "identical": found.identical, "first": first})
     if found.identical:
-        session.output.show(f"no difference: {session.short(found.a)} and {session.short(found.b)} did the same", "green")
+        invocation.output.show(f"no difference: {invocation.short(found.a)} and {invocation.short(found.b)} did the same", "green")
         return 0
-    out = session.output
-    out.show(f"a  {session.short(found.a)}")
-    out.show(f"b  {session.short(found.b)}")
+    out = invocation.output
+    out.show(f"a  {invocation.short(found.a)}")
+    out.show(f"b  {invocation.short(found.b)}")
     if found.shared:
         out.show(f"   the first {found.shared} records are shared")
     for one in found.differences:
-        _show(one, session)
+        _show(one, invocation)
     for said, tools in (("more", found.tools_added), ("less", found.tools_removed)):
         if tools:
             out.show(f"b calls {said}: " + ", ".join(f"{clean(tool)} ({count})" for tool, count in tools.items()))
@@ -181,13 +183,13 @@ def diff(a: First, b: Second, *, setup: o.Looking) -> int:
     return 0
 
 
-def _show(one: Difference, session: Session) -> None:
+def _show(one: Difference, invocation: Invocation) -> None:
     where = f"iteration {one.iteration}" + (f" of {clean(one.scope)}" if one.scope not in ("", "main") else "") if one.iteration else "run"
     what = one.what + (f" of {one.call}" if one.call else "")
-    session.output.show(f"{where}: {what}", "yellow")
+    invocation.output.show(f"{where}: {what}", "yellow")
     for name, value, at in (("a", one.a, one.a_at), ("b", one.b, one.b_at)):
         said = "-" if value is None else shortened(as_text(value), LIMIT)
-        session.output.show(f"  {name}  {said}" + (f"  (record {at})" if at else ""))
+        invocation.output.show(f"  {name}  {said}" + (f"  (record {at})" if at else ""))
 
 
 def _figures(a: Usage, b: Usage) -> Iterable[str]:
@@ -205,22 +207,22 @@ def _figure(value: float | None) -> str:
 
 def bisect(a: First, b: Second, *, setup: o.Looking) -> int:
     """Find the first step where two runs differ. Exits with 0 in both cases."""
-    session = Session(setup, bare=True)
+    invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> Parting | None:
-        return await engine.bisect(await session.find(a), await session.find(b))
+        return await engine.bisect(await invocation.find(a), await invocation.find(b))
 
-    found = session.drive(work)
-    session.output.document({"parting": found})
+    found = invocation.drive(work)
+    invocation.output.document({"parting": found})
     if found is None:
-        session.output.show("no difference: both runs did the same", "green")
+        invocation.output.show("no difference: both runs did the same", "green")
         return 0
     scope = f" of pass {clean(found.scope)}" if found.scope else ""
     turn = f"iteration {found.iteration}{scope}" if found.iteration else f"the run itself{scope}"
-    session.output.show(f"they differ from {turn} on, after {found.common} equal steps", "yellow")
+    invocation.output.show(f"they differ from {turn} on, after {found.common} equal steps", "yellow")
     for name, run_id, at, said in (("a", found.a_run, found.a_at, found.a), ("b", found.b_run, found.b_at, found.b)):
-        where = f"record {at} of {session.short(run_id)}" if at else "nothing more"
-        session.output.show(f"  {name}  {where}" + (f": {shortened(as_text(said), LIMIT)}" if at else ""))
+        where = f"record {at} of {invocation.short(run_id)}" if at else "nothing more"
+        invocation.output.show(f"  {name}  {where}" + (f": {shortened(as_text(said), LIMIT)}" if at else ""))
     return 0
 
 
@@ -239,7 +241,7 @@ def check_upgrade(
 
     Nothing is recorded.
     """
-    first = Session(setup)
+    first = Invocation(setup)
 
     async def named(engine: Engine) -> list[str]:
         found = [await first.find(run)] if run is not None else await open_runs(engine.store)
@@ -257,24 +259,24 @@ def check_upgrade(
 
 
 def _checked(run_id: str, setup: o.Setup) -> Upgraded:
-    """Check one run in its own session, because each run has its own tools."""
-    session = Session(setup)
+    """Check one run in its own invocation, because each run has its own tools."""
+    invocation = Invocation(setup)
 
     async def work(engine: Engine) -> Upgraded:
         problem = ""
         try:
-            await session.outfit(run_id)
+            await invocation.outfit(run_id)
         except DetentError as error:
             problem = str(error)
         (found,) = (await engine.check_upgrade(run_id)).runs
         return msgspec.structs.replace(found, problem=found.problem or problem) if found.missing else found
 
-    return session.drive(work)
+    return invocation.drive(work)
 
 
-def _tell(one: Upgraded, session: Session) -> None:
-    out = session.output
-    out.show(f"{session.short(one.run_id)}  {one.status.replace('_', ' ')}, {one.records} records: {'can continue' if one.goes_on else 'cannot continue'}",
+def _tell(one: Upgraded, invocation: Invocation) -> None:
+    out = invocation.output
+    out.show(f"{invocation.short(one.run_id)}  {one.status.replace('_', ' ')}, {one.records} records: {'can continue' if one.goes_on else 'cannot continue'}",
              "green" if one.goes_on else "red")  # fmt: skip
     if one.missing:
         out.show(f"  missing tools: {', '.join(clean(name) for name in one.missing)}")

@@ -10,9 +10,9 @@ import msgspec
 import typer
 
 from detent.cli import options as o
+from detent.cli.invocation import Invocation
 from detent.cli.looking import since_of, statuses_of
 from detent.cli.output import as_text, clean, counted, shortened
-from detent.cli.session import Session
 from detent.config.environment import parse_budget
 from detent.core.errors import ConfigError
 from detent.engine import Engine
@@ -45,35 +45,35 @@ def backtest(
     json_wanted: o.Json = False,
 ) -> int:
     """Apply a policy and a budget to all recorded decisions. Nothing is executed. Exits with 1 if a call that succeeded would be refused."""
-    session = Session(o.Setup(store=store, config=config, workspace=workspace, trust=trust, json_wanted=json_wanted), agent=agent)
+    invocation = Invocation(o.Setup(store=store, config=config, workspace=workspace, trust=trust, json_wanted=json_wanted), agent=agent)
     bounds = parse_budget(budget or [])
     query, only = selection(runs)
 
     async def work(engine: Engine) -> Backtest:
-        session.tool_specs()
+        invocation.tool_specs()
         tried = await engine.backtest(policy, budget=bounds if budget else None, query=query, only=only)
-        await session.name(*(change.run_id for change in tried.changes), *tried.skipped)
+        await invocation.name(*(change.run_id for change in tried.changes), *tried.skipped)
         return tried
 
-    found = session.drive(work, missing=Backtest(policy="", runs=0, decisions=0, changes=()))
-    session.output.document({**msgspec.structs.asdict(found), "broken": len(found.broken)})
+    found = invocation.drive(work, missing=Backtest(policy="", runs=0, decisions=0, changes=()))
+    invocation.output.document({**msgspec.structs.asdict(found), "broken": len(found.broken)})
     if runs and not found.runs and not found.skipped:
-        session.output.say(f"no run matches --runs {runs}; `detent list` shows the runs", "yellow")
-    _show(found, session)
+        invocation.output.say(f"no run matches --runs {runs}; `detent list` shows the runs", "yellow")
+    _show(found, invocation)
     return 1 if found.broken else 0
 
 
-def _show(found: Backtest, session: Session) -> None:
-    output = session.output
+def _show(found: Backtest, invocation: Invocation) -> None:
+    output = invocation.output
     for change in found.changes:
         decisions = f"{change.old} ({change.old_rule or 'no rule'}) -> {change.new} ({change.new_rule or 'no rule'})"
         style = "red" if change.breaks else "yellow"
-        output.show(f"{session.short(change.run_id)}  {change.call_id}  {clean(change.tool)}  {clean(decisions)}", style)
+        output.show(f"{invocation.short(change.run_id)}  {change.call_id}  {clean(change.tool)}  {clean(decisions)}", style)
         output.show(f"  {shortened(as_text(change.args), 400)}")
         why = clean(change.reason or "no reason given") + (f" ({', '.join(change.sources)})" if change.sources else "")
         output.show(f"  {why}{'; it succeeded' if change.breaks else ''}")
     for run_id, why in found.skipped.items():
-        output.say(f"skipped {session.short(run_id)}: {clean(why)}", "yellow")
+        output.say(f"skipped {invocation.short(run_id)}: {clean(why)}", "yellow")
     if found.guessed:
         output.say(
             f"neither the available tools nor the log declare a side effect for these tools, so they count as destructive: {', '.join(found.guessed)}",
@@ -85,20 +85,20 @@ def _show(found: Backtest, session: Session) -> None:
 
 def explain(run: o.RunArgument, call: o.CallArgument, *, setup: o.Looking) -> int:
     """Show why one call happened, or did not: its plan, repairs, guards, policy, approvals, attempts and outcome."""
-    session = Session(setup, bare=True)
+    invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> Explanation:
-        return explained(await history(engine.store, await session.find(run)), call)
+        return explained(await history(engine.store, await invocation.find(run)), call)
 
-    found = session.drive(work)
-    session.output.document(found)
-    session.output.show(f"{found.call_id}  {clean(found.tool)}  {found.outcome or 'no outcome yet'}", "bold")
-    session.output.show(f"  {shortened(as_text(found.args), 2000)}")
+    found = invocation.drive(work)
+    invocation.output.document(found)
+    invocation.output.show(f"{found.call_id}  {clean(found.tool)}  {found.outcome or 'no outcome yet'}", "bold")
+    invocation.output.show(f"  {shortened(as_text(found.args), 2000)}")
     for step in found.steps:
-        session.output.show(f"{step.sequence:>6}  {step.at:%Y-%m-%d %H:%M:%S}  {shortened(step.said, None)}", _style(step))
+        invocation.output.show(f"{step.sequence:>6}  {step.at:%Y-%m-%d %H:%M:%S}  {shortened(step.said, None)}", _style(step))
         for line in _details(step):
-            session.output.show(f"        {line}")
-    session.output.show(f"policy {found.policy or 'unknown'}")
+            invocation.output.show(f"        {line}")
+    invocation.output.show(f"policy {found.policy or 'unknown'}")
     return 0
 
 

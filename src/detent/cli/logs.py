@@ -15,28 +15,30 @@ from detent.core.errors import UnknownName
 from detent.expressions.display import clean
 
 LEVELS = ("debug", "info", "warning", "error")
+TRACEBACK = "\nTraceback (most recent call last):"
+"""Where the traceback begins in a message about the user's own code (`ports.raised`)."""
 
 
-def log_to_stderr(level: str, *, as_json: bool, debug: bool) -> None:
-    """Write log lines of this level and above to stderr, from Detent and its libraries. Raise `UnknownName` for an unknown level."""
+def log_to_stderr(level: str, *, as_json: bool) -> None:
+    """Write log lines of this level and above to stderr, with tracebacks, from Detent and its libraries. Raise `UnknownName` for another level."""
     if level.lower() not in LEVELS:
         raise UnknownName("--log-level", level, LEVELS)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if as_json else Shown(debug, "%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(JsonLines() if as_json else Shown(True, "%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 class Shown(logging.Formatter):
-    """One line of text. Tracebacks appear only with --debug and in `show`."""
+    """One line of text, with its traceback if `whole`."""
 
-    def __init__(self, debug: bool, fmt: str | None = None) -> None:
+    def __init__(self, whole: bool, fmt: str | None = None) -> None:
         super().__init__(fmt)
-        self._debug = debug
+        self._whole = whole
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, cleaned; with --debug, all lines."""
+        """Return the line, cleaned, and the traceback below it if it is wanted."""
         said = clean(super().format(record), lines=True)
-        return said if self._debug else said.partition("\nTraceback (most recent call last):")[0]
+        return said if self._whole else said.partition(TRACEBACK)[0]
 
 
 class JsonLines(logging.Formatter):
@@ -44,12 +46,14 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object on one line, cleaned."""
+        message, begin, trace = record.getMessage().partition(TRACEBACK)
+        trace = self.formatException(record.exc_info) if record.exc_info else f"{begin}{trace}".strip("\n")
         said: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": message,
         }
-        if record.exc_info:
-            said["traceback"] = self.formatException(record.exc_info)
+        if trace:
+            said["traceback"] = trace
         return clean(json.dumps(said, ensure_ascii=False))

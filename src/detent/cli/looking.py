@@ -13,21 +13,20 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.approving import request_lines
+from detent.cli.invocation import Invocation
 from detent.cli.option_sets import Without
 from detent.cli.output import FAILED, as_text, clean, code_of_status, counted, plain, shortened, style_of
 from detent.cli.progress import Progress
 from detent.cli.rendering import render
-from detent.cli.session import Session
 from detent.cli.standing import headline, next_commands, waits_for
 from detent.cli.trace import Trace, make_trace
-from detent.core.codec import read_log
 from detent.core.durations import seconds
 from detent.core.errors import ConfigError, CorruptLog, Divergence
-from detent.core.fold import evolve
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
-from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec, wait_for_news
+from detent.history.looking import looks
+from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec
 from detent.ports.private_files import private_file
 from detent.running.results import Approval, Replay, Verification
 from detent.running.snapshots import base_of
@@ -55,17 +54,17 @@ def list_runs(
     setup: o.Looking,
 ) -> int:
     """List runs, newest first."""
-    session = Session(setup, bare=True)
+    invocation = Invocation(setup, bare=True)
     most = limit or None
     query = RunQuery(
         status=statuses_of(status or []), tenant=tenant, agent=agent, since=since_of(since) if since else None, limit=None if goal else most
     )
 
     async def work(engine: Engine) -> tuple[list[RunHead], dict[str, RunState], list[Approval]]:
-        found = await session.heads(query)
+        found = await invocation.heads(query)
         if goal:
             found = [h for h in found if h.goal_id == goal or goal.lower() in f"{h.goal}\n{h.title}".lower()][:most]
-        await session.name(*(h.run_id for h in found))
+        await invocation.name(*(h.run_id for h in found))
         dead: dict[str, RunState] = {
             h.run_id: await engine.load(h.run_id)
             for h in found
@@ -75,23 +74,25 @@ def list_runs(
         asked = [one for run_id, signals in told.items() if signals for one in await engine.approvals(run_id=run_id)]
         return found, dead, [one for one in asked if one.answered_by]
 
-    heads, dead, answered = session.drive(work, missing=([], {}, []))
-    session.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
+    heads, dead, answered = invocation.drive(work, missing=([], {}, []))
+    invocation.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
     if not heads:
-        where = session.engine.store.url
-        session.output.say(f"no matching runs in {where}" if session.there else f"no runs yet: {where} does not exist")
+        where = invocation.engine.store.url
+        invocation.output.say(f"no matching runs in {where}" if invocation.there else f"no runs yet: {where} does not exist")
         return 0
-    rows = [(session.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads]
+    rows = [
+        (invocation.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads
+    ]
     head = ("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL")
-    session.output.table(head, rows, [style_of(h.status) for h in heads], spare=("STARTED (UTC)", "TURNS", "AGENT"))
+    invocation.output.table(head, rows, [style_of(h.status) for h in heads], spare=("STARTED (UTC)", "TURNS", "AGENT"))
     for state in dead.values():
-        session.output.say(f"run {session.short(state.run_id)}: {waits_for(state)[-1]}", style_of(state.status))
-        session.output.say(f"  next: {session.command('reopen', state.run_id)}")
+        invocation.output.say(f"run {invocation.short(state.run_id)}: {waits_for(state)[-1]}", style_of(state.status))
+        invocation.output.say(f"  next: {invocation.command('reopen', state.run_id)}")
     for asked in answered:
-        session.output.say(f"run {session.short(asked.run_id)}: call {asked.call_id} was {_answered(asked)}")
-        session.output.say(f"  next: {session.command('resume', asked.run_id)}")
+        invocation.output.say(f"run {invocation.short(asked.run_id)}: call {asked.call_id} was {_answered(asked)}")
+        invocation.output.say(f"  next: {invocation.command('resume', asked.run_id)}")
     if most is not None and len(heads) == most:
-        session.output.say(f"the newest {most}; --limit 0 shows all")
+        invocation.output.say(f"the newest {most}; --limit 0 shows all")
     return 0
 
 
@@ -109,64 +110,63 @@ def show(
     setup: o.Looking,
 ) -> int:
     """Show what a run did, one line per call, and how and why it ended. -v shows everything, -i one iteration."""
-    session = Session(setup, bare=True)
+    invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> tuple[Trace, RunState]:
-        run_id = await session.find(run)
-        base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
-        return make_trace(await engine.records(run_id), base), await engine.load(run_id)
+        return await traced(engine, await invocation.find(run))
 
-    trace, state = session.drive(work)
+    trace, state = invocation.drive(work)
     if iteration is not None and all(turn.iteration != iteration for turn in trace.iterations):
         raise ConfigError(f"run {trace.run_id!r} has {len(trace.iterations)} iterations; there is no number {iteration}")
     if iteration is not None:
         trace.iterations = [turn for turn in trace.iterations if turn.iteration == iteration]
-    session.output.document(trace)
-    if not session.output.json:
-        render(trace, state, session, full=full, only=iteration)
+    invocation.output.document(trace)
+    if not invocation.output.json:
+        render(trace, state, invocation, full=full, only=iteration)
     return 0
+
+
+async def traced(engine: Engine, run_id: str) -> tuple[Trace, RunState]:
+    """Return what a run did, and its state."""
+    base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
+    return make_trace(await engine.records(run_id), base), await engine.load(run_id)
 
 
 def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "json_wanted")]) -> int:
     """Follow a run that another process advances, until it ends, and exit with its exit code. Ctrl-C stops following, not the run."""
-    session = Session(setup, bare=True)
-    progress = Progress(session.output, verbosity=session.verbosity, shown=True)
+    invocation = Invocation(setup, bare=True)
+    progress = Progress(invocation.output, verbosity=invocation.verbosity, shown=True)
 
     async def work(engine: Engine) -> RunState:
-        return await _follow(engine, await session.find(run), session, progress)
+        return await _follow(engine, await invocation.find(run), invocation, progress)
 
-    state = session.drive(work)
+    state = invocation.drive(work)
     if state.output is not None:
-        session.output.show(as_text(state.output).rstrip("\n"))
-    session.output.say(f"{headline(state)} · run {session.short(state.run_id)}", style_of(state.status))
+        invocation.output.show(as_text(state.output).rstrip("\n"))
+    invocation.output.say(f"{headline(state)} · run {invocation.short(state.run_id)}", style_of(state.status))
     return code_of_status(state.status)
 
 
-async def _follow(engine: Engine, run_id: str, session: Session, progress: Progress) -> RunState:
+async def _follow(engine: Engine, run_id: str, invocation: Invocation, progress: Progress) -> RunState:
     """Show the records of a run as they are committed, until it ends; return its state."""
-    base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
-    state, told = base or RunState(run_id=run_id), ""
+    state, told = RunState(run_id=run_id), ""
     clock = asyncio.get_running_loop().time
     quiet_from: float | None = clock()  # None: already reported
-    while True:
-        lines = await engine.store.read(run_id, after=state.seq)
-        quiet_from = clock() if lines else quiet_from
-        for record in read_log(run_id, lines, previous=state.digest, after=state.seq):
-            state = evolve(state, record)
-            progress.on_record(record, state)
-        if state.terminal:
-            return state
+    async for state, new in looks(engine.store, run_id, POLL_S):
+        quiet_from = clock() if new else quiet_from
+        for record, then in new:
+            progress.on_record(record, then)
         if state.status != told and state.status.startswith("waiting"):
-            for line in [headline(state), *waits_for(state), *(f"next: {c}" for c in next_commands(state, session))]:
-                session.output.say(f"  {line}", "magenta")
+            for line in [headline(state), *waits_for(state), *(f"next: {c}" for c in next_commands(state, invocation))]:
+                invocation.output.say(f"  {line}", "magenta")
         if state.status == "running" and quiet_from is not None and clock() - quiet_from >= QUIET_S:
-            session.output.say(f"  nothing new for {QUIET_S:g} s: a call is slow, or the process that advanced the run is gone;")
-            session.output.say(
-                f"  then {session.command('resume', run_id)} continues it (if a process still works on it, that command reports so and does nothing)"
+            invocation.output.say(f"  nothing new for {QUIET_S:g} s: a call is slow, or the process that advanced the run is gone;")
+            invocation.output.say(
+                f"  then {invocation.command('resume', run_id)} continues it (if a process still works on it, that command reports so and does nothing)"
             )
             quiet_from = None
         told = state.status
-        await wait_for_news(engine.store, POLL_S, records=True)
+    return state
 
 
 def verify(
@@ -178,58 +178,58 @@ def verify(
     setup: o.Looking,
 ) -> int:
     """Check a run: each digest of its log, its artifacts and hidden values, its listing entry (tenant, status, ...) and its inbox."""
-    session = Session(setup, bare=True)
+    invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> Verification:
-        return await engine.verify(await session.find(run), head=head)
+        return await engine.verify(await invocation.find(run), head=head)
 
-    found = session.drive(work)
-    session.output.document(found)
+    found = invocation.drive(work)
+    invocation.output.document(found)
     if found.ok:
         kept = ", content erased" if found.erased else ""
-        session.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
+        invocation.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
         if found.parent_erased:
-            session.output.show(
+            invocation.output.show(
                 f"it continues from run {found.parent_erased}, which was erased: it can neither be read nor resumed", "yellow"
             )
-            session.output.say(f"`{session.command('erase', found.run_id)}` removes its own records")
+            invocation.output.say(f"`{invocation.command('erase', found.run_id)}` removes its own records")
         if found.missing:
-            session.output.show(f"{found.missing} hidden values are missing (an archive holds none); calls that need them will fail")
+            invocation.output.show(f"{found.missing} hidden values are missing (an archive holds none); calls that need them will fail")
         return 0
     where = f" at record {found.sequence}" if found.sequence is not None else ""
-    session.output.show(f"not sound{where}: {shortened(found.problem, None)}", "red")
+    invocation.output.show(f"not sound{where}: {shortened(found.problem, None)}", "red")
     for problem in found.further:
-        session.output.show(f"not sound: {shortened(problem, None)}", "red")
-    session.output.show(f"sound before that: {found.records} records, head {found.digest or 'none'}")
-    session.output.say(f"`{session.command('export', found.run_id)}` saves what can be read")
+        invocation.output.show(f"not sound: {shortened(problem, None)}", "red")
+    invocation.output.show(f"sound before that: {found.records} records, head {found.digest or 'none'}")
+    invocation.output.say(f"`{invocation.command('export', found.run_id)}` saves what can be read")
     return 1
 
 
 def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
     """Execute a run's log again with the current code and report the first difference. No tool or model is called."""
-    session = Session(setup)
+    invocation = Invocation(setup)
 
     async def work(engine: Engine) -> Replay:
-        state = await session.outfit(run)
+        state = await invocation.outfit(run)
         return await engine.replay(state.run_id)
 
-    found = session.drive(work)
-    session.output.document(found)
+    found = invocation.drive(work)
+    invocation.output.document(found)
     if found.judged_by:
-        session.output.show(f"judged again by what the run was opened with: {', '.join(found.judged_by)}")
+        invocation.output.show(f"judged again by what the run was opened with: {', '.join(found.judged_by)}")
     for calls, what in (
         (found.not_judged, "policy not applied again, because another policy had decided"),
         (found.not_checked, "arguments not checked again, because the declaration of the tool has changed"),
     ):
         if calls:
             some = ", ".join(calls[:5]) + (", ..." if len(calls) > 5 else "")
-            session.output.show(f"{what}: {len(calls)} calls ({some})")
+            invocation.output.show(f"{what}: {len(calls)} calls ({some})")
     if found.divergence is None:
-        session.output.show(f"identical: {found.records} records", "green")
+        invocation.output.show(f"identical: {found.records} records", "green")
         return 0
-    session.output.show(f"differs at record {found.divergence.sequence}", "red")
-    session.output.show(f"  the log has      {shortened(found.divergence.expected, 400)}")
-    session.output.show(f"  this code gives  {shortened(found.divergence.actual, 400)}")
+    invocation.output.show(f"differs at record {found.divergence.sequence}", "red")
+    invocation.output.show(f"  the log has      {shortened(found.divergence.expected, 400)}")
+    invocation.output.show(f"  this code gives  {shortened(found.divergence.actual, 400)}")
     return 1
 
 
@@ -253,60 +253,60 @@ def export(
     trust: o.Trust = False,
 ) -> int:
     """Write a run's records as they are stored, one JSON object per line. Of a damaged log, write the readable part."""
-    session = Session(o.Setup(store=store, config=config, workspace=workspace, trust=trust), bare=not script)
+    invocation = Invocation(o.Setup(store=store, config=config, workspace=workspace, trust=trust), bare=not script)
     if artifact and (script or by_sequence):
         raise ConfigError("--artifact writes a file that the run names, --script its plans; give one of them")
     if artifact:
-        return _export_artifact(session, run, file, key=artifact)
+        return _export_artifact(invocation, run, file, key=artifact)
     if script or by_sequence:
         if not script:
             raise ConfigError("--by-sequence is an option of --script; add --script")
-        return _export_script(session, run, file, by_sequence=by_sequence)
+        return _export_script(invocation, run, file, by_sequence=by_sequence)
 
     async def work(engine: Engine) -> tuple[list[bytes], CorruptLog | None]:
-        return await _readable(engine, await session.find(run))
+        return await _readable(engine, await invocation.find(run))
 
-    lines, damage = session.drive(work)
-    _written(session, file, b"".join(line + b"\n" for line in lines), f"{len(lines)} records")
+    lines, damage = invocation.drive(work)
+    _written(invocation, file, b"".join(line + b"\n" for line in lines), f"{len(lines)} records")
     if damage is not None:
         raise damage
     return 0
 
 
-def _export_artifact(session: Session, run: str, file: Path | None, *, key: str) -> int:
+def _export_artifact(invocation: Invocation, run: str, file: Path | None, *, key: str) -> int:
     """Write an artifact of the run."""
 
     async def work(engine: Engine) -> bytes:
-        return await engine.artifact(await session.find(run), key)
+        return await engine.artifact(await invocation.find(run), key)
 
-    data = session.drive(work)
-    _written(session, file, data, f"{len(data)} bytes")
+    data = invocation.drive(work)
+    _written(invocation, file, data, f"{len(data)} bytes")
     return 0
 
 
-def _export_script(session: Session, run: str, file: Path | None, *, by_sequence: bool) -> int:
+def _export_script(invocation: Invocation, run: str, file: Path | None, *, by_sequence: bool) -> int:
     """Write the run's plans as a script for tests."""
     from detent.testing.recorded import Script, record_script
 
     async def work(engine: Engine) -> Script:
         if by_sequence:
-            return await record_script(engine, await session.find(run), by_sequence=True)
-        state = await session.outfit(run)
+            return await record_script(engine, await invocation.find(run), by_sequence=True)
+        state = await invocation.outfit(run)
         try:
             return await record_script(engine, state.run_id)
         except Divergence:
-            session.output.say("what the planner was shown cannot be rebuilt: `detent replay` shows why; --by-sequence does not need it")
+            invocation.output.say("what the planner was shown cannot be rebuilt: `detent replay` shows why; --by-sequence does not need it")
             raise
 
-    made = session.drive(work)
-    _written(session, file, made.to_json(), counted(len(made.entries), "plan"))
+    made = invocation.drive(work)
+    _written(invocation, file, made.to_json(), counted(len(made.entries), "plan"))
     return 0
 
 
-def _written(session: Session, file: Path | None, data: bytes, what: str) -> None:
+def _written(invocation: Invocation, file: Path | None, data: bytes, what: str) -> None:
     """Write to the file, or to stdout without one; raise `ConfigError`."""
     if file is None:
-        session.output.write(data)
+        invocation.output.write(data)
         return
     try:
         if file.exists() and not file.is_file():  # a pipe, a terminal
@@ -316,7 +316,7 @@ def _written(session: Session, file: Path | None, data: bytes, what: str) -> Non
                 out.write(data)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}; name another file with --output") from error
-    session.output.say(f"wrote {what} to {file}")
+    invocation.output.say(f"wrote {what} to {file}")
 
 
 async def _readable(engine: Engine, run_id: str) -> tuple[list[bytes], CorruptLog | None]:
@@ -344,27 +344,27 @@ def approvals(
     setup: o.Looking,
 ) -> int:
     """List the calls that wait for approval."""
-    session = Session(setup, bare=True)
+    invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> list[Approval]:
-        waiting = await engine.approvals(run_id=await session.find(run) if run is not None else None)
-        await session.name(*(asked.run_id for asked in waiting))
+        waiting = await engine.approvals(run_id=await invocation.find(run) if run is not None else None)
+        await invocation.name(*(asked.run_id for asked in waiting))
         return waiting
 
-    found = session.drive(work) if run is not None else session.drive(work, missing=[])
-    session.output.document(found)
+    found = invocation.drive(work) if run is not None else invocation.drive(work, missing=[])
+    invocation.output.document(found)
     if not found:
-        session.output.say("no call waits for approval")
+        invocation.output.say("no call waits for approval")
     for asked in found:
-        session.output.show(f"{session.short(asked.run_id)}  {asked.call_id}  {clean(asked.tool)}  ({clean(asked.reason)})", "bold")
+        invocation.output.show(f"{invocation.short(asked.run_id)}  {asked.call_id}  {clean(asked.tool)}  ({clean(asked.reason)})", "bold")
         for line in request_lines(asked):
-            session.output.show(line)
+            invocation.output.show(line)
         if asked.answered_by:
-            session.output.show(f"  {_answered(asked)}: {session.command('resume', asked.run_id)}")
+            invocation.output.show(f"  {_answered(asked)}: {invocation.command('resume', asked.run_id)}")
             if len(asked.answered_by) + len(asked.approved_by) >= asked.approvers:
                 continue
-        session.output.show(f"  {session.command('approve', asked.run_id, asked.call_id, '--digest', asked.digest)}")
-        session.output.show(f"  {session.command('deny', asked.run_id, asked.call_id)}")
+        invocation.output.show(f"  {invocation.command('approve', asked.run_id, asked.call_id, '--digest', asked.digest)}")
+        invocation.output.show(f"  {invocation.command('deny', asked.run_id, asked.call_id)}")
     return 0
 
 
@@ -375,19 +375,19 @@ def _answered(asked: Approval) -> str:
 
 def tools(agent: o.AgentFile = None, *, setup: Annotated[o.Setup, Without("store", "verbose")]) -> int:
     """List the available tools of the workspace, the agent file and MCP servers. This starts the servers."""
-    session = Session(setup, agent=agent)
-    specs = session.tool_specs()
-    served, problems = session.server_tools()
+    invocation = Invocation(setup, agent=agent)
+    specs = invocation.tool_specs()
+    served, problems = invocation.server_tools()
     told = [{**plain(tool.spec), "server": tool.server, "level": tool.level.source} for tool in served]
-    session.output.document([*specs, *told])
+    invocation.output.document([*specs, *told])
     rows = [(spec.name, spec.side_effect, _first_line(spec)) for spec in specs]
-    session.output.table(("TOOL", "SIDE EFFECT", "WHAT IT DOES"), rows)
+    invocation.output.table(("TOOL", "SIDE EFFECT", "WHAT IT DOES"), rows)
     if served:
         of_servers = [(t.name, t.server, _level(t.spec), t.level.source, _first_line(t.spec)) for t in served]
-        session.output.show()
-        session.output.table(("TOOL", "MCP SERVER", "SIDE EFFECT", "BECAUSE OF", "WHAT IT DOES"), of_servers)
+        invocation.output.show()
+        invocation.output.table(("TOOL", "MCP SERVER", "SIDE EFFECT", "BECAUSE OF", "WHAT IT DOES"), of_servers)
     for problem in problems.values():
-        session.output.say(f"error: {shortened(problem, None)}", "red")
+        invocation.output.say(f"error: {shortened(problem, None)}", "red")
     return FAILED if problems else 0
 
 

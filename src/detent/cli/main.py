@@ -57,7 +57,9 @@ def make_app(named: str = "", *, stubs: bool = False) -> typer.Typer:
 
     def everywhere(
         debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
-        log_level: str = typer.Option("", "--log-level", metavar="LEVEL", help=f"Write the log to stderr: {', '.join(LEVELS)}."),
+        log_level: str = typer.Option(
+            "", "--log-level", metavar="LEVEL", help=f"Write the log to stderr, with tracebacks: {', '.join(LEVELS)}."
+        ),
         log_json: bool = typer.Option(False, "--log-json", help="Write the log as JSON, one object per line; the default level is info."),
         version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True, callback=show_version),
     ) -> None:
@@ -142,7 +144,7 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
 
     try:
         if everywhere.log_level or everywhere.log_json:
-            log_to_stderr(everywhere.log_level or "info", as_json=everywhere.log_json, debug=debug)
+            log_to_stderr(everywhere.log_level or "info", as_json=everywhere.log_json)
         if completing:
             from detent.cli.completion import complete
 
@@ -170,7 +172,7 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
 
 
 def _not_counted_down(record: logging.LogRecord) -> bool:
-    """Leave out messages that a stopped command shows by itself (`Session.finishing`)."""
+    """Leave out messages that a stopped command shows by itself (`Invocation.finishing`)."""
     return not hasattr(record, "drain_s")
 
 

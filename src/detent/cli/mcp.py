@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from detent.cli import options as o
+from detent.cli.invocation import Invocation
 from detent.cli.option_sets import Without
 from detent.cli.output import clean
-from detent.cli.session import Session
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 
@@ -40,16 +40,16 @@ def mcp(
     `pin` starts the servers, shows what has changed since the last time, and records each tool's description, schemas and hints. From then on,
     a tool that is new or declares anything else is not offered. `login` opens a browser and keeps the token for this user; `logout` removes it.
     """
-    session = Session(setup, agent=agent)
-    session.add_agents_servers()
+    invocation = Invocation(setup, agent=agent)
+    invocation.add_agents_servers()
     if action is Action.PIN:
-        return _pin(session, [name] if name is not None else session.engine.servers.names())
+        return _pin(invocation, [name] if name is not None else invocation.engine.servers.names())
     if name is None:
-        raise ConfigError(f"mcp {action.value}: name the server; known: {', '.join(session.engine.servers.names()) or 'none'}")
-    return _log_in(session, name, browser=not no_browser) if action is Action.LOGIN else _log_out(session, name)
+        raise ConfigError(f"mcp {action.value}: name the server; known: {', '.join(invocation.engine.servers.names()) or 'none'}")
+    return _log_in(invocation, name, browser=not no_browser) if action is Action.LOGIN else _log_out(invocation, name)
 
 
-def _pin(session: Session, names: list[str]) -> int:
+def _pin(invocation: Invocation, names: list[str]) -> int:
     from detent.tools.mcp.declarations import changes_of
 
     if not names:
@@ -65,22 +65,22 @@ def _pin(session: Session, names: list[str]) -> int:
             await engine.servers.close()
         return found
 
-    pinned = session.drive(pin)
-    session.output.document([{"server": name, "tools": count, "changes": changes} for name, (count, changes) in pinned.items()])
+    pinned = invocation.drive(pin)
+    invocation.output.document([{"server": name, "tools": count, "changes": changes} for name, (count, changes) in pinned.items()])
     for name, (count, changes) in pinned.items():
         told = "for the first time" if changes is None else "unchanged" if not changes else "with these changes:"
-        session.output.show(f"{name}: {count} tools pinned, {told}")
+        invocation.output.show(f"{name}: {count} tools pinned, {told}")
         for line in changes or ():
-            session.output.show(f"  {clean(line)}")
+            invocation.output.show(f"  {clean(line)}")
     return 0
 
 
-def _log_in(session: Session, name: str, *, browser: bool) -> int:
-    server = session.engine.servers.named(name)
+def _log_in(invocation: Invocation, name: str, *, browser: bool) -> int:
+    server = invocation.engine.servers.named(name)
 
     def visit(url: str) -> None:
-        session.output.say(f"open this address to log in at {name} ({server.settings.where}):")
-        session.output.say(url)
+        invocation.output.say(f"open this address to log in at {name} ({server.settings.where}):")
+        invocation.output.say(url)
         if browser and sys.stderr.isatty():
             webbrowser.open(url)
 
@@ -90,19 +90,19 @@ def _log_in(session: Session, name: str, *, browser: bool) -> int:
         kept = await through(name, server.settings, engine.servers.kept, visit=visit)
         return None if kept is None else str(kept)
 
-    kept = session.drive(log_in)
-    session.output.document({"server": name, "logged_in": kept is not None})
-    session.output.show(f"logged in at {name}" if kept is not None else f"{name} needs no login")
+    kept = invocation.drive(log_in)
+    invocation.output.document({"server": name, "logged_in": kept is not None})
+    invocation.output.show(f"logged in at {name}" if kept is not None else f"{name} needs no login")
     return 0
 
 
-def _log_out(session: Session, name: str) -> int:
+def _log_out(invocation: Invocation, name: str) -> int:
     from detent.tools.mcp.secrets import Resolved
 
-    server = session.engine.servers.named(name)
-    there = session.engine.servers.kept.forget(server.settings, Resolved(name, server.settings).url)
-    session.output.document({"server": name, "was_logged_in": there})
-    session.output.show(
+    server = invocation.engine.servers.named(name)
+    there = invocation.engine.servers.kept.forget(server.settings, Resolved(name, server.settings).url)
+    invocation.output.document({"server": name, "was_logged_in": there})
+    invocation.output.show(
         f"logged out of {name}; the server may still accept the token until it expires" if there else f"not logged in at {name}"
     )
     return 0

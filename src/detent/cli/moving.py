@@ -9,10 +9,10 @@ from typing import Annotated, TypeVar
 import typer
 
 from detent.cli import options as o
+from detent.cli.invocation import Invocation, impatient
 from detent.cli.looking import since_of
 from detent.cli.output import counted
 from detent.cli.removing import confirm
-from detent.cli.session import Session, impatient
 from detent.config.assembly import store_at
 from detent.core.errors import ConfigError, DetentError
 from detent.engine import Engine
@@ -37,27 +37,27 @@ def copy(
     """Copy runs into another store, byte for byte. If interrupted, run it again: it continues where it stopped."""
     if bool(runs) == everything:
         raise ConfigError("name the runs to copy, or give --all for every run of the store")
-    session = Session(setup, changes=True, bare=True)
+    invocation = Invocation(setup, changes=True, bare=True)
     target = store_at(to, **impatient(to))
     if move:
         confirm(f"Move {'every run' if everything else counted(len(runs or ()), 'run')} to {target.url} and remove them here?", yes=yes)
 
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
-        asked = [await session.find(run) for run in runs or ()]
+        asked = [await invocation.find(run) for run in runs or ()]
         await target.open()
         try:
-            return await _copy(session, engine.store, target, asked, move=move)
+            return await _copy(invocation, engine.store, target, asked, move=move)
         finally:
             await target.close()
 
-    done, left = session.drive(work, missing=([], 0)) if everything else session.drive(work)
-    session.output.document(done)
-    session.output.say(f"{'moved' if move else 'copied'} {counted(len(done), 'run')} to {target.url}{_left(left)}")
+    done, left = invocation.drive(work, missing=([], 0)) if everything else invocation.drive(work)
+    invocation.output.document(done)
+    invocation.output.say(f"{'moved' if move else 'copied'} {counted(len(done), 'run')} to {target.url}{_left(left)}")
     return 1 if left else 0
 
 
 async def _copy(
-    session: Session, source: EventStore, target: EventStore, asked: list[str], *, move: bool
+    invocation: Invocation, source: EventStore, target: EventStore, asked: list[str], *, move: bool
 ) -> tuple[list[moving.Moved], int]:
     """Copy the given runs, or all runs if none are given. Of several, report and count each that cannot be copied."""
     run_ids = asked
@@ -66,12 +66,12 @@ async def _copy(
         run_ids = [head.run_id for head in reversed(heads) if move or head.status in moving.TERMINAL]
         if len(run_ids) < len(heads):
             stay = counted(len(heads) - len(run_ids), "unfinished run")
-            session.output.say(f"not copied: {stay}, because both copies could then be advanced; --move moves them too", "yellow")
-    return await _each(session, run_ids, lambda run_id: moving.copy(source, target, run_id, move=move), moving.OF_ONE_RUN)
+            invocation.output.say(f"not copied: {stay}, because both copies could then be advanced; --move moves them too", "yellow")
+    return await _each(invocation, run_ids, lambda run_id: moving.copy(source, target, run_id, move=move), moving.OF_ONE_RUN)
 
 
 async def _each(
-    session: Session, asked: Sequence[T], work: Callable[[T], Awaitable[moving.Moved]], left: tuple[type[DetentError], ...]
+    invocation: Invocation, asked: Sequence[T], work: Callable[[T], Awaitable[moving.Moved]], left: tuple[type[DetentError], ...]
 ) -> tuple[list[moving.Moved], int]:
     """Do the work for each and report it. Of several, report and count each that fails with such an error, and continue."""
     done: list[moving.Moved] = []
@@ -83,9 +83,9 @@ async def _each(
             if len(asked) == 1:
                 raise
             failed += 1
-            session.output.say(str(error), "yellow")
+            invocation.output.say(str(error), "yellow")
         else:
-            session.output.say(_said(done[-1]))
+            invocation.output.say(_said(done[-1]))
     return done, failed
 
 
@@ -103,17 +103,17 @@ def archive(
     setup: o.Looking,
 ) -> int:
     """Write finished runs into compressed files, one per run, and remove them from the store. `detent import` brings them back."""
-    session = Session(setup, changes=True, bare=True)
+    invocation = Invocation(setup, changes=True, bare=True)
     moment = since_of(before, option="--before")
-    heads = session.drive(lambda engine: moving.finished_before(engine.store, moment, tenant=tenant), missing=[])
+    heads = invocation.drive(lambda engine: moving.finished_before(engine.store, moment, tenant=tenant), missing=[])
     if dry or not heads:
-        session.output.document(heads)
+        invocation.output.document(heads)
         for head in reversed(heads):
-            session.output.show(head.run_id)
-        session.output.say(f"{len(heads)} finished runs were last changed before {moment:%Y-%m-%d %H:%M} UTC")
+            invocation.output.show(head.run_id)
+        invocation.output.say(f"{len(heads)} finished runs were last changed before {moment:%Y-%m-%d %H:%M} UTC")
         return 0
     confirm(
-        f"Write {counted(len(heads), 'run')} to {to} and remove them, and their hidden values, from {session.engine.store.url}?", yes=yes
+        f"Write {counted(len(heads), 'run')} to {to} and remove them, and their hidden values, from {invocation.engine.store.url}?", yes=yes
     )
 
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
@@ -122,15 +122,15 @@ def archive(
         async for result in moving.archive_before(engine.store, to, moment, tenant=tenant):
             if isinstance(result, moving.Moved):
                 done.append(result)
-                session.output.say(_said(result))
+                invocation.output.say(_said(result))
             else:
                 left += 1
-                session.output.say(str(result), "yellow")
+                invocation.output.say(str(result), "yellow")
         return done, left
 
-    done, left = session.drive(work)
-    session.output.document(done)
-    session.output.say(f"archived {counted(len(done), 'run')} in {to}{_left(left)}")
+    done, left = invocation.drive(work)
+    invocation.output.document(done)
+    invocation.output.say(f"archived {counted(len(done), 'run')} in {to}{_left(left)}")
     return 1 if left else 0
 
 
@@ -146,17 +146,17 @@ def bring_back(
     setup: o.Looking,
 ) -> int:
     """Bring archived runs back into the store. A run that exists already stays as it is. Exits with 1 if an archive could not be imported."""
-    session = Session(setup, bare=True)
-    session.creates = True
+    invocation = Invocation(setup, bare=True)
+    invocation.creates = True
     archives = [archive for path in paths for archive in moving.archives_in(path)]
 
     async def work(engine: Engine) -> tuple[list[moving.Moved], int]:
         left = (*moving.OF_ONE_RUN, ConfigError)
-        return await _each(session, archives, lambda path: moving.bring_back(engine.store, path, most_bytes=most), left)
+        return await _each(invocation, archives, lambda path: moving.bring_back(engine.store, path, most_bytes=most), left)
 
-    done, left = session.drive(work)
-    session.output.document(done)
-    session.output.say(f"imported {counted(len(done), 'run')} into {session.engine.store.url}{_left(left)}")
+    done, left = invocation.drive(work)
+    invocation.output.document(done)
+    invocation.output.say(f"imported {counted(len(done), 'run')} into {invocation.engine.store.url}{_left(left)}")
     return 1 if left else 0
 
 

@@ -12,9 +12,9 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.asked import Asked
+from detent.cli.invocation import Invocation
 from detent.cli.option_sets import Options
 from detent.cli.output import Output
-from detent.cli.session import Session
 from detent.cli.values import parse_variables
 from detent.clock import RandomIds, SystemClock
 from detent.config.environment import parse_budget
@@ -100,13 +100,13 @@ class Order(Options, frozen=True, kw_only=True):
     whom: ForWhom = ForWhom()
     json_wanted: o.Json = False
 
-    def session(self, *, verbose: int = 0) -> Session:
-        """Return the session in which the run starts."""
+    def invocation(self, *, verbose: int = 0) -> Invocation:
+        """Return the invocation in which the run starts."""
         setup = o.Setup(**msgspec.structs.asdict(self.place), json_wanted=self.json_wanted, verbose=verbose)
-        return Session(setup, agent=self.agent)
+        return Invocation(setup, agent=self.agent)
 
-    def arguments(self, session: Session, goal: list[str] | None) -> dict[str, Any]:
-        """Prepare the session for the run and return the arguments for `Engine.run` and `Engine.submit`. Raise `ConfigError`."""
+    def arguments(self, invocation: Invocation, goal: list[str] | None) -> dict[str, Any]:
+        """Prepare the invocation for the run and return the arguments for `Engine.run` and `Engine.submit`. Raise `ConfigError`."""
         host, text = self.whom.host(), given_goal(goal or ()).strip()
         if not text:
             raise ConfigError(
@@ -114,16 +114,16 @@ class Order(Options, frozen=True, kw_only=True):
             )
         if self.run_id is not None and not self.run_id.strip():
             raise ConfigError("--run-id is empty; leave it out to get an id from time and goal")
-        bounds = parse_budget(self.budget or ()).over(session.budget)
+        bounds = parse_budget(self.budget or ()).over(invocation.budget)
         if self.max_iterations is not None:
             bounds = parse_budget([f"max_iterations={self.max_iterations}"], "--max-iterations").over(bounds)
-        agent = session.agent(self.asked)
+        agent = invocation.agent(self.asked)
         variables = parse_variables(self.var or [], agent)
-        hidden = (*agent.redact, *(session.config.redact or ()))
+        hidden = (*agent.redact, *(invocation.config.redact or ()))
         public = Redactor(hidden, b"").without(text)  # the run id contains words of it, and ids are visible everywhere
-        spoken = public if session.config.goal_words_in_ids is not False else None
+        spoken = public if invocation.config.goal_words_in_ids is not False else None
         run_id = self.run_id or new_run_id(spoken, SystemClock().now(), RandomIds().token(6))
-        session.run_id = tenants_id(run_id, host.tenant) if host is not None and host.tenant and "@" not in run_id else run_id
-        session.begins = True
+        invocation.run_id = tenants_id(run_id, host.tenant) if host is not None and host.tenant and "@" not in run_id else run_id
+        invocation.begins = True
         given = {"goal": text, "run_id": run_id, "host": host, "budget": bounds, "variables": variables}
         return {"agent": agent, **given, "attachments": self.attach or ()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from detent.cli import options as o
+from detent.cli.invocation import Invocation, operator
 from detent.cli.output import Output, counted
-from detent.cli.session import Session, operator
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.history.retention import Retained
@@ -22,58 +22,58 @@ def erase(
     setup: o.Looking,
 ) -> int:
     """Remove the content of a finished or waiting run for good. Its chain of digests stays and can be verified."""
-    session = Session(setup, changes=True, bare=True)
-    run_id = session.drive(lambda _: session.find(run))
+    invocation = Invocation(setup, changes=True, bare=True)
+    run_id = invocation.drive(lambda _: invocation.find(run))
     confirm(f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
 
     async def work(engine: Engine) -> Erasure:
         return await engine.erase(run_id, by=by or operator(), why=why)
 
-    named = session.drive(work).ids_with_goal_words
-    session.output.document({"run_id": run_id, "erased": True, "ids_with_goal_words": named})
-    session.output.say(f"erased run {session.short(run_id)}; `{session.command('verify', run_id)}` still checks its chain")
+    named = invocation.drive(work).ids_with_goal_words
+    invocation.output.document({"run_id": run_id, "erased": True, "ids_with_goal_words": named})
+    invocation.output.say(f"erased run {invocation.short(run_id)}; `{invocation.command('verify', run_id)}` still checks its chain")
     if named:
         why = "ids stay because the chain covers them; set `goal_words_in_ids = false` in detent.toml to get ids without them"
-        session.output.say(f"words of its goal are left in {', '.join(named)}: {why}", "yellow")
+        invocation.output.say(f"words of its goal are left in {', '.join(named)}: {why}", "yellow")
     return 0
 
 
 def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
     """Remove a run and everything that belongs to it."""
-    session = Session(setup, changes=True, bare=True)
-    run_id = session.drive(lambda _: session.find(run))
+    invocation = Invocation(setup, changes=True, bare=True)
+    run_id = invocation.drive(lambda _: invocation.find(run))
     confirm(f"Remove run {run_id} with its whole log?", yes=yes)
 
     async def work(engine: Engine) -> None:
         await engine.delete(run_id)
 
-    session.drive(work)
-    session.output.document({"run_id": run_id, "deleted": True})
-    session.output.say(f"deleted run {session.short(run_id)}")
+    invocation.drive(work)
+    invocation.output.document({"run_id": run_id, "deleted": True})
+    invocation.output.say(f"deleted run {invocation.short(run_id)}")
     return 0
 
 
 def gc(*, yes: o.Yes = False, setup: o.Looking) -> int:
     """Erase or archive runs whose `retention` has expired, delete artifacts that no record names, and free unused space."""
-    session = Session(setup, changes=True, bare=True)
-    due = session.drive(lambda engine: engine.retain(dry=True), missing=Retained())
+    invocation = Invocation(setup, changes=True, bare=True)
+    due = invocation.drive(lambda engine: engine.retain(dry=True), missing=Retained())
     old = (
         f"erase {counted(len(due.erased), 'run')} and archive {len(due.archived)} whose retention has expired, and "
         if due != Retained()
         else ""
     )
-    confirm(f"In {session.engine.store.url}, {old}remove every artifact that no record names?", yes=yes)
+    confirm(f"In {invocation.engine.store.url}, {old}remove every artifact that no record names?", yes=yes)
 
     async def work(engine: Engine) -> tuple[Retained, int]:
         return await engine.retain(), await engine.gc()
 
-    done, freed = session.drive(work, missing=(Retained(), 0))
-    session.output.document({"freed_bytes": freed, "erased": done.erased, "archived": done.archived, "left": done.left})
+    done, freed = invocation.drive(work, missing=(Retained(), 0))
+    invocation.output.document({"freed_bytes": freed, "erased": done.erased, "archived": done.archived, "left": done.left})
     for run_id, why in done.left.items():
-        session.output.say(f"  left: run {run_id}: {why}", "yellow")
+        invocation.output.say(f"  left: run {run_id}: {why}", "yellow")
     if due != Retained():
-        session.output.say(f"erased {counted(len(done.erased), 'run')}, archived {len(done.archived)}")
-    session.output.say(f"freed {freed} bytes")
+        invocation.output.say(f"erased {counted(len(done.erased), 'run')}, archived {len(done.archived)}")
+    invocation.output.say(f"freed {freed} bytes")
     return 1 if done.left else 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from detent.cli.invocation import Invocation
 from detent.cli.model_calls import spent, told
 from detent.cli.output import INDENT, Output, as_text, clean, counted, gist, shortened, style_of
-from detent.cli.session import Session
 from detent.cli.standing import headline, made_files, next_commands, waits_for
 from detent.cli.trace import Audit, Call, Iteration, Trace
 from detent.core.budget import Exhausted
@@ -20,14 +20,14 @@ LINE = 100
 NAME = 60
 
 
-def render(trace: Trace, state: RunState, session: Session, *, full: bool, only: int | None = None) -> None:
+def render(trace: Trace, state: RunState, invocation: Invocation, *, full: bool, only: int | None = None) -> None:
     """Write the trace to stdout: the head, a line for each call, the run's status, and what to do next.
 
     With `full`, everything is shown completely. With `only`, only the iteration with that number is shown, shortened to a few lines.
     """
-    out, limit = session.output, None if full else SHORT
+    out, limit = invocation.output, None if full else SHORT
     if not full and only is None:
-        _overview(trace, state, session)
+        _overview(trace, state, invocation)
         return
     out.show(f"run       {trace.run_id}", "bold")
     if trace.title:
@@ -46,24 +46,24 @@ def render(trace: Trace, state: RunState, session: Session, *, full: bool, only:
     out.show()
     _audit(out, trace, limit)
     _receipt(out, trace, limit)
-    _what_next(trace, state, session)
+    _what_next(trace, state, invocation)
 
 
-def _what_next(trace: Trace, state: RunState, session: Session) -> None:
-    out = session.output
-    for line in made_files(trace.artifacts, trace.run_id, session):
+def _what_next(trace: Trace, state: RunState, invocation: Invocation) -> None:
+    out = invocation.output
+    for line in made_files(trace.artifacts, trace.run_id, invocation):
         out.show(f"  {line}")
     for line in waits_for(state):
         out.show(f"  {'' if line.startswith(' ') else 'waits':<9} {line}")
-    for command in next_commands(state, session):
-        if command == session.command("show", state.run_id):
+    for command in next_commands(state, invocation):
+        if command == invocation.command("show", state.run_id):
             continue
         out.show(f"  next      {command}")
 
 
-def _overview(trace: Trace, state: RunState, session: Session) -> None:
+def _overview(trace: Trace, state: RunState, invocation: Invocation) -> None:
     """Write an overview: what a person wants to know first."""
-    out, audit = session.output, trace.audit
+    out, audit = invocation.output, trace.audit
     out.show(f"run       {trace.run_id}", "bold")
     for name, text in (("title", trace.title), ("goal", trace.goal)):
         if text:
@@ -78,8 +78,8 @@ def _overview(trace: Trace, state: RunState, session: Session) -> None:
     out.show(f"status    {headline(state)} · {_amounts(state)} · {audit.running_ms / 1000:.1f} s", style_of(audit.status))
     _ended(out, audit, trace, SHORT, margin="")
     _receipt(out, trace, SHORT, margin="")
-    _what_next(trace, state, session)
-    session.output.say(f"everything: {session.command('show', trace.run_id, '-v')}; one iteration: -i N", "dim")
+    _what_next(trace, state, invocation)
+    invocation.output.say(f"everything: {invocation.command('show', trace.run_id, '-v')}; one iteration: -i N", "dim")
 
 
 def _amounts(state: RunState) -> str:

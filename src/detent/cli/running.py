@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,11 +13,11 @@ import typer
 from detent.cli import options as o
 from detent.cli.approving import diff_lines, refuse_unseen, request_lines
 from detent.cli.drawing import diff_of, present
+from detent.cli.invocation import Invocation, operator
 from detent.cli.orders import Order
 from detent.cli.output import clean, code_of_status
 from detent.cli.progress import Progress
 from detent.cli.questions import Later, reply_to
-from detent.cli.session import Session, operator
 from detent.cli.standing import document, headline, report
 from detent.cli.trusting import attended
 from detent.cli.values import json_object, json_or_text
@@ -26,7 +26,7 @@ from detent.core.errors import ConfigError, NotAllowedNow, RunBusy
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.running.answering import saying_posted
-from detent.running.results import Approval, Result, approvals_of
+from detent.running.results import Answered, Approval, Result, approvals_of
 
 Work = Callable[[Engine, Progress], Awaitable[Result]]
 Answer = Callable[[Engine], Awaitable[Result]]
@@ -40,13 +40,13 @@ def run(goal: o.Goal = None, *, order: Order, verbose: o.Verbose = 0) -> int:
     The agent comes from --agent or ./agent.toml. Model options override the agent file. With --model and no agent file, a default agent runs:
     without tools, with the tools of --tools, or with all workspace tools if you give --workspace.
     """
-    session = order.session(verbose=verbose)
-    arguments = order.arguments(session, goal)
+    invocation = order.invocation(verbose=verbose)
+    arguments = order.arguments(invocation, goal)
 
     async def work(engine: Engine, progress: Progress) -> Result:
         return await engine.run(**arguments, observers=[progress])
 
-    return advance(session, work)
+    return advance(invocation, work)
 
 
 def resume(
@@ -66,16 +66,16 @@ def resume(
     setup: o.Setup,
 ) -> int:
     """Continue a run from the end of its log: after a crash, a suspension, or an answer given with --no-resume."""
-    session = Session(setup, changes=True)
+    invocation = Invocation(setup, changes=True)
     bounds = parse_budget(budget) if budget else None
     pairs = [one.partition("=") for one in accept_level or ()]
     levels: dict[str, Any] = {tool: level for tool, _, level in pairs}
 
     async def work(engine: Engine, progress: Progress) -> Result:
-        state = await session.outfit(run, agent_file=agent)
+        state = await invocation.outfit(run, agent_file=agent)
         return await engine.resume(state.run_id, budget=bounds, accept_levels=levels, by=by or operator(), observers=[progress])
 
-    return advance(session, work)
+    return advance(invocation, work)
 
 
 def reopen(
@@ -88,18 +88,18 @@ def reopen(
     setup: o.Setup,
 ) -> int:
     """Open a failed, stopped or given-up run again. Its usage so far still counts, so raise a limit that was reached (--budget)."""
-    session = Session(setup, changes=True)
+    invocation = Invocation(setup, changes=True)
     bounds = parse_budget(budget) if budget else None
 
     async def work(engine: Engine, progress: Progress) -> Result:
-        state = await session.outfit(run)
+        state = await invocation.outfit(run)
         return await engine.reopen(state.run_id, by=by or operator(), why=why, budget=bounds, resume=not no_resume, observers=[progress])
 
     if not no_resume:
-        return advance(session, work)
-    result = watched(session, work)
-    session.output.document(document(result, session))
-    session.output.say(f"run {session.short(result.run_id)} is open again; a worker will pick it up")
+        return advance(invocation, work)
+    result = watched(invocation, work)
+    invocation.output.document(document(result, invocation))
+    invocation.output.say(f"run {invocation.short(result.run_id)} is open again; a worker will pick it up")
     return 0
 
 
@@ -111,26 +111,26 @@ def cancel(
     setup: o.Quiet,
 ) -> int:
     """End a run. A waiting or suspended run ends at once; else the process that advances it stops. An ended run stays as it is."""
-    session = Session(setup, changes=True, bare=True)
+    invocation = Invocation(setup, changes=True, bare=True)
 
     async def work(engine: Engine) -> Result:
-        run_id = await session.find(run)  # cancelling needs no tools
-        before = await session.result(run_id)
+        run_id = await invocation.find(run)  # cancelling needs no tools
+        before = await invocation.result(run_id)
         if before.state.terminal and before.reason != "cancelled":
-            ended = f"nothing to cancel: run {session.short(run_id)} has already ended, {headline(before.state)}"
+            ended = f"nothing to cancel: run {invocation.short(run_id)} has already ended, {headline(before.state)}"
             raise NotAllowedNow(run_id, ended, reason_code="run_finished")
         return await engine.cancel(run_id, by=by or operator(), why=why)
 
-    result = session.drive(work)
+    result = invocation.drive(work)
     if result.state.terminal:
-        report(result, session)
+        report(result, invocation)
         return code_of_status(result.status)
-    if session.output.json:
-        report(result, session)
+    if invocation.output.json:
+        report(result, invocation)
     decided = result.answered is not None and result.answered.outcome == "accepted"
     how = "accepted" if decided else "posted, not decided yet"
-    session.output.say(
-        f"run {session.short(result.run_id)} is told to end: {how}. No call with a side effect starts from now on; the process that advances it stops"
+    invocation.output.say(
+        f"run {invocation.short(result.run_id)} is told to end: {how}. No call with a side effect starts from now on; the process that advances it stops"
     )
     return 0
 
@@ -150,18 +150,8 @@ def approve(
     """Approve exactly this waiting call, and continue the run."""
     edited = json_object(args, "--args") if args is not None else None
 
-    async def decide(session: Session, engine: Engine, state: RunState) -> Result:
-        request = next((asked for asked in approvals_of(state) if asked.call_id == call), None)
-        if request is not None and edited is None:
-            refuse_unseen(session, request, digest)
-        bound = digest or (request.digest if request is not None else "")
-        result = await engine.approve(state.run_id, call, by=how.by or operator(), args=edited, digest=bound, resume=False)
-        if request is not None:  # whether the answer counts is decided when the run continues
-            other = " with other arguments" if edited is not None else ""
-            session.output.say(f"approving call {call}{other}: {clean(request.reason)}", "bold")
-            shown = request if edited is None else msgspec.structs.replace(request, args=edited, origins={}, differs=None, healed=None)
-            session.output.page(request_lines(shown))
-        return result
+    async def decide(invocation: Invocation, engine: Engine, state: RunState) -> Result:
+        return await approve_call(invocation, engine, state, call, args=edited, digest=digest, by=how.by)
 
     return _answered(run, how, decide, said=f"approved call {call} of")
 
@@ -175,7 +165,7 @@ def deny(
 ) -> int:
     """Refuse a waiting call, and continue the run."""
 
-    async def decide(session: Session, engine: Engine, state: RunState) -> Result:
+    async def decide(invocation: Invocation, engine: Engine, state: RunState) -> Result:
         return await engine.deny(state.run_id, call, by=how.by or operator(), reason=reason, resume=False)
 
     return _answered(run, how, decide, said=f"denied call {call} of")
@@ -195,7 +185,7 @@ def reconcile(
     if (happened is None) == (not did_not):
         raise ConfigError("reconcile needs --happened RESULT or --not; check first what the call did")
 
-    async def decide(session: Session, engine: Engine, state: RunState) -> Result:
+    async def decide(invocation: Invocation, engine: Engine, state: RunState) -> Result:
         result = json_or_text(happened) if happened is not None else None
         return await engine.reconcile(
             state.run_id, call, happened=happened is not None, result=result, by=how.by or operator(), resume=False
@@ -213,7 +203,7 @@ def reply(
 ) -> int:
     """Answer a question of a run, and continue the run."""
 
-    async def decide(session: Session, engine: Engine, state: RunState) -> Result:
+    async def decide(invocation: Invocation, engine: Engine, state: RunState) -> Result:
         asked = state.asks.get(ask) or (next(iter(state.asks.values())) if len(state.asks) == 1 else None)
         said: Any = " ".join(text)
         if asked is not None and asked.expected is not None and asked.expected.get("type") != "string":
@@ -226,104 +216,147 @@ def reply(
 # Advancing ----------------------------------------------------------------------------------------------------------------------
 
 
-def advance(session: Session, work: Work) -> int:
+def advance(invocation: Invocation, work: Work) -> int:
     """Do `work` with live progress, ask the person at a terminal for the answers that the run waits for, report, and return the exit code."""
-    result = watched(session, work)
-    while result.status in ASKED and attended(session.output) and (answers := [*_ask(session, result), *_replies(session, result)]):
+    result = watched(invocation, work)
+    while (
+        result.status in ASKED and attended(invocation.output) and (answers := [*_ask(invocation, result), *_replies(invocation, result)])
+    ):
 
         async def answered(engine: Engine, progress: Progress, answers: list[Answer] = answers) -> Result:
             for answer in answers:
                 await answer(engine)
-            with saying_posted(session.run_id):
-                return await engine.resume(session.run_id, observers=[progress])
+            with saying_posted(invocation.run_id):
+                return await engine.resume(invocation.run_id, observers=[progress])
 
-        result = watched(session, answered)
-    report(result, session)
+        result = watched(invocation, answered)
+    report(result, invocation)
     return code_of_status(result.status)
 
 
-def watched(session: Session, work: Work) -> Result:
+def watched(invocation: Invocation, work: Work) -> Result:
     """Do `work` with live progress."""
-    shown = session.config.output.progress is not False
-    finishing = session.stops.finishing
-    with Progress(session.output, verbosity=session.verbosity, shown=shown, redact=_hidden(session), finishing=finishing) as progress:
-        session.stops.drawn = progress.drawing
-        return session.drive(lambda engine: work(engine, progress))
+    with shown(invocation) as progress:
+        return invocation.drive(lambda engine: work(engine, progress))
 
 
-def _hidden(session: Session) -> tuple[str, ...]:
-    return session.config.redact or ()
+@contextlib.contextmanager
+def shown(invocation: Invocation, *, names: bool = True) -> Generator[Progress]:
+    """Show the runs that the block advances; with `names` also their ids."""
+    with Progress(
+        invocation.output,
+        verbosity=invocation.verbosity,
+        shown=invocation.config.output.progress is not False,
+        redact=_hidden(invocation),
+        finishing=invocation.stops.finishing,
+        names=names,
+    ) as progress:
+        invocation.stops.drawn = progress.drawing
+        try:
+            yield progress
+        finally:
+            invocation.stops.drawn = False
 
 
-def _answered(run: str, how: o.Answering, decide: Callable[[Session, Engine, RunState], Awaitable[Result]], *, said: str) -> int:
+def _hidden(invocation: Invocation) -> tuple[str, ...]:
+    return invocation.config.redact or ()
+
+
+def _answered(run: str, how: o.Answering, decide: Callable[[Invocation, Engine, RunState], Awaitable[Result]], *, said: str) -> int:
     """Record an answer; then continue the run, unless --no-resume is given."""
-    session = Session(how.setup, changes=True, bare=how.no_resume)
+    invocation = Invocation(how.setup, changes=True, bare=how.no_resume)
 
     async def work(engine: Engine) -> Result:
-        return await decide(session, engine, await session.outfit(run))
+        return await decide(invocation, engine, await invocation.outfit(run))
 
-    given = session.drive(work)
+    given = invocation.drive(work)
     told = given.answered
     if not how.no_resume:
 
         async def go_on(engine: Engine, progress: Progress) -> Result:
             nonlocal told
-            try:
-                with saying_posted(session.run_id):
-                    result = await engine.resume(session.run_id, observers=[progress])
-            except RunBusy:  # a worker has picked it up because of the answer
-                result = await session.result(session.run_id)
-            if told is not None:
-                told = await engine.decided(session.run_id, told.signal)
-            if told is not None and told.outcome == "refused":
-                asks = bool(approvals_of(result.state))
-                look = f"; look at what waits now: `{session.command('approvals', session.run_id)}`" if asks else ""
-                raise NotAllowedNow(session.run_id, f"{told.why}{look}", reason_code=told.code)
-            return msgspec.structs.replace(result, answered=told)
+            result = await continued(invocation, engine, progress, told)
+            told = result.answered
+            return result
 
-        code = advance(session, go_on)
-        session.output.say(f"{told.outcome if told else 'accepted'}: {said} run {session.short(session.run_id)}")
+        code = advance(invocation, go_on)
+        invocation.output.say(f"{told.outcome if told else 'accepted'}: {said} run {invocation.short(invocation.run_id)}")
         return code
-    if session.output.json:
-        report(given, session)
+    if invocation.output.json:
+        report(given, invocation)
     if told is not None and told.outcome == "accepted":
-        session.output.say(f"accepted: {said} run {session.short(session.run_id)}")
+        invocation.output.say(f"accepted: {said} run {invocation.short(invocation.run_id)}")
         return 0
-    session.output.say(f"{said} run {session.short(session.run_id)}: posted, not decided yet; it is decided when the run continues")
-    session.output.say(f"  next: {session.command('resume', session.run_id)}")
+    invocation.output.say(
+        f"{said} run {invocation.short(invocation.run_id)}: posted, not decided yet; it is decided when the run continues"
+    )
+    invocation.output.say(f"  next: {invocation.command('resume', invocation.run_id)}")
     return 0
 
 
-def _ask(session: Session, result: Result) -> list[Answer]:
+async def approve_call(
+    invocation: Invocation, engine: Engine, state: RunState, call: str, *, args: Any = None, digest: str = "", by: str | None = None
+) -> Result:
+    """Approve a waiting call, with other `args` if given, and show it. Raise `NotAllowedNow` if it was not shown as a whole and has no digest."""
+    request = next((asked for asked in approvals_of(state) if asked.call_id == call), None)
+    if request is not None and args is None:
+        refuse_unseen(invocation, request, digest)
+    bound = digest or (request.digest if request is not None else "")
+    result = await engine.approve(state.run_id, call, by=by or operator(), args=args, digest=bound, resume=False)
+    if request is not None:  # whether the answer counts is decided when the run continues
+        other = " with other arguments" if args is not None else ""
+        invocation.output.say(f"approving call {call}{other}: {clean(request.reason)}", "bold")
+        shown = request if args is None else msgspec.structs.replace(request, args=args, origins={}, differs=None, healed=None)
+        invocation.output.page(request_lines(shown))
+    return result
+
+
+async def continued(invocation: Invocation, engine: Engine, progress: Progress, told: Answered | None) -> Result:
+    """Continue a run that was answered, and return its result with what became of the answer. Raise `NotAllowedNow` if it was refused."""
+    try:
+        with saying_posted(invocation.run_id):
+            result = await engine.resume(invocation.run_id, observers=[progress])
+    except RunBusy:  # a worker has picked it up because of the answer
+        result = await invocation.result(invocation.run_id)
+    if told is not None:
+        told = await engine.decided(invocation.run_id, told.signal)
+    if told is not None and told.outcome == "refused":
+        asks = bool(approvals_of(result.state))
+        look = f"; look at what waits now: `{invocation.command('approvals', invocation.run_id)}`" if asks else ""
+        raise NotAllowedNow(invocation.run_id, f"{told.why}{look}", reason_code=told.code)
+    return msgspec.structs.replace(result, answered=told)
+
+
+def _ask(invocation: Invocation, result: Result) -> list[Answer]:
     """Ask the person at the terminal about each waiting call; leave out postponed ones."""
-    asked = [(request, _ask_one(session, request, result.state)) for request in approvals_of(result.state)]
-    return [partial(_decide, session, request, approved) for request, approved in asked if approved is not None]
+    asked = [(request, _ask_one(invocation, request, result.state)) for request in approvals_of(result.state)]
+    return [partial(_decide, invocation, request, approved) for request, approved in asked if approved is not None]
 
 
-async def _decide(session: Session, request: Approval, approved: bool, engine: Engine) -> Result:
+async def _decide(invocation: Invocation, request: Approval, approved: bool, engine: Engine) -> Result:
     decide = engine.approve if approved else engine.deny
-    return await decide(session.run_id, request.call_id, by=operator(), digest=request.digest, resume=False)
+    return await decide(invocation.run_id, request.call_id, by=operator(), digest=request.digest, resume=False)
 
 
-def _replies(session: Session, result: Result) -> list[Answer]:
+def _replies(invocation: Invocation, result: Result) -> list[Answer]:
     """Ask the person at the terminal the run's questions; leave out postponed ones."""
     found: list[Answer] = []
     for ask in result.state.asks.values():
         with contextlib.suppress(Later):
-            found.append(partial(_reply, session, ask.ask_id, reply_to(session.output, session.run_id, ask)))
+            found.append(partial(_reply, invocation, ask.ask_id, reply_to(invocation.output, invocation.run_id, ask)))
     return found
 
 
-async def _reply(session: Session, ask_id: str, said: Any, engine: Engine) -> Result:
-    return await engine.reply(session.run_id, said, by=operator(), ask_id=ask_id, resume=False)
+async def _reply(invocation: Invocation, ask_id: str, said: Any, engine: Engine) -> Result:
+    return await engine.reply(invocation.run_id, said, by=operator(), ask_id=ask_id, resume=False)
 
 
-def _ask_one(session: Session, request: Approval, state: RunState) -> bool | None:
+def _ask_one(invocation: Invocation, request: Approval, state: RunState) -> bool | None:
     """Show the call and the change that it makes in a file, and ask. The person can approve only if all of it was shown."""
-    output = session.output
+    output = invocation.output
     output.say(f"\n{clean(request.tool)} wants to run ({clean(request.reason)}):", "bold")
     changes = diff_of(
-        request.tool, request.args, present(state.agent.meta.get("workspace"), request.args, (*state.agent.redact, *_hidden(session)))
+        request.tool, request.args, present(state.agent.meta.get("workspace"), request.args, (*state.agent.redact, *_hidden(invocation)))
     )
     seen = output.page([*request_lines(request), *diff_lines(changes)]) and not request.too_long
     question = "approve this call? [y]es / [n]o / [l]ater: " if seen else "not all of it was shown. [n]o / [l]ater: "

@@ -7,16 +7,16 @@ from typing import Any
 
 from detent.cli.approving import request_lines
 from detent.cli.drawing import show_answer
+from detent.cli.invocation import Invocation
 from detent.cli.model_calls import spent
 from detent.cli.output import FURTHER, as_text, clean, counted, shortened, style_of
-from detent.cli.session import Session
 from detent.core.budget import Exhausted
 from detent.core.events import ArtifactRef
 from detent.core.state import RunState
-from detent.running.results import Result, approvals_of
+from detent.running.results import Result, approvals_of, doubts_of
 
 
-def document(result: Result, session: Session) -> dict[str, Any]:
+def document(result: Result, invocation: Invocation) -> dict[str, Any]:
     """Return a result as the one JSON document of a command."""
     state = result.state
     return {
@@ -39,16 +39,16 @@ def document(result: Result, session: Session) -> dict[str, Any]:
         "records": state.seq,
         "digest": state.digest,
         "receipt": result.receipt,
-        "next": next_commands(state, session),
+        "next": next_commands(state, invocation),
         **({"answered": result.answered} if result.answered else {}),
     }
 
 
-def report(result: Result, session: Session) -> None:
+def report(result: Result, invocation: Invocation) -> None:
     """Write the answer to stdout, and the status and what to do next to stderr; with `--json` only the document."""
-    output = session.output
+    output = invocation.output
     if output.json:
-        output.document(document(result, session))
+        output.document(document(result, invocation))
         return
     if result.output is not None:
         show_answer(output, result.output, by_model=result.usage.model_calls > 0)
@@ -58,13 +58,13 @@ def report(result: Result, session: Session) -> None:
     if usage.model_calls:
         told = f": {spent(usage)}" if usage.total_tokens else ", no tokens reported"
         counts += f" · {counted(usage.model_calls, 'model call')}{told}"
-    output.say(f"{headline(result.state)} · {counts} · run {session.short(result.run_id)}", style_of(result.status))
+    output.say(f"{headline(result.state)} · {counts} · run {invocation.short(result.run_id)}", style_of(result.status))
     if result.partial and result.output is None:
         output.say(f"  best text so far: {shortened(result.partial, 200)}")
-    for line in (*made_files(result.artifacts, result.run_id, session), *waits_for(result.state)):
+    for line in (*made_files(result.artifacts, result.run_id, invocation), *waits_for(result.state)):
         output.say(f"  {line}")
-    commands = next_commands(result.state, session)
-    if commands and session.engine.store.url == "ram:":
+    commands = next_commands(result.state, invocation)
+    if commands and invocation.engine.store.url == "ram:":
         output.say("  the store is in memory, so the run ends with this command; give --store URL to keep it")
         commands = []
     for command in commands:
@@ -111,10 +111,9 @@ def waits_for(state: RunState) -> list[str]:
         lines.append(f"question: {shortened(ask.question, None)}")
         if ask.expected is not None:
             lines.append(f"  answer with: {shortened(as_text(ask.expected), 200)}")
-    for call_id in state.in_doubt:
-        call = state.call(call_id)
-        what = f"{clean(call.tool)} {shortened(as_text(call.args), 200)}: {shortened(call.why, None)}" if call else ""
-        lines.append(f"in doubt: call {call_id}: {what}; check whether it happened")
+    for doubt in doubts_of(state):
+        what = f"{clean(doubt.tool)} {shortened(as_text(doubt.args), 200)}: {shortened(doubt.why, None)}"
+        lines.append(f"in doubt: call {doubt.call_id}: {what}; check whether it happened")
     for name, level in ({} if state.terminal else state.lowered).items():
         lines.append(f"tool {clean(name)} is declared {level} now; {state.levels[name]} holds until a person accepts the lower level")
     lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in (() if state.terminal else state.timers.values())]
@@ -124,17 +123,17 @@ def waits_for(state: RunState) -> list[str]:
     return lines
 
 
-def made_files(files: Sequence[ArtifactRef], run_id: str, session: Session) -> list[str]:
+def made_files(files: Sequence[ArtifactRef], run_id: str, invocation: Invocation) -> list[str]:
     """Return a line for each file that models made, with the command that exports it."""
     return [
-        f"made      {clean(file.media_type)}, {file.size_bytes} bytes: {session.command('export', run_id, '--artifact', file.key, '-o', 'FILE')}"
+        f"made      {clean(file.media_type)}, {file.size_bytes} bytes: {invocation.command('export', run_id, '--artifact', file.key, '-o', 'FILE')}"
         for file in files
     ]
 
 
-def next_commands(state: RunState, session: Session) -> list[str]:
+def next_commands(state: RunState, invocation: Invocation) -> list[str]:
     """Return the exact commands that continue the run, the most likely first; none for a completed run."""
-    run, command = state.run_id, session.command
+    run, command = state.run_id, invocation.command
     if state.status == "completed":
         return []
     if state.terminal:

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
+from detent.cli.invocation import Invocation
 from detent.cli.looking import since_of
 from detent.cli.output import clean
-from detent.cli.session import Session
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
 from detent.engine import Engine
@@ -70,22 +70,22 @@ def stats(
     SUCCESS is the share of completed runs among all ended runs. Durations run from the first to the last record and include waits. Cost
     includes only models with a known price.
     """
-    session = Session(setup, bare=True)
+    invocation = Invocation(setup, bare=True)
     query = RunQuery(agent=agent, tenant=tenant, since=None if since == "all" else since_of(since))
 
     async def work(_: Engine) -> list[RunHead]:
-        return await session.heads(query)
+        return await invocation.heads(query)
 
-    heads = session.drive(work, missing=[])
+    heads = invocation.drive(work, missing=[])
     whole, agents, days = tallied(heads)
-    session.output.document({"since": query.since, "all": whole, "by_agent": agents, "by_day": days})
+    invocation.output.document({"since": query.since, "all": whole, "by_agent": agents, "by_day": days})
     if not heads:
-        session.output.say("no runs fit" if session.there else f"no runs yet: {session.engine.store.url} does not exist")
+        invocation.output.say("no runs fit" if invocation.there else f"no runs yet: {invocation.engine.store.url} does not exist")
         return 0
-    table = session.output.table
+    table = invocation.output.table
     spare = ("TURNS", "P95", "OPEN", "STOPPED")
     table(("AGENT", *_HEAD), _rows([*agents.items(), *([("all", whole)] if len(agents) > 1 else [])]), spare=spare)
-    session.output.show()
+    invocation.output.show()
     table(("DAY", *_HEAD), _rows(days.items()), spare=spare)
     return 0
 

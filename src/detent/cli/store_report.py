@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from detent.cli import options as o
+from detent.cli.invocation import Invocation
 from detent.cli.output import FAILED, Output, clean, room_of
 from detent.cli.removing import confirm
-from detent.cli.session import Session
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.history.examining import GRACE_S, Mended, Report, examine, mend, planned
@@ -36,18 +36,18 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
 def examine_store(*, store: str, config: Path | None, repair: bool, yes: bool, json_wanted: bool) -> int:
     """Examine a whole store and report the findings; return 0 if nothing is damaged, else 1."""
     setup = o.Setup(store=store, config=config, json_wanted=json_wanted)
-    session = Session(setup, bare=True, asks=False)
-    output, seen_at = session.output, time.time()
-    found = session.drive(lambda engine: examine(engine.runtime), missing=None)
+    invocation = Invocation(setup, bare=True, asks=False)
+    output, seen_at = invocation.output, time.time()
+    found = invocation.drive(lambda engine: examine(engine.runtime), missing=None)
     if found is None:
-        raise ConfigError(f"{session.engine.store.url}: there is no store, and none was created; is the URL right?")
+        raise ConfigError(f"{invocation.engine.store.url}: there is no store, and none was created; is the URL right?")
     steps = planned(found.faults)
     if not repair or not steps:
         output.document(found)
         _show(found, output)
         if steps:
             output.show()
-            output.show(f"next: {session.command('doctor', '--repair')} would")
+            output.show(f"next: {invocation.command('doctor', '--repair')} would")
             _lines(output, [f"  - {step}" for step in steps])
         elif repair:
             output.say("--repair found nothing to repair")
@@ -62,7 +62,7 @@ def examine_store(*, store: str, config: Path | None, repair: bool, yes: bool, j
     async def work(engine: Engine) -> tuple[Mended, Report]:
         return await mend(engine.runtime, found.faults, examined_at=seen_at, grace_s=GRACE_S), await examine(engine.runtime)
 
-    mended, after = Session(setup, changes=True, bare=True, asks=False).drive(work)
+    mended, after = Invocation(setup, changes=True, bare=True, asks=False).drive(work)
     output.document(Repaired(before=found, planned=tuple(steps), done=mended.done, left=mended.left, after=after))
     for line in mended.done:
         output.say(f"done: {line}", "green")

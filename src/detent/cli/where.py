@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
+from detent.cli.invocation import DECIDING, Invocation
 from detent.cli.logged import AGENT_FILE
 from detent.cli.output import Output, clean
-from detent.cli.session import DECIDING, Session
 from detent.cli.trusting import ask, attended
 from detent.config import adopting
 from detent.config.demands import Demand
@@ -45,22 +45,22 @@ def where(
         raise ConfigError(f"where {old}: add --adopt to move the store from there to the state directory of {here}")
     place = state_directory()
     try:
-        session = Session(setup, bare=True)
+        invocation = Invocation(setup, bare=True)
     except ConfigError:  # show where the operator's file is, even if a file cannot be read
         output = Output(json_wanted=setup.json_wanted)
         output.document({"directory": str(here), "state_directory": str(place), "operators_file": str(place / OPERATORS_FILE)})
         output.show(f"state     {clean(str(place))}")
         output.show(f"operator  {clean(str(place / OPERATORS_FILE))}")
         raise
-    store, operators = session.engine.store.url, place / OPERATORS_FILE
-    exists = all(Path(path).exists() for path in places_of(session.engine.store))
-    unused, output = adopting.unused(here), session.output
+    store, operators = invocation.engine.store.url, place / OPERATORS_FILE
+    exists = all(Path(path).exists() for path in places_of(invocation.engine.store))
+    unused, output = adopting.unused(here), invocation.output
     lines = [
         ("state", str(place), f"derived from the path of this directory, in {_home()}"),
-        ("store", store, _and_there(_why_store(setup, session, operators), exists)),
+        ("store", store, _and_there(_why_store(setup, invocation, operators), exists)),
         ("operator", str(operators), _and_there("overrides the configuration, because no tool can write it", operators.is_file())),
         ("config", *_configured(setup)),
-        ("agent", *_agent(session, operators)),
+        ("agent", *_agent(invocation, operators)),
     ]
     output.document(
         {
@@ -89,7 +89,7 @@ def _home() -> str:
     return "$XDG_STATE_HOME" if Path(os.environ.get("XDG_STATE_HOME", "")).is_absolute() else "~/.local/state"
 
 
-def _why_store(setup: o.Setup, session: Session, operators: Path) -> str:
+def _why_store(setup: o.Setup, invocation: Invocation, operators: Path) -> str:
     """Return the setting that names the store: the first of option, environment, operator's file and configuration."""
     if setup.store:
         return "named by --store"
@@ -97,7 +97,7 @@ def _why_store(setup: o.Setup, session: Session, operators: Path) -> str:
         return "named by DETENT_STORE"
     if operators_config(without=DECIDING).store.url:
         return f"named by {operators}"
-    if session.filed.store.url:
+    if invocation.filed.store.url:
         return f"named by {_configured(setup)[0]}"
     return "the default, in the state directory: no option, variable or file names another"
 
@@ -112,12 +112,12 @@ def _configured(setup: o.Setup) -> tuple[str, str]:
     return (str(found.resolve()), "found in this directory") if found else ("none", f"this directory has no {CONFIG_FILE}")
 
 
-def _agent(session: Session, operators: Path) -> tuple[str, str]:
+def _agent(invocation: Invocation, operators: Path) -> tuple[str, str]:
     """Return the agent file for a command that names none, and why."""
     if os.environ.get("DETENT_AGENT"):
         return os.environ["DETENT_AGENT"], "named by DETENT_AGENT"
-    if session.config.agent:
-        return session.config.agent, f"named by `agent` in the configuration or in {operators.name} of the state directory"
+    if invocation.config.agent:
+        return invocation.config.agent, f"named by `agent` in the configuration or in {operators.name} of the state directory"
     if Path(AGENT_FILE).is_file():
         return str(Path(AGENT_FILE).resolve()), "found in this directory"
     return "none", f"this directory has no {AGENT_FILE}; name one with --agent"

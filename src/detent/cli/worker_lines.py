@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
+from detent.cli.invocation import Invocation
 from detent.cli.live_lines import LiveLines
 from detent.cli.output import counted, shortened, style_of
-from detent.cli.session import Session
 from detent.cli.standing import headline, waits_for
 from detent.core import events as e
 from detent.core.records import Record
@@ -21,19 +21,19 @@ WIDTH = 160
 
 
 class WorkerLines:
-    """Use as `with WorkerLines(session, shown=...) as lines:`. With -v every call has a line, with -vv every record."""
+    """Use as `with WorkerLines(invocation, shown=...) as lines:`. With -v every call has a line, with -vv every record."""
 
-    def __init__(self, session: Session, *, shown: bool) -> None:
-        self._session, self._shown = session, shown
+    def __init__(self, invocation: Invocation, *, shown: bool) -> None:
+        self._invocation, self._shown = invocation, shown
         self._live: LiveLines | None = None
         self.in_progress: set[str] = set()
         """The runs that were picked up and have not ended or started to wait."""
 
     def __enter__(self) -> WorkerLines:
         if self._shown and sys.stderr.isatty():
-            self._live = LiveLines(self._session.stops.finishing)
+            self._live = LiveLines(self._invocation.stops.finishing)
             self._live.__enter__()
-            self._session.stops.drawn = True
+            self._invocation.stops.drawn = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -43,13 +43,13 @@ class WorkerLines:
 
     def begin(self, concurrency: int) -> None:
         """Print what the worker works on."""
-        self._line(f"working on {self._session.engine.store.url}, {counted(concurrency, 'run')} at once; Ctrl-C stops", "dim")
+        self._line(f"working on {self._invocation.engine.store.url}, {counted(concurrency, 'run')} at once; Ctrl-C stops", "dim")
         if self._live is not None:
             self._live.now("waiting for runs")
 
     def on_record(self, record: Record, state: RunState) -> None:
         """Show what the record means for the run."""
-        event, run, verbosity = record.event, self._session.short(state.run_id), self._session.verbosity
+        event, run, verbosity = record.event, self._invocation.short(state.run_id), self._invocation.verbosity
         if verbosity > 1:
             self._line(f"{run}  {record.envelope.seq:>5}  {type(event).__name__}", "dim")
         match event:
@@ -69,9 +69,9 @@ class WorkerLines:
     def on_chunk(self, chunk: Chunk) -> None:
         """Show which model or tool a run is calling. Streams are not shown, because there are several runs."""
         if chunk.kind == "model":
-            self._now(self._session.short(chunk.run_id), f"iteration {chunk.iteration} · asking {chunk.content['model']}")
+            self._now(self._invocation.short(chunk.run_id), f"iteration {chunk.iteration} · asking {chunk.content['model']}")
         elif chunk.kind == "tool":
-            self._now(self._session.short(chunk.run_id), f"iteration {chunk.iteration} · {chunk.content['tool']}")
+            self._now(self._invocation.short(chunk.run_id), f"iteration {chunk.iteration} · {chunk.content['tool']}")
 
     def _now(self, run: str, doing: str) -> None:
         if self._live is not None:
@@ -80,10 +80,10 @@ class WorkerLines:
     def _over(self, state: RunState) -> None:
         self.in_progress.discard(state.run_id)
         if self._live is not None:
-            self._live.end(self._session.short(state.run_id))
+            self._live.end(self._invocation.short(state.run_id))
         usage = state.usage
         counts = f"{counted(usage.iterations, 'iteration')}, {counted(usage.tool_calls, 'call')}"
-        self._line(f"run {self._session.short(state.run_id)} {shortened(headline(state), WIDTH)} · {counts}", style_of(state.status))
+        self._line(f"run {self._invocation.short(state.run_id)} {shortened(headline(state), WIDTH)} · {counts}", style_of(state.status))
         for line in waits_for(state):
             self._line(f"  {shortened(line, WIDTH)}")
 
@@ -91,4 +91,4 @@ class WorkerLines:
         if self._live is not None:
             self._live.print(text, style)
         elif self._shown:
-            self._session.output.say(text, style)
+            self._invocation.output.say(text, style)

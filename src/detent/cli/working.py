@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from detent.cli import options as o
+from detent.cli.invocation import Invocation
 from detent.cli.logged import own_agents
 from detent.cli.orders import ForWhom, Order
 from detent.cli.output import SUSPENDED, USAGE, WAITING, code_of_status, shortened
-from detent.cli.session import Session
 from detent.cli.standing import document
 from detent.cli.values import duration
 from detent.cli.worker_lines import WorkerLines
@@ -32,22 +32,22 @@ def submit(goal: o.Goal = None, *, order: Order) -> int:
 
     The agent is found as in `detent run`. Keys and the workspace are needed where the worker runs, not here.
     """
-    session = order.session()
-    arguments = order.arguments(session, goal)
-    if session.engine.store.url == "ram:":
+    invocation = order.invocation()
+    arguments = order.arguments(invocation, goal)
+    if invocation.engine.store.url == "ram:":
         raise ConfigError("a store in memory ends with this command, so no worker can see the run; give --store URL")
 
     async def work(engine: Engine) -> Result:
         return result_of(await engine.load(await engine.submit(**arguments)))
 
-    result = session.drive(work)
-    session.output.document(document(result, session))
-    session.output.show(result.run_id)
+    result = invocation.drive(work)
+    invocation.output.document(document(result, invocation))
+    invocation.output.show(result.run_id)
     if result.state.seq > 1:
-        session.output.say(f"the run exists already: {result.status}")
+        invocation.output.say(f"the run exists already: {result.status}")
     else:
-        session.output.say("submitted; a worker will pick it up, `detent tail` follows it")
-        session.output.say(f"  next: {session.command('worker')}")
+        invocation.output.say("submitted; a worker will pick it up, `detent tail` follows it")
+        invocation.output.say(f"  next: {invocation.command('worker')}")
     return 0
 
 
@@ -85,31 +85,31 @@ def worker(
     signal cuts those calls off. With --until-idle it exits with the worst exit code of its runs: 0 if all completed or wait.
     """
     drain_s = None if drain is None else duration(drain, "--drain")
-    session = Session(setup, changes=True, patient=True, drain_s=drain_s)
-    if session.engine.store.url == "ram:":
+    invocation = Invocation(setup, changes=True, patient=True, drain_s=drain_s)
+    if invocation.engine.store.url == "ram:":
         raise ConfigError("a store in memory starts empty with this command, and no other process sees it; give --store URL")
-    for file in own_agents(session.config):
-        session.trust.need_agent(file)
-    session.creates, whose = not until_idle, ForWhom(tenant=tenant).host()
-    host = session.engine.worker_host
+    for file in own_agents(invocation.config):
+        invocation.trust.need_agent(file)
+    invocation.creates, whose = not until_idle, ForWhom(tenant=tenant).host()
+    host = invocation.engine.worker_host
     if concurrency is not None and isinstance(host, InProcessHost):
         host.concurrency = concurrency
-    shown = session.config.output.progress is not False
+    shown = invocation.config.output.progress is not False
 
-    def again(lent: dict[str, Any]) -> Session:
-        return Session(setup, changes=True, patient=True, asks=False, lent=lent, drain_s=drain_s)
+    def again(lent: dict[str, Any]) -> Invocation:
+        return Invocation(setup, changes=True, patient=True, asks=False, lent=lent, drain_s=drain_s)
 
-    with WorkerLines(session, shown=shown) as lines:
+    with WorkerLines(invocation, shown=shown) as lines:
 
         async def work(engine: Engine) -> Worked:
             lines.begin(getattr(host, "concurrency", 1))
-            async with Crew(session, again, lines) as crew:
+            async with Crew(invocation, again, lines) as crew:
                 return await engine.work(until_idle=until_idle, waiting_only=waiting_only, host=whose, hand_for=crew.hand)
 
-        worked = session.drive(work, missing=Worked())
-    session.output.document(worked)
-    _summarise(worked, session, lines.in_progress.difference(worked.failed, worked.left, worked.dead_letters))
-    if session.stops.by:
+        worked = invocation.drive(work, missing=Worked())
+    invocation.output.document(worked)
+    _summarise(worked, invocation, lines.in_progress.difference(worked.failed, worked.left, worked.dead_letters))
+    if invocation.stops.by:
         return SUSPENDED if until_idle else 0
     return _code(worked)
 
@@ -117,9 +117,9 @@ def worker(
 class Crew:
     """The engines of one worker. Runs share an engine if they need the same tools of the same workspace."""
 
-    def __init__(self, first: Session, again: Callable[[dict[str, Any]], Session], lines: WorkerLines) -> None:
+    def __init__(self, first: Invocation, again: Callable[[dict[str, Any]], Invocation], lines: WorkerLines) -> None:
         self._first, self._again, self._lines = first, again, lines
-        self._sessions: dict[str, Session] = {}
+        self._invocations: dict[str, Invocation] = {}
         self._open, self._making = contextlib.AsyncExitStack(), asyncio.Lock()
 
     async def __aenter__(self) -> Crew:
@@ -134,18 +134,18 @@ class Crew:
         await self._first.name(run_id)
         key = repr([state.agent.meta.get(name) for name in RECORDED])
         async with self._making:
-            session = self._sessions.get(key) or await self._make(key)
-        session.equip(state, own=True)
-        return session.engine.hand([self._lines])
+            invocation = self._invocations.get(key) or await self._make(key)
+        invocation.equip(state, own=True)
+        return invocation.engine.hand([self._lines])
 
-    async def _make(self, key: str) -> Session:
+    async def _make(self, key: str) -> Invocation:
         parts = self._first.engine.hand().parts
         models = Models(limits=parts.traffic.limits, retries=parts.traffic.retries, titles=parts.titles) if parts.traffic else Models()
-        session = self._again({"models": models, "scheduler": parts.scheduler})
-        await self._open.enter_async_context(session.engine)
-        self._first.stops.engines.append(session.engine)
-        self._sessions[key] = session
-        return session
+        invocation = self._again({"models": models, "scheduler": parts.scheduler})
+        await self._open.enter_async_context(invocation.engine)
+        self._first.stops.engines.append(invocation.engine)
+        self._invocations[key] = invocation
+        return invocation
 
 
 def _code(worked: Worked) -> int:
@@ -157,18 +157,18 @@ def _code(worked: Worked) -> int:
     return max(codes, default=0)
 
 
-def _summarise(worked: Worked, session: Session, suspended: Collection[str]) -> None:
+def _summarise(worked: Worked, invocation: Invocation, suspended: Collection[str]) -> None:
     """Print what was done, and what is left to do."""
-    say = session.output.say
+    say = invocation.output.say
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in sorted(worked.came_to.items())]
-    if session.stops.by and suspended:
+    if invocation.stops.by and suspended:
         counts.append(f"{len(suspended)} suspended, left to the next worker")
-    done = ", ".join(counts) or ("no runs" if session.there else f"there is no store yet at {session.engine.store.url}")
-    say(f"the worker {f'was stopped ({session.stops.by})' if session.stops.by else 'has nothing left to do'}: {done}")
+    done = ", ".join(counts) or ("no runs" if invocation.there else f"there is no store yet at {invocation.engine.store.url}")
+    say(f"the worker {f'was stopped ({invocation.stops.by})' if invocation.stops.by else 'has nothing left to do'}: {done}")
     for run_id, why in worked.dead_letters.items():
-        say(f"  given up: run {session.short(run_id)}: {shortened(why, None)}", "red")
-        say(f"  next: {session.command('reopen', run_id)}")
+        say(f"  given up: run {invocation.short(run_id)}: {shortened(why, None)}", "red")
+        say(f"  next: {invocation.command('reopen', run_id)}")
     for run_id, why in worked.failed.items():
-        say(f"  failed, will be tried again: run {session.short(run_id)}: {shortened(why, None)}", "yellow")
+        say(f"  failed, will be tried again: run {invocation.short(run_id)}: {shortened(why, None)}", "yellow")
     for run_id, why in worked.left.items():
-        say(f"  left to other workers: run {session.short(run_id)}: {shortened(why, None)}", "yellow")
+        say(f"  left to other workers: run {invocation.short(run_id)}: {shortened(why, None)}", "yellow")

@@ -318,6 +318,28 @@ class StoreFull(StoreError):
     retryable = True
 
 
+class ItemNotFound(DetentError):
+    """No memory item that the caller may see has this id."""
+
+    code = "item_not_found"
+
+    def __init__(self, item_id: str) -> None:
+        self.item_id = item_id
+        super().__init__(f"no memory item {item_id!r} is visible here; `detent memory list` shows the items")
+
+
+class ItemConflict(DetentError):
+    """A memory item cannot change like this: its id has another content, or what it replaces was already replaced or forgotten."""
+
+    code = "item_conflict"
+
+
+class ItemRefused(DetentError):
+    """A memory item cannot be kept: it is too large, malformed, or outside of the scopes that the caller may see."""
+
+    code = "item_refused"
+
+
 class EffectFailed(DetentError):
     """The function behind an `effect` raised; the message has its exception. After a crash and in a replay it is raised again."""
 

@@ -56,7 +56,7 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
 
 def _woken(state: RunState) -> bool:
     """Whether a pass that waited can continue: what it waited for arrived while another pass beside it continued and picked it up."""
-    return any(known.status not in CLOSED and not known.ended and not waits(state, known) for known in state.passes.values())
+    return any(known.status not in CLOSED and not waits(state, known) for known in state.passes.values())
 
 
 async def _settled(run: Run, strategy: Strategy, passes: StrategyPasses) -> Settled:

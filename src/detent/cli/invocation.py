@@ -45,11 +45,11 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports import RunQuery, ToolSpec, look_at
+from detent.ports.passwords import without_password
 from detent.ports.verifying import Stated
 from detent.running.interrupts import on_signals
 from detent.running.results import Result, result_of
 from detent.running.starting import add_imported
-from detent.stores.passwords import without_password
 from detent.tools.mcp.offered import ServerTool
 from detent.tools.mcp.settings import McpServer
 
@@ -64,7 +64,7 @@ DECIDING = ("planner", "policy", "tools", "mcp", "http", "observers", "secrets",
 """The keys of the configuration that are needed only to plan or execute. A read-only command imports and starts nothing."""
 
 
-class Session:
+class Invocation:
     """The configuration, engine and store of one command. Raises `ConfigError` for wrong files, variables and options.
 
     - `changes`: the command changes runs, so a store of an earlier version is upgraded; otherwise it stays as it is
@@ -72,8 +72,8 @@ class Session:
     - `bare`: the command decides nothing; no planner, policy, tools or observers are made, and a fault in them does not stop it
     - `patient`: wait for a database server that has not started yet, as long as any program does
     - `asks`: the command may ask the person at the terminal for trust
-    - `there`: whether the store exists, once the session was driven
-    - `lent`: parts of the engine that are shared with another session
+    - `there`: whether the store exists, once the invocation was driven
+    - `lent`: parts of the engine that are shared with another invocation
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Session:
         return result_of(await self.engine.load(run_id))
 
     async def outfit(self, asked: str, *, agent_file: str | None = None) -> RunState:
-        """Find the run and, unless the session is bare, register the tools that its log or `agent_file` names.
+        """Find the run and, unless the invocation is bare, register the tools that its log or `agent_file` names.
 
         Raise `ConfigError`.
         """
@@ -287,6 +287,10 @@ class Session:
         add_import_roots(self.config.import_roots or ())
         agent = load_agent(path)
         return path, replace(agent, mcp=allowed_servers(agent.mcp, self.config))
+
+    def names_agent(self, asked: Asked = NOT_ASKED) -> bool:
+        """Whether `agent` finds one: in the configuration, the options or the working directory."""
+        return bool(self.config.agent) or Path(AGENT_FILE).is_file() or asked.model is not None
 
     def agent(self, asked: Asked = NOT_ASKED) -> Agent:
         """Return the agent to run, with its tools registered and its workspace recorded; raise `ConfigError`.

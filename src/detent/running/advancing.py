@@ -219,7 +219,7 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
-            preparing=preparing_of(journal.state, parts.compactors),
+            preparing=preparing_of(journal.state, parts.compactors, planner),
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

@@ -11,20 +11,26 @@ from __future__ import annotations
 from typing import Any
 
 from detent.config.names import Names
+from detent.core.actions import FinalAnswer
 from detent.core.errors import PlannerFailed, StoreError, Suspended
 from detent.core.events import ContextCompacted
 from detent.core.history import Seq
 from detent.core.state import Item, KernelState
 from detent.kernel.context import KernelContext
+from detent.ports import Planner, models_asked
 from detent.ports.compacting import Ask, CompactionOptions, Compactor, Dropped, Measured
 from detent.ports.outside import Interrupted
 from detent.ports.raised import raised_by
 from detent.running import reducing
+from detent.running.asides import Once, aside
 from detent.running.estimating import BYTES_PER_TOKEN, most_of, text_size, tokens_around, tokens_in, tokens_of_item, tokens_of_the_turn
 from detent.running.reducing import Reduction, Shown
 
 OPEN = "compaction_circuit_open"
 """What is recorded when the compactor is not called any more."""
+PURPOSE = "compaction"
+MOST_TOKENS = 4_000
+"""The output limit of the one call that writes a summary."""
 INSTEAD = "extractive"
 """The compactor that is used where another one fails."""
 IDLE = 2
@@ -41,11 +47,12 @@ class TooLong(PlannerFailed):
 class Compacting:
     """The compaction of one run. `window` is the model's context, 0 if unknown; a refused prompt lowers it."""
 
-    __slots__ = ("_ask", "_compactor", "_counted", "_hidden", "_instead", "_options", "_window")
+    __slots__ = ("_ask", "_compactor", "_counted", "_hidden", "_instead", "_options", "_planner", "_window")
 
-    def __init__(self, options: CompactionOptions, compactors: Names[Compactor], *, window: int) -> None:
+    def __init__(self, options: CompactionOptions, compactors: Names[Compactor], planner: Planner, *, window: int) -> None:
         """Set up the compaction. Raise `UnknownName`, or `ConfigError` for a plug-in that cannot be loaded."""
         self._options, self._compactor, self._instead, self._window = options, compactors.get(options.use), compactors.get(INSTEAD), window
+        self._planner = planner
         self._counted: dict[str, tuple[tuple[int, int], int, int, Seq[Item]]] = {}
         self._hidden: dict[str, tuple[int, set[tuple[str, bytes]]]] = {}
 
@@ -174,7 +181,23 @@ class Compacting:
         return cut(said, most), failed, self._instead.name
 
     def _asks(self, context: KernelContext) -> Ask | None:
-        return None
+        """Return how the agent's small model is called, None if the run's planner calls none."""
+        if not models_asked(self._planner, context.agent):
+            return None
+
+        async def ask(prompt: str) -> str:
+            models: Any = context.run.world.models(context)
+            if models is None:
+                return ""
+            asked = aside(context.view(), prompt, Once(models, PURPOSE, MOST_TOKENS), scope=context.scope)
+            try:
+                plan = await context.run.world.plan(asked, context.time_left())
+            finally:
+                models.close()
+            said = next((action.content for action in plan.actions if isinstance(action, FinalAnswer)), "")
+            return said if isinstance(said, str) else ""
+
+        return ask
 
     def _idle(self, context: KernelContext, state: KernelState, *, gained: bool) -> int:
         """Return the compactions in a row without a gain, this one included."""

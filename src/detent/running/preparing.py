@@ -9,15 +9,16 @@ from detent.config.compaction import compacts, window_of
 from detent.config.names import Names
 from detent.core.state import RunState
 from detent.kernel.context import KernelContext
+from detent.ports import Planner
 from detent.ports.compacting import Compactor
 from detent.running.compacting import Compacting
 from detent.running.recalling import Recalling
 
 
-def preparing_of(state: RunState, compactors: Names[Compactor]) -> Preparing | None:
+def preparing_of(state: RunState, compactors: Names[Compactor], planner: Planner) -> Preparing | None:
     """Return what a run does before its plans, None if nothing. Raise `UnknownName`, `ConfigError`."""
     options = compacts(state.agent)
-    return None if options is None else Preparing(Compacting(options, compactors, window=window_of(state.agent, options)), None)
+    return None if options is None else Preparing(Compacting(options, compactors, planner, window=window_of(state.agent, options)), None)
 
 
 class Preparing:

@@ -27,11 +27,12 @@ from detent.config.names import Names, plugged
 from detent.config.output_types import OutputT
 from detent.config.planners import Planners
 from detent.config.protocols import Protocols
+from detent.config.remembering import Memories, MemorySettings
 from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
-from detent.history import forking, looking, retention, upkeep
+from detent.history import forking, looking, retention, session_list, sessions, upkeep
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
 from detent.metering.pricing import ModelPrice, Prices
@@ -45,6 +46,7 @@ from detent.ports import (
     Guard,
     Ids,
     KernelHooks,
+    Memory,
     Observer,
     Planner,
     Policy,
@@ -113,7 +115,7 @@ class Engine:
     in a day or a month, by tenant; "*" for each tenant that is not named. `scheduler`: when the calls of all runs begin, such as
     `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` passes runs to workers, and how `work` acts as one.
     Without one: an `InProcessHost`, which uses the store as its queue. `grants`: which arguments may take their values from which tool's output, for
-    every agent.
+    every agent. `memory`: what outlives runs, for agents with a table `memory`: a URL, a `Memory`, several by name, or `MemorySettings`.
     """
 
     @checked_options
@@ -149,6 +151,7 @@ class Engine:
         tenant_budgets: Mapping[str, TenantBudget] | None = None,
         scheduler: Scheduler | None = None,
         worker_host: WorkerHost | None = None,
+        memory: str | Memory | Mapping[str, str | Memory] | MemorySettings | None = None,
     ) -> None:
         check_engine(locals())
         from detent.config.assembly import made_workspace, store_at
@@ -169,7 +172,9 @@ class Engine:
         self.protocols = Protocols(
             embedder=models.embedder, transcriber=models.transcriber, root=self._workspace_root, state=state_directory
         )
-        self.tools = Registry(tools, more=lambda name: self.protocols.tool(name) or BUILT_IN_META_TOOLS.get(name) or plugged("tool", name))
+        memories = Memories(memory)
+        makers = (self.protocols.tool, memories.tool, BUILT_IN_META_TOOLS.get, partial(plugged, "tool"))
+        self.tools = Registry(tools, more=lambda name: next(filter(None, (make(name) for make in makers)), None))
         work_in = WorkspaceConfig(root=str(workspace)) if isinstance(workspace, (str, Path)) else workspace or WorkspaceConfig()
         if work_in.root is not None:
             self.tools.add_all(made for made in made_workspace(work_in.root, work_in) if made.name not in self.tools)
@@ -223,6 +228,7 @@ class Engine:
             traffic=Traffic(prices=self.prices, limits=limits_of(models.limits), retries=models.retries),
             titles=models.titles,
             scheduler=None if type(scheduler) is Together else scheduler,
+            memories=memories,
         )
         starting.know(self.runtime, agents)
 
@@ -302,6 +308,8 @@ class Engine:
     resume = opens(starting.resume)
     reopen = opens(starting.reopen)
     fork = opens(forking.fork)
+    session = opens(sessions.session)
+    sessions = opens(session_list.sessions)
 
     # Ask models without a run ---------------------------------------------------------------------------------------------------
 
@@ -344,6 +352,7 @@ class Engine:
     # Answer ---------------------------------------------------------------------------------------------------------------------
 
     approvals = opens(answering.approvals)
+    doubts = opens(answering.doubts)
     approve = opens(answering.approve)
     deny = opens(answering.deny)
     reply = opens(answering.reply)
@@ -356,6 +365,7 @@ class Engine:
 
     load = opens(looking.load)
     records = opens(looking.records)
+    follow = opens(looking.follow)
     artifact = opens(looking.artifact)
     list_runs = opens(looking.list_runs)
     replay = opens(looking.replay)

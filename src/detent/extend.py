@@ -21,6 +21,9 @@ from detent.core.errors import (
     EffectFailed,
     FatalToolError,
     InvalidArguments,
+    ItemConflict,
+    ItemNotFound,
+    ItemRefused,
     MalformedPlan,
     ModelCallFailure,
     NotAllowedNow,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from detent.config.loading import load_agent, load_config
     from detent.config.schema_lines import SCHEMAS
     from detent.embedders import HashingEmbedder, OpenAICompatibleEmbedder
+    from detent.memories import open_memory
     from detent.metering.pricing import ModelPrice
     from detent.metering.provider_limits import ModelLimits, ModelRetries
     from detent.planners import RulePlanner, load_rules
@@ -76,6 +80,7 @@ BUILDING_BLOCKS = {
     "config.loading": "load_agent load_config",
     "config.schema_lines": "SCHEMAS",
     "embedders": "HashingEmbedder OpenAICompatibleEmbedder",
+    "memories": "open_memory",
     "metering.pricing": "ModelPrice",
     "metering.provider_limits": "ModelLimits ModelRetries",
     "planners": "RulePlanner load_rules",
@@ -123,6 +128,9 @@ __all__ = [
     "InProcessHost",
     "InvalidArguments",
     "Item",
+    "ItemConflict",
+    "ItemNotFound",
+    "ItemRefused",
     "Kernel",
     "KernelInput",
     "KernelState",
@@ -178,6 +186,7 @@ __all__ = [
     "load_config",
     "load_rules",
     "make_kernel",
+    "open_memory",
     "open_store",
     "require_tool_used",
     "skill_tool",

@@ -19,9 +19,10 @@ import pytest
 from detent.cli.main import run
 from detent.core.errors import ConfigError, StoreError
 from detent.ports import Looks, RunQuery, Signal, look_at
+from detent.ports.sqlite_files import APPLICATION_ID
 from detent.stores import open_store
 from detent.stores.postgres.schema import SCHEMA_VERSION, migrate
-from detent.stores.sqlite.schema import APPLICATION_ID, MIGRATIONS, READABLE_FROM, TABLES
+from detent.stores.sqlite.schema import MIGRATIONS, READABLE_FROM, TABLES
 from detent.stores.sqlite.schema import SCHEMA_VERSION as SQLITE_VERSION
 from detent.testing.conformance.store import line
 from detent.testing.conformance.store_places import write

@@ -26,6 +26,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Runs": {
         "run": Command("running:run", "Work on a goal"),
+        "chat": Command("chat:chat", "Talk to an agent; every message is a run"),
         "resume": Command("running:resume", "Continue a run after a crash, a stop or an answer"),
         "cancel": Command("running:cancel", "End a run"),
         "reopen": Command("running:reopen", "Open a failed or stopped run again"),

@@ -58,7 +58,7 @@ def complete(make_app: Callable[..., typer.Typer]) -> int:
     """Print the completions of the words that a shell's script has put into the environment, and return the exit code."""
     words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()
     named = next((word for word in words[1:] if word in EVERY), "")
-    o.COMPLETED.update(runs=runs, agents=agents)
+    o.COMPLETED.update(runs=runs, agents=agents, sessions=sessions)
     shells = _of_typer()
     shells.completion_init()
     app = make_app(named, stubs=not named)
@@ -76,6 +76,21 @@ def runs(options: dict[str, Any], begun: str) -> list[str]:
     heads, short = _looked_up(options, query)
     names = [name if (name := short.get(head.run_id, head.run_id)).startswith(begun) else head.run_id for head in heads]
     return _plain([*(word for word in ("last", "last-1") if word.startswith(begun)), *names])
+
+
+def sessions(options: dict[str, Any], begun: str) -> list[str]:
+    """Return the newest sessions that begin with this, and the words for a session such as `last`."""
+    invocation = _invocation(options)
+    words = [word for word in ("last", "last-1") if word.startswith(begun)]
+    if invocation is None:
+        return words
+
+    async def work(engine: Engine) -> list[str]:
+        return [one.id for one in await engine.sessions(starts_with=begun, limit=NEWEST)]
+
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(DetentError, OSError):
+        return _plain([*words, *invocation.drive(work, missing=[])])
+    return words
 
 
 def agents(options: dict[str, Any], begun: str) -> list[str]:

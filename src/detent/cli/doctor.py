@@ -25,7 +25,7 @@ from detent.config.loading import CONFIG_FILE, find_config, load_agent
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError, DetentError
 from detent.ports import RunQuery, look_at
-from detent.stores.passwords import without_password
+from detent.ports.passwords import without_password
 
 STORE_S = 5.0
 """How long a store may take to answer."""

@@ -45,11 +45,11 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports import RunQuery, ToolSpec, look_at
+from detent.ports.passwords import without_password
 from detent.ports.verifying import Stated
 from detent.running.interrupts import on_signals
 from detent.running.results import Result, result_of
 from detent.running.starting import add_imported
-from detent.stores.passwords import without_password
 from detent.tools.mcp.offered import ServerTool
 from detent.tools.mcp.settings import McpServer
 
@@ -287,6 +287,10 @@ class Invocation:
         add_import_roots(self.config.import_roots or ())
         agent = load_agent(path)
         return path, replace(agent, mcp=allowed_servers(agent.mcp, self.config))
+
+    def names_agent(self, asked: Asked = NOT_ASKED) -> bool:
+        """Whether `agent` finds one: in the configuration, the options or the working directory."""
+        return bool(self.config.agent) or Path(AGENT_FILE).is_file() or asked.model is not None
 
     def agent(self, asked: Asked = NOT_ASKED) -> Agent:
         """Return the agent to run, with its tools registered and its workspace recorded; raise `ConfigError`.

@@ -57,7 +57,9 @@ def make_app(named: str = "", *, stubs: bool = False) -> typer.Typer:
 
     def everywhere(
         debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
-        log_level: str = typer.Option("", "--log-level", metavar="LEVEL", help=f"Write the log to stderr, with tracebacks: {', '.join(LEVELS)}."),
+        log_level: str = typer.Option(
+            "", "--log-level", metavar="LEVEL", help=f"Write the log to stderr, with tracebacks: {', '.join(LEVELS)}."
+        ),
         log_json: bool = typer.Option(False, "--log-json", help="Write the log as JSON, one object per line; the default level is info."),
         version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True, callback=show_version),
     ) -> None:

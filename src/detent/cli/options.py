@@ -24,6 +24,11 @@ def complete_agent(ctx: typer.Context, incomplete: str) -> list[str]:
     return COMPLETED["agents"](ctx.params, incomplete) if COMPLETED else []
 
 
+def complete_session(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the sessions that a shell may offer."""
+    return COMPLETED["sessions"](ctx.params, incomplete) if COMPLETED else []
+
+
 RUN_HELP = "A run: its id, a unique prefix or the last word of the id, `last`, or `last-1` for the one before."
 Goal = Annotated[
     list[str] | None,

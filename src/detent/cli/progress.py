@@ -35,15 +35,22 @@ class Progress:
     """Shows a run on stderr. `verbosity` as in `OutputConfig`; diffs leave out what matches `redact`. Use as `with Progress(...) as progress:`."""
 
     def __init__(
-        self, output: Output, *, verbosity: int, shown: bool, redact: Sequence[str] = (), finishing: Callable[[], list[str]] = list
+        self,
+        output: Output,
+        *,
+        verbosity: int,
+        shown: bool,
+        redact: Sequence[str] = (),
+        finishing: Callable[[], list[str]] = list,
+        names: bool = True,
     ) -> None:
-        """See `LiveLines` for `finishing`."""
+        """See `LiveLines` for `finishing`. With `names`, the id of each run is shown."""
         self._output, self._verbosity, self._shown, self._finishing = output, verbosity, shown, finishing
         self._live: LiveLines | None = None
         self._known: set[str] = set()
         self._before: dict[str, str | None] = {}
         self._retries = Retries()
-        self._redact = redact
+        self._redact, self._names = redact, names
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
@@ -132,7 +139,7 @@ class Progress:
 
     def _announce(self, run_id: str) -> None:
         """Print the run's id, once."""
-        if run_id not in self._known:
+        if self._names and run_id not in self._known:
             self._known.add(run_id)
             self._line(f"run {run_id}", "dim")
 

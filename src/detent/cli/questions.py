@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -26,14 +27,23 @@ LATER = "later"
 """The meaning of an empty line, unless a prompt says otherwise."""
 
 
+WHAT = {"string": "reply", "boolean": "yes/no", "integer": "a whole number", "number": "a number"}
+"""What is typed, by the kind of reply; JSON for any other."""
+YES_NO = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
+
+
 class Later(Exception):
     """The person postpones the question."""
+
+
+class Unfit(Exception):
+    """The typed line is not the kind of reply that is expected; the text says what is."""
 
 
 def reply_to(output: Output, run_id: str, ask: Ask) -> Any:
     """Show a question and return a typed reply that fits it. Raise `Later` if the person postpones it."""
     output.say("\nthe run asks:", "bold")
-    if not output.page(_barred(ask.question)):
+    if not output.page(question_lines(ask)):
         raise Later
     while True:
         said = _asked(output, ask.expected)
@@ -46,6 +56,11 @@ def reply_to(output: Output, run_id: str, ask: Ask) -> Any:
             output.say(f"  {shortened(str(error), None)}", "yellow")
 
 
+def question_lines(ask: Ask) -> list[str]:
+    """Return the question behind bars, wrapped for a terminal."""
+    return _barred(ask.question)
+
+
 def _barred(text: str) -> list[str]:
     columns = room_of(sys.stderr)
     lines = clean(text, lines=True).expandtabs().split("\n")
@@ -54,21 +69,19 @@ def _barred(text: str) -> list[str]:
 
 def _asked(output: Output, expected: Mapping[str, Any] | None, *, enter: str = LATER) -> Any:
     """Return the typed reply, or field of a reply, of this kind. Raise `Later`."""
-    kind = (expected or {}).get("type", "string" if not expected else None)
-    choices = _choices(expected or {})
-    if choices:
-        return choose(output, choices, enter=enter)
-    if kind == "object" and (fields := _fields(expected or {})):
+    if _kind(expected) == "object" and (fields := _fields(expected or {})):
         required = (expected or {}).get("required")
         return _form(output, fields, cast("list[str]", required) if isinstance(required, list) else [])
-    if kind == "boolean":
-        return _yes(output, enter=enter)
-    if kind == "string":
-        return typed(output, "reply", enter=enter)
-    if kind in ("integer", "number"):
-        return _number(output, "a whole number" if kind == "integer" else "a number", enter=enter)
-    output.page(_barred(f"JSON that fits {as_json(expected)}"))
-    return _json(typed(output, "JSON", enter=enter))
+    output.page(offered(expected))
+    return _until_it_fits(output, what(expected), partial(meant, expected), enter=enter)
+
+
+def _until_it_fits(output: Output, asked: str, read: Callable[[str], Any], *, enter: str) -> Any:
+    while True:
+        try:
+            return read(typed(output, asked, enter=enter))
+        except Unfit as error:
+            output.say(f"  {error}")
 
 
 def typed(output: Output, what: str, *, enter: str) -> str:
@@ -80,30 +93,51 @@ def typed(output: Output, what: str, *, enter: str) -> str:
     return line.strip()
 
 
+# A reply of one line ------------------------------------------------------------------------------------------------------------
+
+
+def offered(expected: Mapping[str, Any] | None) -> list[str]:
+    """Return what is shown below a question before its reply is typed: the choices, or the form of the JSON."""
+    if choices := _choices(expected or {}):
+        return _listed(choices)
+    return _barred(f"JSON that fits {as_json(expected)}") if what(expected) == "JSON" else []
+
+
+def what(expected: Mapping[str, Any] | None) -> str:
+    """Return in a few words what is typed."""
+    if choices := _choices(expected or {}):
+        return _one_of(choices)
+    return WHAT.get(_kind(expected), "JSON")
+
+
+def meant(expected: Mapping[str, Any] | None, said: str) -> Any:
+    """Return the reply that a typed line means; raise `Unfit` if it is not of the expected kind."""
+    kind = _kind(expected)
+    if choices := _choices(expected or {}):
+        return _chosen(choices, said)
+    if kind == "boolean":
+        if (word := said.lower()) not in YES_NO:
+            raise Unfit("yes or no")
+        return YES_NO[word]
+    if kind in ("integer", "number"):
+        number = _json(said)
+        if not isinstance(number, (int, float)) or isinstance(number, bool):
+            raise Unfit(f"{what(expected)}, such as 7")
+        return number
+    return said if kind == "string" else _json(said)
+
+
+def _kind(expected: Mapping[str, Any] | None) -> str:
+    """Return the one type that the reply has, "" if there is no such type."""
+    kind = expected.get("type") if expected else "string"
+    return kind if isinstance(kind, str) else ""
+
+
 def _json(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
-
-
-def _yes(output: Output, *, enter: str) -> bool:
-    while True:
-        match typed(output, "yes/no", enter=enter).lower():
-            case "y" | "yes" | "true":
-                return True
-            case "n" | "no" | "false":
-                return False
-            case _:
-                output.say("  yes or no")
-
-
-def _number(output: Output, what: str, *, enter: str) -> int | float:
-    while True:
-        said = _json(typed(output, what, enter=enter))
-        if isinstance(said, (int, float)) and not isinstance(said, bool):
-            return said
-        output.say(f"  {what}, such as 7")
 
 
 def _choices(expected: Mapping[str, Any]) -> list[Any]:
@@ -117,20 +151,37 @@ def choose(output: Output, choices: Sequence[Any], *, about: Sequence[str] = (),
 
     Numbers are shown only if no choice looks like a number.
     """
-    words = [as_text(choice) for choice in choices]
-    numbered = not any(re.fullmatch(r"\s*\d+\s*", word) for word in words)
+    output.page(_listed(choices, about))
+    return _until_it_fits(output, _one_of(choices), partial(_chosen, choices), enter=enter)
+
+
+def _numbered(choices: Sequence[Any]) -> bool:
+    return not any(re.fullmatch(r"\s*\d+\s*", as_text(choice)) for choice in choices)
+
+
+def _one_of(choices: Sequence[Any]) -> str:
+    return "the number or the words" if _numbered(choices) else "one of these"
+
+
+def _listed(choices: Sequence[Any], about: Sequence[str] = ()) -> list[str]:
+    words, numbered = [as_text(choice) for choice in choices], _numbered(choices)
     shown = [f"{word:<{max(map(len, words))}}  {more}" for word, more in zip(words, about, strict=True)] if about else words
-    output.page([f"  {f'{number}  ' if numbered else ''}{shortened(line, LINE)}" for number, line in enumerate(shown, 1)])
-    while True:
-        said = typed(output, "the number or the words" if numbered else "one of these", enter=enter)
-        if said in words:
-            return choices[words.index(said)]
-        if numbered and said.isascii() and said.isdigit() and 1 <= int(said) <= len(choices):
-            return choices[int(said) - 1]
-        near = [choice for choice, word in zip(choices, words, strict=True) if word.strip().lower() == said.lower()]
-        if len(near) == 1:
-            return near[0]
-        output.say(f"  1 to {len(choices)}, or the words" if numbered else "  one of the list, written as it is there")
+    return [f"  {f'{number}  ' if numbered else ''}{shortened(line, LINE)}" for number, line in enumerate(shown, 1)]
+
+
+def _chosen(choices: Sequence[Any], said: str) -> Any:
+    words, numbered = [as_text(choice) for choice in choices], _numbered(choices)
+    if said in words:
+        return choices[words.index(said)]
+    if numbered and said.isascii() and said.isdigit() and 1 <= int(said) <= len(choices):
+        return choices[int(said) - 1]
+    near = [choice for choice, word in zip(choices, words, strict=True) if word.strip().lower() == said.lower()]
+    if len(near) != 1:
+        raise Unfit(f"1 to {len(choices)}, or the words" if numbered else "one of the list, written as it is there")
+    return near[0]
+
+
+# A form -------------------------------------------------------------------------------------------------------------------------
 
 
 def _fields(expected: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

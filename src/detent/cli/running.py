@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ from detent.core.errors import ConfigError, NotAllowedNow, RunBusy
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.running.answering import saying_posted
-from detent.running.results import Approval, Result, approvals_of
+from detent.running.results import Answered, Approval, Result, approvals_of
 
 Work = Callable[[Engine, Progress], Awaitable[Result]]
 Answer = Callable[[Engine], Awaitable[Result]]
@@ -151,17 +151,7 @@ def approve(
     edited = json_object(args, "--args") if args is not None else None
 
     async def decide(invocation: Invocation, engine: Engine, state: RunState) -> Result:
-        request = next((asked for asked in approvals_of(state) if asked.call_id == call), None)
-        if request is not None and edited is None:
-            refuse_unseen(invocation, request, digest)
-        bound = digest or (request.digest if request is not None else "")
-        result = await engine.approve(state.run_id, call, by=how.by or operator(), args=edited, digest=bound, resume=False)
-        if request is not None:  # whether the answer counts is decided when the run continues
-            other = " with other arguments" if edited is not None else ""
-            invocation.output.say(f"approving call {call}{other}: {clean(request.reason)}", "bold")
-            shown = request if edited is None else msgspec.structs.replace(request, args=edited, origins={}, differs=None, healed=None)
-            invocation.output.page(request_lines(shown))
-        return result
+        return await approve_call(invocation, engine, state, call, args=edited, digest=digest, by=how.by)
 
     return _answered(run, how, decide, said=f"approved call {call} of")
 
@@ -246,13 +236,26 @@ def advance(invocation: Invocation, work: Work) -> int:
 
 def watched(invocation: Invocation, work: Work) -> Result:
     """Do `work` with live progress."""
-    shown = invocation.config.output.progress is not False
-    finishing = invocation.stops.finishing
+    with shown(invocation) as progress:
+        return invocation.drive(lambda engine: work(engine, progress))
+
+
+@contextlib.contextmanager
+def shown(invocation: Invocation, *, names: bool = True) -> Generator[Progress]:
+    """Show the runs that the block advances; with `names` also their ids."""
     with Progress(
-        invocation.output, verbosity=invocation.verbosity, shown=shown, redact=_hidden(invocation), finishing=finishing
+        invocation.output,
+        verbosity=invocation.verbosity,
+        shown=invocation.config.output.progress is not False,
+        redact=_hidden(invocation),
+        finishing=invocation.stops.finishing,
+        names=names,
     ) as progress:
         invocation.stops.drawn = progress.drawing
-        return invocation.drive(lambda engine: work(engine, progress))
+        try:
+            yield progress
+        finally:
+            invocation.stops.drawn = False
 
 
 def _hidden(invocation: Invocation) -> tuple[str, ...]:
@@ -272,18 +275,9 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Invocation, Engine, 
 
         async def go_on(engine: Engine, progress: Progress) -> Result:
             nonlocal told
-            try:
-                with saying_posted(invocation.run_id):
-                    result = await engine.resume(invocation.run_id, observers=[progress])
-            except RunBusy:  # a worker has picked it up because of the answer
-                result = await invocation.result(invocation.run_id)
-            if told is not None:
-                told = await engine.decided(invocation.run_id, told.signal)
-            if told is not None and told.outcome == "refused":
-                asks = bool(approvals_of(result.state))
-                look = f"; look at what waits now: `{invocation.command('approvals', invocation.run_id)}`" if asks else ""
-                raise NotAllowedNow(invocation.run_id, f"{told.why}{look}", reason_code=told.code)
-            return msgspec.structs.replace(result, answered=told)
+            result = await continued(invocation, engine, progress, told)
+            told = result.answered
+            return result
 
         code = advance(invocation, go_on)
         invocation.output.say(f"{told.outcome if told else 'accepted'}: {said} run {invocation.short(invocation.run_id)}")
@@ -298,6 +292,39 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Invocation, Engine, 
     )
     invocation.output.say(f"  next: {invocation.command('resume', invocation.run_id)}")
     return 0
+
+
+async def approve_call(
+    invocation: Invocation, engine: Engine, state: RunState, call: str, *, args: Any = None, digest: str = "", by: str | None = None
+) -> Result:
+    """Approve a waiting call, with other `args` if given, and show it. Raise `NotAllowedNow` if it was not shown as a whole and has no digest."""
+    request = next((asked for asked in approvals_of(state) if asked.call_id == call), None)
+    if request is not None and args is None:
+        refuse_unseen(invocation, request, digest)
+    bound = digest or (request.digest if request is not None else "")
+    result = await engine.approve(state.run_id, call, by=by or operator(), args=args, digest=bound, resume=False)
+    if request is not None:  # whether the answer counts is decided when the run continues
+        other = " with other arguments" if args is not None else ""
+        invocation.output.say(f"approving call {call}{other}: {clean(request.reason)}", "bold")
+        shown = request if args is None else msgspec.structs.replace(request, args=args, origins={}, differs=None, healed=None)
+        invocation.output.page(request_lines(shown))
+    return result
+
+
+async def continued(invocation: Invocation, engine: Engine, progress: Progress, told: Answered | None) -> Result:
+    """Continue a run that was answered, and return its result with what became of the answer. Raise `NotAllowedNow` if it was refused."""
+    try:
+        with saying_posted(invocation.run_id):
+            result = await engine.resume(invocation.run_id, observers=[progress])
+    except RunBusy:  # a worker has picked it up because of the answer
+        result = await invocation.result(invocation.run_id)
+    if told is not None:
+        told = await engine.decided(invocation.run_id, told.signal)
+    if told is not None and told.outcome == "refused":
+        asks = bool(approvals_of(result.state))
+        look = f"; look at what waits now: `{invocation.command('approvals', invocation.run_id)}`" if asks else ""
+        raise NotAllowedNow(invocation.run_id, f"{told.why}{look}", reason_code=told.code)
+    return msgspec.structs.replace(result, answered=told)
 
 
 def _ask(invocation: Invocation, result: Result) -> list[Answer]:

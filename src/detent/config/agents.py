@@ -14,6 +14,7 @@ import msgspec
 from detent.config.compaction import OFF, RECALLS, compaction_table
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.config.profile import sized
+from detent.config.remembering import memory_use
 from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.brief import brief
@@ -74,6 +75,10 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         self.answers_as()
         if self.output_schema is not None:
             refuse_unusable(self.output_schema, f"agent {self.name!r}: output_schema")
+        try:
+            memory_use(self.memory)
+        except ConfigError as error:
+            raise ConfigError(f"agent {self.name!r}: {error}") from None
         if self.max_corrections < 0:
             raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
         if compaction_table(self.compaction).get("use", OFF if self.rules or not self.compaction else "") != OFF and self.rules:

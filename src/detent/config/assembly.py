@@ -1,8 +1,8 @@
-"""Creates an engine's parts from a configuration, in the order of `_PARTS`, the store first (rows T7, T8).
+"""Creates an engine's parts from a configuration, in the order of `_PARTS`, the store first.
 
 An error names the part: "failed to create store: ...". Parts that the caller gives replace the created ones. `Planners` creates the planners of
 agents when they are needed.
-"""
+"""  # rows T7, T8
 
 from __future__ import annotations
 
@@ -98,6 +98,20 @@ def store_at(url: str, **options: Any) -> Any:
     scheme, colon, _ = url.partition(":")
     found = plugged("store", scheme) if colon and scheme not in (*FORMS, "postgres") else None
     return open_store(url, **options) if found is None else found(url, **options)
+
+
+def memory_at(url: str, **options: Any) -> Any:
+    """Return the memory for `url`, which opens itself on first use: a built-in one, one from a file, or one of a plug-in package for the scheme."""
+    from detent.memories.urls import FORMS, open_memory
+
+    if is_code(url):
+        found = load_object(absolute_import(url, Path.cwd()), "memory")
+        made = found(**options) if callable(found) else found
+        check_parts(approver=None, ceiling=1, memory=made)
+        return made
+    scheme, colon, _ = url.partition(":")
+    plugin = plugged("memory", scheme) if colon and scheme not in (*FORMS, "postgres") else None
+    return open_memory(url, **options) if plugin is None else plugin(url, **options)
 
 
 def _own_store(path: str, options: Mapping[str, Any]) -> Any:

@@ -15,7 +15,20 @@ from detent.core.errors import ConfigError, UnknownName
 from detent.kernel.act import act
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.think import think
-from detent.ports import Capabilities, Clock, EventStore, Ids, MetaTool, Observer, Planner, Policy, Scheduler, SecretSource, WorkerHost
+from detent.ports import (
+    Capabilities,
+    Clock,
+    EventStore,
+    Ids,
+    Memory,
+    MetaTool,
+    Observer,
+    Planner,
+    Policy,
+    Scheduler,
+    SecretSource,
+    WorkerHost,
+)
 from detent.ports.options import FUNCTIONS, check_function, shown, takes
 
 if TYPE_CHECKING:
@@ -25,7 +38,7 @@ T = TypeVar("T")
 
 
 class Names(Generic[T]):
-    """Parts of one `kind` by name, in registration order (rows S0-15, 16.1)."""
+    """Parts of one `kind` by name, in registration order."""  # rows S0-15, 16.1
 
     def __init__(self, kind: str, known: Mapping[str, T] | None = None) -> None:
         """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`."""
@@ -94,6 +107,7 @@ def loaded(point: EntryPoint, kind: str) -> Any:
 SEAMS: dict[str, Any] = {
     "observer": Observer,
     "store": EventStore,
+    "memory": Memory,
     "planner": Planner,
     "policy": Policy,
     "secrets": SecretSource,
@@ -147,8 +161,8 @@ def _signature(seam: Any, name: str, *, short: bool) -> str:
 
 def check_kind(kind: str, what: str, value: Any) -> None:
     """Raise `ConfigError` for a value of the wrong kind. It names what was expected: a function with its number of arguments, a kernel, a store."""
-    if kind == "store" and not callable(value):
-        raise ConfigError(f"{what} is a {type(value).__name__}; expected a function or class that creates a store")
+    if kind in ("store", "memory") and not callable(value):
+        raise ConfigError(f"{what} is a {type(value).__name__}; expected a function or class that creates a {kind}")
     if kind == "compactor" and (isinstance(value, type) or not all(hasattr(value, part) for part in ("name", "due", "compact"))):
         raise ConfigError(
             f"{what} is {shown(value)}; expected an object with name, due(measured) and compact(dropped, ask=), see detent.extend.Compactor"

@@ -9,8 +9,10 @@ DetentError
 │   ├── RunNotFound        no such run (or it belongs to another tenant)
 │   ├── RunContextMismatch another agent, goal, host or kernel than the run was started with
 │   ├── RunBusy            another worker holds the claim
+│   │   └── SessionBusy    a run of the session is in progress, or another message came first
 │   ├── RunErased          its content was erased, or that of a run that it was forked from
 │   ├── NotAllowedNow      the command does not fit the run's status (approve twice, reopen a completed run, ...)
+│   │   └── SessionWaiting the last run of the session waits for something other than a reply
 │   ├── ToolsMissing       tools that the run needs are not registered
 │   ├── Suspended          stopped advancing, the run has not ended, resumable
 │   ├── Divergence         re-execution does not match the log
@@ -152,6 +154,21 @@ class RunBusy(RunError):
         super().__init__(run_id, what + ("" if doing else ", or cancel the run"))
 
 
+class SessionBusy(RunBusy):
+    """A run of the session is in progress, or another message came first. The message was not recorded."""
+
+    code = "session_busy"
+
+    def __init__(self, session: str, run_id: str, holder: str) -> None:
+        self.session = session
+        super().__init__(run_id, holder)
+        said = (
+            f"session {session!r} is busy: its run {run_id!r} is in progress ({holder}), and the message was not recorded. Send it again when that run "
+            'has ended, or send it with rule="enqueue", "steer", "interrupt" or "rollback"'
+        )
+        self.args = (said,)
+
+
 class RunErased(RunError):
     """The content of the run was erased, or that of the run `parent` from which it was forked."""
 
@@ -175,6 +192,16 @@ class NotAllowedNow(RunError):
     def __init__(self, run_id: str, message: str, *, reason_code: str = "not_allowed_now") -> None:
         self.reason_code = reason_code
         super().__init__(run_id, message)
+
+
+class SessionWaiting(NotAllowedNow):
+    """The last run of the session waits for something other than its user's reply. `wait` is the run's status."""
+
+    code = "session_waiting"
+
+    def __init__(self, session: str, run_id: str, wait: str, message: str) -> None:
+        self.session, self.wait = session, wait
+        super().__init__(run_id, message, reason_code=wait)
 
 
 class ToolsMissing(RunError):
@@ -289,6 +316,28 @@ class StoreBusy(StoreError):
 class StoreFull(StoreError):
     code = "store_full"
     retryable = True
+
+
+class ItemNotFound(DetentError):
+    """No memory item that the caller may see has this id."""
+
+    code = "item_not_found"
+
+    def __init__(self, item_id: str) -> None:
+        self.item_id = item_id
+        super().__init__(f"no memory item {item_id!r} is visible here; `detent memory list` shows the items")
+
+
+class ItemConflict(DetentError):
+    """A memory item cannot change like this: its id has another content, or what it replaces was already replaced or forgotten."""
+
+    code = "item_conflict"
+
+
+class ItemRefused(DetentError):
+    """A memory item cannot be kept: it is too large, malformed, or outside of the scopes that the caller may see."""
+
+    code = "item_refused"
 
 
 class EffectFailed(DetentError):

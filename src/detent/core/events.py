@@ -14,6 +14,7 @@ import msgspec
 from detent.core.actions import Abstain, AnyAction, FinalAnswer, ToolCall, snake, type_tag
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Usage
+from detent.core.errors import Explained
 
 Raw = msgspec.Raw
 NO_RESULT = Raw()
@@ -29,7 +30,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Why a call failed: a stable `code` (row K80 and DESIGN 11), a message for the model and for people, and data."""
+    """Why a call failed: a stable `code`, a message for the model and for people, and data."""  # row K80 and DESIGN 11
 
     code: str
     message: str
@@ -42,6 +43,54 @@ class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     key: str
     size_bytes: int
     media_type: str = "application/json"
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What carried content from one run into a later one: a memory item or an entry of a conversation (`item`), and the record that wrote it."""
+
+    item: str
+    run_id: str = ""
+    call_id: str = ""
+    sequence: int = 0
+    digest: str = ""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One source of some content, in the run where it was seen first.
+
+    `label` is that of the provenance policy. `origin` is the call, or `goal`, `agent`, ... of run `run_id`; a call has its `tool` and `said`, the
+    beginning of its arguments. `via` is how the content came from there, the last hop first. `whole`: the source proves all of the content; else it
+    proves `values`, parts of it.
+    """
+
+    label: str
+    origin: str = ""
+    run_id: str = ""
+    tool: str = ""
+    said: str = ""
+    via: tuple[Hop, ...] = ()
+    whole: bool = False
+    values: tuple[str, ...] = ()
+
+
+class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Where the content of a memory item or of an entry of a conversation came from, and the record of the run that wrote it.
+
+    `labels` are those of its sources, as the provenance policy names them; `sources` also name those in earlier runs. `trusted` is false unless none
+    of them is untrusted. `items` are the ids of the items that the content was derived from, `person` the principal of the run. `seal` is a digest of
+    the content and of this: content that was changed later is untrusted.
+    """
+
+    run_id: str = ""
+    sequence: int = 0
+    digest: str = ""
+    call_id: str = ""
+    labels: tuple[str, ...] = ()
+    trusted: bool = False
+    items: tuple[str, ...] = ()
+    person: str = ""
+    sources: tuple[Source, ...] = ()
+    seal: str = ""
 
 
 # Run ------------------------------------------------------------------------------------------------------------------------
@@ -326,10 +375,18 @@ class ContextCompacted(Event, frozen=True, kw_only=True):
 
 
 class MemoryRecalled(Event, frozen=True, kw_only=True):
-    """Memory was searched. The view shows `items` until the next recall."""
+    """A memory was searched before a plan, because the query had changed.
+
+    With `memory`, the name of the engine's memory, `items` are those that the pass had not been shown yet: id, content, kind, scope, origin, score,
+    reasons. They join the transcript and stay there. `as_of`: what held at that time was searched. `error`: the memory could not be searched. Without
+    `memory` a phase recorded it, and the view shows `items` until the next recall.
+    """
 
     query: str
     items: tuple[Any, ...] = ()
+    memory: str = ""
+    as_of: datetime | None = None
+    error: str = ""
 
 
 class TenantBalance(Event, frozen=True, kw_only=True):
@@ -420,7 +477,7 @@ class PlanRejected(Event, frozen=True, kw_only=True):
 
 
 class Reflected(Event, frozen=True, kw_only=True):
-    """The run stalled, and the planner is told so. It gets more turns (DESIGN 6)."""
+    """The run stalled, and the planner is told so. It gets more turns."""  # DESIGN 6
 
     message: str
 
@@ -690,6 +747,38 @@ class CancelRequested(Event, frozen=True, kw_only=True):
 # Children and memory ----------------------------------------------------------------------------------------------------------
 
 
+class MessageReceived(Event, frozen=True, kw_only=True):
+    """Somebody sent something to the run's session while the run was in progress, or after it.
+
+    `rule`: with `steer`, the run sees `text` as its user's words at the next turn; with `enqueue`, `interrupt` and `rollback`, it is the next run;
+    `context` is put before the next message.
+    """
+
+    rule: Literal["enqueue", "steer", "interrupt", "rollback", "context"]
+    text: str
+    message_id: str = ""
+    attachments: tuple[Any, ...] = ()
+    variables: dict[str, Any] = {}
+    by: str = ""
+    via: str = ""
+    signal: str = ""
+
+
+class SessionEnded(Event, frozen=True, kw_only=True):
+    """The run's session was ended after this run: it takes no further message."""
+
+    by: str = ""
+    via: str = ""
+
+
+class ConversationErased(Event, frozen=True, kw_only=True):
+    """The words of the earlier run `run` were erased from this run's conversation; `kept` is what is left of it."""
+
+    run: str
+    kept: ArtifactRef | None = None
+    by: str = ""
+
+
 class SubagentSpawned(Event, frozen=True, kw_only=True):
     """A child run was started."""
 
@@ -717,16 +806,21 @@ class SubagentCancelled(Event, frozen=True, kw_only=True):
 
 
 class MemoryProposed(Event, frozen=True, kw_only=True):
-    """Something worth remembering was proposed."""
+    """Something worth remembering was proposed to a memory: by `call`, or after the run's end. `refused`: the governor's reason why it is not kept."""
 
     item_id: str
     item: dict[str, Any]
+    memory: str = ""
+    call: str = ""
+    refused: str = ""
 
 
 class MemoryWritten(Event, frozen=True, kw_only=True):
-    """A proposal was accepted."""
+    """An item was written to a memory, by `call`."""
 
     item_id: str
+    memory: str = ""
+    call: str = ""
 
 
 class MemorySuperseded(Event, frozen=True, kw_only=True):
@@ -735,6 +829,8 @@ class MemorySuperseded(Event, frozen=True, kw_only=True):
     item_id: str
     by_id: str
     why: str = ""
+    memory: str = ""
+    call: str = ""
 
 
 class MemoryTombstoned(Event, frozen=True, kw_only=True):
@@ -742,6 +838,8 @@ class MemoryTombstoned(Event, frozen=True, kw_only=True):
 
     item_id: str
     why: str = ""
+    memory: str = ""
+    call: str = ""
 
 
 AnyEvent = (
@@ -792,6 +890,9 @@ AnyEvent = (
     | ScheduleSet
     | ScheduleFired
     | CancelRequested
+    | MessageReceived
+    | SessionEnded
+    | ConversationErased
     | SubagentSpawned
     | SubagentJoined
     | SubagentCancelled
@@ -817,5 +918,8 @@ INPUTS: tuple[type[Event], ...] = (
     ScheduleFired,
     CancelRequested,
     SubagentJoined,
+    MessageReceived,
+    SessionEnded,
+    ConversationErased,
 )
 """Events that come from outside the kernel; replay takes them from the log."""

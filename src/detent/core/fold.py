@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from hashlib import sha256
 from itertools import islice
-from typing import Any, assert_never, cast
+from typing import Any, Literal, assert_never, cast
 
 import msgspec
 
@@ -73,11 +73,12 @@ def evolve(state: RunState, record: Record) -> RunState:
 
 
 _OF_MEMORY = (e.MemoryProposed, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned)
-_AFTER_END = (e.RunReopened, e.AnswerRefused, e.ToolReconciled, e.Erased, *_OF_MEMORY)
+_OF_SESSIONS = (e.MessageReceived, e.SessionEnded, e.ConversationErased)
+_AFTER_END = (e.RunReopened, e.AnswerRefused, e.ToolReconciled, e.Erased, *_OF_MEMORY, *_OF_SESSIONS)
 
 
 _ANSWERS = (e.ApprovalResolved, e.ApprovalEdited, e.UserReplied, e.ToolReconciled, e.CancelRequested, e.AnswerRefused)
-_INTERVENTIONS = frozenset((*_ANSWERS, e.RunReopened, e.BudgetChanged, e.LevelsAccepted))
+_INTERVENTIONS = frozenset((*_ANSWERS, e.RunReopened, e.BudgetChanged, e.LevelsAccepted, e.MessageReceived))
 
 
 def _intervention(event: Any, seq: int) -> Intervention:
@@ -161,8 +162,8 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.ApprovalExpired(call=call):
             state = _approval_closed(state, call, refused="approval_expired", why="nobody decided in time")
             return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
-        case e.MemoryRecalled(items=items):
-            return _with(state, replace(_pass(state, scope), memory=items, recalled=bool(items) or _pass(state, scope).recalled))
+        case e.MemoryRecalled():
+            return _recalled(state, scope, event)
         case e.ContextCompacted(items=items, summary=summary):
             before = replace(_pass(state, scope), compacted=items, summary=summary)
             if event.compactor:
@@ -186,8 +187,12 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             if not state.openings:
                 raise IllegalEvent(state.run_id, f"run {state.run_id!r} is a fork: it is folded onto the state of run {parent!r}")
             return replace(state, fork_edits=event.edits, started_at=state.started_at or envelope.at)
-        case e.Erased() | e.AnswerRefused():
+        case e.MessageReceived(rule="steer", text=text):
+            return _note(state, scope, text, kind="user")
+        case e.Erased() | e.AnswerRefused() | e.MessageReceived() | e.SessionEnded():
             return state
+        case e.ConversationErased(kept=kept):
+            return replace(state, session=replace(state.session or e.InSession(id="", number=0), conversation=kept))
         case e.LevelsAccepted(levels=levels):
             left: dict[str, e.SideEffect] = {name: level for name, level in state.lowered.items() if levels.get(name) != level}
             return replace(state, levels={**state.levels, **levels}, lowered=left)
@@ -437,9 +442,18 @@ def _with_item(state: RunState, scope: str, item: Item) -> RunState:
     return _with(state, replace(before, steps=before.steps.append(replace(item, iteration=before.iteration))))
 
 
-def _note(state: RunState, scope: str, text: str) -> RunState:
+def _recalled(state: RunState, scope: str, event: e.MemoryRecalled) -> RunState:
+    """Show what was recalled: in the transcript for good, or until the next recall if a phase recorded it."""
+    before, items = _pass(state, scope), event.items
+    if not event.memory:
+        return _with(state, replace(before, memory=items, recalled=bool(items) or before.recalled))
+    state = _with(state, replace(before, query=event.query))
+    return _with_item(state, scope, Item(kind="memory", arguments=items)) if items else state
+
+
+def _note(state: RunState, scope: str, text: str, kind: Literal["note", "user"] = "note") -> RunState:
     for name in (scope,) if scope in state.passes else tuple(p.scope for p in state.open_passes):
-        state = _with_item(state, name, Item(kind="note", text=text))
+        state = _with_item(state, name, Item(kind=kind, text=text))
     return state
 
 

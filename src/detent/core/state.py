@@ -80,13 +80,14 @@ NOT_MEASURED = 0.0
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One entry of the transcript: what a planner sees of the past.
 
-    `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator).
+    `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator), `memory` (what was
+    recalled: `arguments` are the items).
     A tool item has `call_id`, `tool`, `args`, `ok`, `content` (the JSON result, None on failure) and `error`. If the result was over the tool's
     cap, `artifact` is set and `content` is a preview. `meta`: a meta-tool, answered or refused. `changes`: executed by a tool with side
     effects. `args` and `content` are fresh copies at each access; `arguments` is read-only.
     """
 
-    kind: Literal["user", "model", "tool", "note"]
+    kind: Literal["user", "model", "tool", "note", "memory"]
     iteration: int = 0
     text: str = ""
     call_id: str = ""
@@ -151,12 +152,12 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
 
 class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One pass of a kernel (rows S0-3 to S0-7).
+    """One pass of a kernel.
 
     `steps` has all transcript items, `results` the tool items among them, `calls` the calls of the current turn. `meta`, `scratchpad` and
     `guidance` belong to phases and strategies. `prompt` is the size of the last prompt in tokens, and the number of `steps` in it. Every other field is
     a kernel fact that only events change.
-    """
+    """  # rows S0-3 to S0-7
 
     task_id: str = ""
     strategy: str = "reactive"
@@ -178,6 +179,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     guidance: tuple[str, ...] = ()
     memory: tuple[Any, ...] = ()
     recalled: bool = False
+    query: str = ""
     wrapping_up: bool = False
     bound: Exhausted | None = None
     balance: TenantBalance | None = None
@@ -236,7 +238,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def turns_without_progress(self) -> int:
-        """Turns since the last progress, the current one included (c of DESIGN 6)."""
+        """Turns since the last progress, the current one included."""  # c of DESIGN 6
         if self.progressed:
             return 0
         return self.since_progress + (0 if self.polled or self.iteration == 0 else 1)
@@ -373,7 +375,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 def transition(state: KernelState, **changes: Any) -> KernelState:
-    """Return a new state with `changes`; a move to `failed` drops the output (row 1.3). Raise `IllegalEvent` for an illegal status."""
+    """Return a new state with `changes`; a move to `failed` drops the output. Raise `IllegalEvent` for an illegal status."""  # row 1.3
     status = changes.get("status")
     if status is not None and status != state.status:
         if status not in LEGAL_PASS[state.status]:

@@ -18,6 +18,7 @@ from detent.core.state import CallState, Item
 from detent.history.interruptions import GATEWAY, STUCK
 from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind, is_late
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
+from detent.ports.conversing import Message
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted
 from detent.running.control import Control
 from detent.running.patience import attended
@@ -30,7 +31,7 @@ class ReplayWorld:
 
     scheduled: bool = False
     quiet: bool = False
-    conversation: Sequence[Item] = ()
+    conversation: Sequence[Message] = ()
 
     def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes]] | None = None) -> None:
         """Set up the world; `blob` reads an artifact of the run, because strategies work with whole results."""
@@ -188,7 +189,7 @@ class ReplayWorld:
     async def prepare(self, context: Any) -> None:
         """Take from the log what was compacted and recalled here."""
         await self._journal.until()
-        while self._prepared(context.scope, "tokens", "turns"):
+        while self._prepared(context.scope, "tokens", "turns", "recall"):
             self._journal.accept()
 
     async def makes_room(self, context: Any, error: Exception) -> Exception | None:
@@ -209,6 +210,8 @@ class ReplayWorld:
                 return False
             if isinstance(event, e.ContextCompacted) and record.envelope.scope == scope:
                 return bool(event.compactor) and event.why in whys
+            if isinstance(event, e.MemoryRecalled) and record.envelope.scope == scope:
+                return bool(event.memory) and "recall" in whys
             if not isinstance(event, GATEWAY):
                 return False
         return False

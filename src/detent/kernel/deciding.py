@@ -64,7 +64,8 @@ def _frozen(call: CallState, context: KernelContext) -> Call:
     if problem := context.run.world.misplaced(call.call_id, tool, args):
         raise InvalidArguments(problem, error_code="placeholder_not_allowed")
     digest, asks = digest_of([call.tool, args]), must_ask(tool, args)
-    return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest, provenance=call.provenance, asks=asks)
+    said = context.run.world.conversation
+    return Call(call_id=call.call_id, tool=tool.spec, args=args, digest=digest, provenance=call.provenance, asks=asks, conversation=said)
 
 
 def _checked(call: CallState, tool: Tool, context: KernelContext) -> dict[str, Any]:

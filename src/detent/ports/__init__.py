@@ -1,10 +1,10 @@
-"""The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them (DESIGN 7).
+"""The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them.
 
 Rule: the kernel imports these and nothing behind them. Each protocol has an in-process reference and a contract suite in
 `detent.testing.conformance`. Programs import these names from `detent.extend`.
 Start with `stores`, `planning`, `tools` and `governance`. `outside` is the world of one run as its kernel sees it, `telling` calls observers
 and hooks, `json_data` decides what counts as JSON data.
-"""
+"""  # DESIGN 7
 
 from detent.ports.clocks import Clock, Ids
 from detent.ports.compacting import Ask, CompactionOptions, Compactor, Dropped, Measured, due_by_size
@@ -25,6 +25,17 @@ from detent.ports.planning import (
     View,
     asks_only_its_own,
     models_asked,
+)
+from detent.ports.remembering import (
+    Explanation,
+    Found,
+    Governor,
+    Memory,
+    MemoryItem,
+    Origin,
+    key_of,
+    scope_of,
+    standing_of,
 )
 from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
 from detent.ports.stores import (
@@ -108,7 +119,10 @@ __all__ = [
     "EventStore",
     "Examined",
     "Examines",
+    "Explanation",
     "Fault",
+    "Found",
+    "Governor",
     "Guard",
     "Ids",
     "Job",
@@ -116,12 +130,15 @@ __all__ = [
     "Looks",
     "MadeFile",
     "Measured",
+    "Memory",
+    "MemoryItem",
     "Mends",
     "MetaTool",
     "ModelAnswer",
     "Models",
     "Observer",
     "OptionsT",
+    "Origin",
     "OwnModel",
     "Passed",
     "PhaseContext",
@@ -165,6 +182,7 @@ __all__ = [
     "give_back",
     "intact",
     "json_problem",
+    "key_of",
     "look_at",
     "models_asked",
     "nests_too_deep",
@@ -178,6 +196,8 @@ __all__ = [
     "refuse_failed",
     "refuse_overfull",
     "refuse_without_claim",
+    "scope_of",
+    "standing_of",
     "strategy",
     "unstorable",
     "wait_for_news",

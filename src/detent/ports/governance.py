@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -22,7 +22,8 @@ T = TypeVar("T")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A call before its decision. Its arguments are validated, frozen and digested.
 
-    `asks` is the reason why the tool wants a person's approval for it, whatever the policy allows.
+    `asks` is the reason why the tool wants a person's approval for it, whatever the policy allows. `conversation` has the earlier messages of the
+    run's session.
     """
 
     call_id: str
@@ -31,14 +32,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     provenance: Literal["planner", "text", "program"] = "planner"
     asks: str = ""
+    conversation: Sequence[Any] = ()
 
 
 class Verdict(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What a policy decided, by which rule, and why (row K26).
+    """What a policy decided, by which rule, and why.
 
     For a request for approval: `approvers` different people must approve, it is open for `expires_s` seconds, and `on_reject` is the effect
     of a rejection ("": the agent's setting).
-    """
+    """  # row K26
 
     decision: Decision
     rule: str = ""
@@ -98,7 +100,7 @@ class Block(msgspec.Struct, metaclass=Explained, frozen=True):
 
 
 Guard = Callable[[Call, KernelState, RunState], Block | None]
-"""A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins (row S1-4)."""
+"""A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins."""  # row S1-4
 
 
 def guarding(guard: Guard) -> Guard:

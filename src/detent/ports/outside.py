@@ -16,6 +16,7 @@ from detent.core import events as e
 from detent.core.budget import Exhausted
 from detent.core.errors import EffectFailed
 from detent.core.state import CallState, Item, RunState
+from detent.ports.conversing import Message
 from detent.ports.planning import Models, Plan, View
 from detent.ports.tools import Cancellation, Tool, ToolOutcome, ToolSpec
 
@@ -129,7 +130,7 @@ class World(Protocol):
     def stays(self) -> bool: ...
 
     @property
-    def conversation(self) -> Sequence[Item]:
+    def conversation(self) -> Sequence[Message]:
         """The earlier messages of the run's session, as its artifact has them. Empty for a run outside of a session."""
         ...
 

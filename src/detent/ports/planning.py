@@ -15,6 +15,7 @@ from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import Explained
 from detent.core.events import ArtifactRef
 from detent.core.state import Item
+from detent.ports.conversing import Message
 from detent.ports.models import Models
 from detent.ports.options import check_fields
 from detent.ports.tools import ToolSpec
@@ -108,7 +109,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     scratchpad: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     guidance: tuple[str, ...] = ()
     attachments: tuple[Any, ...] = ()
-    conversation: Sequence[Item] = ()
+    conversation: Sequence[Message] = ()
     output_schema: dict[str, Any] | None = None
     goals: tuple[tuple[str, str], ...] = ()
     host: Host = Host()

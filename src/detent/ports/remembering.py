@@ -1,58 +1,80 @@
-"""Memory: what outlives a run. Items, the seam that keeps and finds them, and the governor that decides on proposals."""
+"""Memory: what outlives a run. Items, the seam that keeps and finds them, and the governor that decides on proposals.
+
+Rule: an item is never rewritten. A correction is another item that names the ones it replaces, and forgetting leaves a tombstone without content, so
+the history of what was believed stays readable.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol
+from urllib.parse import quote
 
 import msgspec
 
+from detent.core.codec import digest_of
 from detent.core.errors import Explained
+from detent.core.events import Origin
+from detent.ports.models import Models
 from detent.ports.options import check_fields
 
 Kind = Literal["preference", "fact", "summary", "lesson", "artifact", "transient"]
 Visibility = Literal["private", "project", "team"]
 WritePolicy = Literal["read_only", "proposal_only", "agent_write", "human_approved"]
 Standing = Literal["current", "proposed", "superseded", "expired", "tombstoned", "refused"]
-"""What an item is now. Only a current item is recalled without `as_of`; a tombstoned one never is."""
+"""What an item is now. Only a current item is recalled without `as_of`; proposed, refused and tombstoned ones never are."""
+
+ITEM_BYTES = 8_000
+"""How large the content of an item may be (row K74)."""
+NOBODY = "-"
+"""The tenant in the scopes of runs without a tenant."""
 
 
-class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an item's content came from: the record of the run that wrote it, and the provenance of that content.
+def sealed(origin: Origin, content: Any) -> Origin:
+    """Return the origin with the seal of this content."""
+    return msgspec.structs.replace(origin, seal=_seal(origin, content))
 
-    `labels` are the sources of the content as the provenance policy names them, also those that it had in earlier runs; `trusted` is false when
-    any of them was untrusted. `items` are the ids of the items that the content was derived from, `person` the principal of the run.
-    """
 
-    run_id: str = ""
-    sequence: int = 0
-    digest: str = ""
-    call_id: str = ""
-    labels: tuple[str, ...] = ()
-    trusted: bool = False
-    items: tuple[str, ...] = ()
-    person: str = ""
+def fits(origin: Origin, content: Any) -> bool:
+    """Return whether this is the content that the origin was made for. White space may differ, because editors and files change it."""
+    return bool(origin.seal) and origin.seal == _seal(origin, content)
+
+
+def _seal(origin: Origin, content: Any) -> str:
+    said = " ".join(content.split()) if isinstance(content, str) else content
+    return digest_of([said, origin.labels, origin.trusted, origin.sources])
+
+
+def unproven(origin: Origin, label: str = "") -> Origin:
+    """Return an origin that proves nothing, for content that anybody may have written or changed. Its sources stay readable; `label` is added."""
+    sources = tuple([msgspec.structs.replace(source, whole=False, values=()) for source in origin.sources])
+    labels = tuple(dict.fromkeys((*origin.labels, label))) if label else origin.labels
+    return msgspec.structs.replace(origin, labels=labels, trusted=False, sources=sources, seal="")
 
 
 class MemoryItem(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """Something that is remembered.
 
-    `scope` is `tenant/[workspace/][agent]`, its parts escaped by the caller (`scope_of`). `held_from` and `held_until` say when the fact held, the
-    other times when it was learnt, superseded, withdrawn. An item is never changed: a correction is another item that `supersedes` it, so both keep
-    their times. `metadata` is JSON data of the writer's own.
+    `scope` is `tenant/[workspace/][agent]`, as `scope_of` writes it; `id` is unique in its scope and has no slash. `context` are words that help to
+    find the item and are not shown, such as what was said just before it. `metadata` is JSON data of the writer's own.
+
+    `held_from` and `held_until` say when the fact held; `created_at` and `superseded_at` say when it was learnt and when it was replaced.
+    `supersedes` names the items that this one replaces (ids in its scope, else keys). `proposed`: it waits for a review; `refused`: why it was
+    not accepted. `why` is the reason of the last change.
     """
 
     id: str
     scope: str
     kind: Kind = "fact"
     content: str
+    context: str = ""
     metadata: dict[str, Any] = {}
     origin: Origin = Origin()
     visibility: Visibility = "private"
     confidence: float | None = None
     write_policy: WritePolicy = "agent_write"
-    supersedes: str = ""
+    supersedes: tuple[str, ...] = ()
     superseded_by: str = ""
     created_at: datetime | None = None
     held_from: datetime | None = None
@@ -68,7 +90,7 @@ class MemoryItem(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True,
 
 
 class Found(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """An item that a search found, its score (higher is better) and the reasons, such as "2 words" or "meaning 0.81"."""
+    """An item that a search found, its score (higher is better) and the reasons, such as "words: payee, invoice" or "meaning 0.81"."""
 
     item: MemoryItem
     score: float
@@ -76,7 +98,7 @@ class Found(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What is known of an item: the item (its content is gone once tombstoned), what it is now, and its chain of predecessors and sources."""
+    """What is known of an item: the item (a tombstone has no content), what it is now, and its predecessors and sources, nearest first."""
 
     item: MemoryItem
     standing: Standing
@@ -84,11 +106,14 @@ class Explanation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
 
 
 class Memory(Protocol):
-    """Keeps items and finds them (rows K66 to K76).
+    """Keeps items and finds them (rows K66 to K76). It opens itself on first use, and can be used again after `close`.
 
-    `host` is the prefix that the caller may see: `tenant` or `tenant/workspace`; "" is the operator, who sees all. No method shows, changes or counts
-    an item outside of it, and none tells whether one exists. `scope` narrows a search further: an item is visible if its scope equals or is below
-    both. Writing an item whose id exists with the same content changes nothing and returns the item that is there.
+    `host` is the prefix of scopes that the caller may see: `tenant` or `tenant/workspace`; "" is the operator, who sees all. No method shows, changes
+    or counts an item outside of it, and none tells whether one exists. `scope` narrows further: an item is visible if its scope equals or is below
+    both. An `item_id` is the item's id or its key (`key_of`); a bare id that several visible items have raises `ItemConflict`. `models` is the gateway
+    of the run that asks, for a memory that embeds texts. `now` is the time that decides what has expired; None: the clock's.
+
+    Raises `ItemNotFound`, `ItemConflict`, `ItemRefused` for an item that cannot be kept, and `StoreError`.
     """
 
     @property
@@ -104,28 +129,149 @@ class Memory(Protocol):
         limit: int = 10,
         as_of: datetime | None = None,
         now: datetime | None = None,
-    ) -> list[Found]: ...
+        models: Models | None = None,
+    ) -> list[Found]:
+        """Return the current items that fit `query` best, best first; with `as_of` those that held at that time.
 
-    async def get(self, item_id: str, *, host: str) -> MemoryItem | None: ...
+        Preferences are included even if no word fits (row K70), in at most half of the places. An empty query returns the newest items.
+        """
+        ...
 
-    async def list(self, prefix: str = "", *, host: str, limit: int = 100, after: str = "") -> list[MemoryItem]: ...
+    async def get(self, item_id: str, *, host: str) -> MemoryItem | None:
+        """Return the item, whatever it is now; None if no visible item has this id."""
+        ...
 
-    async def write(self, item: MemoryItem, *, host: str) -> MemoryItem: ...
+    async def list(
+        self,
+        prefix: str = "",
+        *,
+        host: str,
+        standings: Sequence[Standing] = (),
+        limit: int = 100,
+        after: str = "",
+        now: datetime | None = None,
+    ) -> list[MemoryItem]:
+        """Return the items whose scope equals or is below `prefix`, by key; `after` is the key of the last one seen. `standings`: only these."""
+        ...
 
-    async def supersede(self, item_id: str, replacement: MemoryItem, *, why: str, host: str) -> MemoryItem: ...
+    async def write(self, item: MemoryItem, *, host: str, models: Models | None = None) -> MemoryItem:
+        """Keep the item durably and return it. The items that it `supersedes` are retired, unless it is only `proposed`.
 
-    async def tombstone(self, item_id: str, *, why: str, at: datetime, host: str) -> None: ...
+        If the id exists in its scope with the same kind and content, or as a tombstone, change nothing and return what is there. With another
+        content raise `ItemConflict`. Also raised if an item that it supersedes is not one that can be replaced.
+        """
+        ...
 
-    async def explain(self, item_id: str, *, host: str) -> Explanation: ...
+    async def supersede(self, item_id: str, replacement: MemoryItem, *, why: str, host: str, models: Models | None = None) -> MemoryItem:
+        """Write `replacement` as the successor of the item (and of those that it already names), and return it."""
+        ...
 
-    async def export(self, *, host: str, scope: str = "") -> list[MemoryItem]: ...
+    async def review(self, item_id: str, *, refused: str = "", at: datetime, host: str) -> MemoryItem:
+        """Accept a proposal, or refuse it with a reason, and return it. Accepting retires what it supersedes. Deciding the same again changes nothing."""
+        ...
 
-    async def import_(self, items: Sequence[MemoryItem], *, host: str) -> int: ...
+    async def tombstone(self, *item_ids: str, why: str, at: datetime, host: str) -> list[MemoryItem]:
+        """Remove the content of these items everywhere, in one transaction, and return their tombstones. A tombstone stays as it is."""
+        ...
+
+    async def explain(self, item_id: str, *, host: str, now: datetime | None = None) -> Explanation:
+        """Return what is known of an item, whatever it is now. Predecessors and sources outside of `host` are left out."""
+        ...
+
+    async def lineage(
+        self, *, host: str, run_id: str = "", label: str = "", person: str = "", item_ids: Sequence[str] = ()
+    ) -> list[MemoryItem]:
+        """Return the items that came from this run, source label, person or these items, and all that was derived from them, by key.
+
+        Any one of the given sources is enough. Proposals and superseded items count; tombstones are left out.
+        """
+        ...
+
+    async def export(self, *, host: str, scope: str = "") -> list[MemoryItem]:
+        """Return all items at or below `scope` with their history, by key."""
+        ...
+
+    async def import_(self, items: Sequence[MemoryItem], *, host: str, vouched: bool = False, models: Models | None = None) -> int:
+        """Keep exported items with their history, all or none, and return how many were new. An id that exists keeps what is there.
+
+        Their content counts as untrusted unless the caller vouches for it. Raises `ItemRefused` if one is outside of `host`.
+        """
+        ...
 
     async def close(self) -> None: ...
+
+
+class RunMemory(Protocol):
+    """The memory of one call, for the tools that write. Each method returns what became of it: `status` (`written`, `proposed`), and the `id`.
+
+    Raises `ToolFailed` (`memory_read_only`, `memory_refused`, `memory_not_found`, `memory_conflict`): nothing was written then.
+    """
+
+    async def remember(self, content: str, *, kind: Kind = "fact", held_from: str = "", held_until: str = "") -> dict[str, Any]:
+        """Write an item. Its id is made from run and call, so that writing again after a crash gives one item."""
+        ...
+
+    async def correct(self, items: Sequence[str], content: str, *, why: str = "", held_from: str = "") -> dict[str, Any]:
+        """Write an item that replaces others."""
+        ...
+
+    async def forget(self, items: Sequence[str], *, why: str = "") -> dict[str, Any]:
+        """Remove the content of items."""
+        ...
 
 
 class Governor(Protocol):
     """Decides on a proposal: "" accepts it, any other text is the reason why it is refused."""
 
     async def refuses(self, proposal: MemoryItem, memory: Memory, *, host: str) -> str: ...
+
+
+def scope_of(tenant: str = "", workspace: str = "", agent: str = "") -> str:
+    """Return the scope (row K69), or the prefix of scopes, for these names. Each name becomes one part, whatever characters it has."""
+    return "/".join([_part(tenant) or NOBODY, *filter(None, (_part(workspace), _part(agent)))])
+
+
+def _part(name: str) -> str:
+    quoted = quote(name, safe="", errors="surrogatepass")
+    return quoted.replace(".", "%2E", 1) if quoted.startswith(".") else "%2D" if quoted == NOBODY else quoted
+
+
+def key_of(item: MemoryItem) -> str:
+    """Return the name of an item that no other item of its memory has: scope and id."""
+    return f"{item.scope}/{item.id}"
+
+
+def below(scope: str, prefix: str) -> bool:
+    """Whether a scope equals a prefix or is below it; every scope is below ""."""
+    return not prefix or scope == prefix or scope.startswith(f"{prefix}/")
+
+
+def narrowed(host: str, scope: str) -> str | None:
+    """Return the prefix of the scopes that are below both; None if there are none."""
+    return scope if below(scope, host) else host if below(host, scope) else None
+
+
+def standing_of(item: MemoryItem, now: datetime) -> Standing:
+    """Return what an item is at the time `now`."""
+    if item.tombstoned_at is not None:
+        return "tombstoned"
+    if item.refused:
+        return "refused"
+    if item.proposed:
+        return "proposed"
+    if item.superseded_at is not None:
+        return "superseded"
+    ends = [end for end in (item.expires_at, item.held_until) if end is not None]
+    return "expired" if ends and min(ends) <= now else "current"
+
+
+def held(item: MemoryItem, at: datetime) -> bool:
+    """Whether an item held at a time: between `held_from` (else when it was learnt) and `held_until`, before it expired.
+
+    Proposed, refused and tombstoned items never held.
+    """
+    if item.tombstoned_at is not None or item.refused or item.proposed:
+        return False
+    begins = item.held_from or item.created_at
+    ends = [end for end in (item.expires_at, item.held_until) if end is not None]
+    return (begins is None or begins <= at) and all(at < end for end in ends)

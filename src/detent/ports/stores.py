@@ -27,7 +27,7 @@ class Signal(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     """
 
     id: str
-    kind: Literal["approval", "reply", "cancel", "timer", "child", "reconcile", "unreadable"]
+    kind: Literal["approval", "reply", "cancel", "timer", "child", "reconcile", "message", "unreadable"]
     by: str = ""
     payload: dict[str, Any] = {}
     via: str = ""

@@ -41,6 +41,7 @@ from detent.ports.raised import KEEP, tell
 from detent.running import admission, rules
 from detent.running.attempts import tries_of
 from detent.running.control import CALLER_GONE, Control
+from detent.running.conversing import shown_of
 from detent.running.declarations import declared_of, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.inbox import counts, drop
@@ -173,7 +174,7 @@ class Advancing:
                 outer.set("")
         ADVANCED.set(self.run_id)
         self._decides = self.control.ready = True  # later signals are in the inbox, which is read first
-        run = self._run(journal)
+        run = await self._run(journal)
         KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact), run.tools.values()).keep)
         try:
             await drive(run, *ways_of(journal.state, parts), turns=turns)
@@ -191,7 +192,7 @@ class Advancing:
             if await run.world.absorb(run, fresh=True):
                 await run.journal.commit()
 
-    def _run(self, journal: Journal) -> Run:
+    async def _run(self, journal: Journal) -> Run:
         """Assemble what the run works with. Raise `ToolsMissing`, `UnknownName`, `ConfigError`."""
         parts = self.parts
         spec = journal.state.agent
@@ -202,6 +203,8 @@ class Advancing:
         if parts.titles:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
         world = self._world(journal, planner)
+        if journal.state.session is not None:
+            world.conversation = await shown_of(parts.store, journal.state)
         return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
 
     def _world(self, journal: Journal, planner: Planner) -> LiveWorld:
@@ -219,7 +222,7 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
-            preparing=preparing_of(journal.state, parts.compactors, planner),
+            preparing=preparing_of(parts.memories, parts.compactors, journal.state, planner),
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog, RunErased
-from detent.core.events import AnyEvent, Planned, ToolFinished
+from detent.core.events import AnyEvent, Planned, RunStarted, ToolFinished
 from detent.core.state import RunState
 from detent.ports import EventStore
 from detent.running.lineage import SECRET, Segment, ends_with, find_blob, segments
 
 _PLACEHOLDER = re.compile(rb"<secret:([0-9a-f]{24})>")
-_NAMES = (b'"artifact":{', b'"files":[{')
+_NAMES = (b'"artifact":{', b'"files":[{', b'"conversation":{')
 """Each line that names an artifact contains one of these; some other lines do too."""
 
 
@@ -96,11 +96,13 @@ def named_in(lines: Sequence[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def _named_by(event: AnyEvent | None) -> Iterator[str]:
-    """Yield the keys that an event names: of results that were too large, and of files that a model created."""
+    """Yield the keys that an event names: of results that were too large, of files that a model created, of a conversation."""
     if isinstance(event, ToolFinished) and event.artifact is not None:
         yield event.artifact.key
     elif isinstance(event, Planned):
         yield from [file.key for file in event.files]
+    elif isinstance(event, RunStarted) and event.session is not None and event.session.conversation is not None:
+        yield event.session.conversation.key
 
 
 def hidden_in(lines: Iterable[bytes]) -> set[str]:

@@ -118,7 +118,7 @@ def _cut(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-SPOKEN = ("reply", "result", "output", "reason", "why")
+SPOKEN = ("reply", "result", "output", "reason", "why", "text", "attachments", "variables")
 """Parts of a signal's payload that hold somebody's words."""
 
 
@@ -162,6 +162,8 @@ def event_of(signal: Signal, state: RunState) -> e.AnyEvent:
             return e.ScheduleFired(timer_id=timer, signal=of)
         case rules.Joined(child=child, status=status):
             return e.SubagentJoined(child=child, status=status, output=said.output, signal=of)
+        case rules.Sent():
+            return e.MessageReceived(**msgspec.structs.asdict(said), by=by, via=via, signal=of)
         case rules.Settled(call=call, outcome="happened"):
             result = msgspec.Raw(msgspec.json.encode(said.result))
             return e.ToolReconciled(

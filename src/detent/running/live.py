@@ -20,7 +20,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget, exhausted
 from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, UnknownModel
 from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded, ToolReconciled
-from detent.core.state import CLOSED, CallState, Item
+from detent.core.state import CLOSED, CallState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.journal import Journal
 from detent.metering.gateway import Gateway, Room, Traffic
@@ -38,6 +38,7 @@ from detent.ports import (
     refuse_failed,
     written,
 )
+from detent.ports.conversing import Message
 from detent.ports.gates import Gate
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted, time_left
 from detent.ports.raised import raised_by
@@ -109,7 +110,7 @@ class LiveWorld(Calls):
         tenants: Tenants | None = None,
         planner_of: Callable[[AgentSpec, Budget, Host], Planner] | None = None,
         preparing: Preparing | None = None,
-        conversation: Sequence[Item] = (),
+        conversation: Sequence[Message] = (),
     ) -> None:
         """Set up the world. `planner_of` returns the planner of a pass with its own model, and raises `ConfigError` if it is unavailable here."""
         self._planner_of, self._planners = planner_of, _NO_PLANNERS
@@ -252,8 +253,14 @@ class LiveWorld(Calls):
 
     async def prepare(self, context: KernelContext) -> None:
         """See `World.prepare`. Without memory and compaction there is nothing to do."""
-        if self.preparing is not None:
-            await self.preparing.prepare(context)
+        if self.preparing is None:
+            return
+        self.proceed()
+        try:
+            await attended(self.control, self.preparing.prepare(context))
+        except Interrupted:
+            await self.cancels("planner")
+            raise
 
     async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
         """See `World.makes_room`."""

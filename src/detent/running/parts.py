@@ -12,6 +12,7 @@ from detent.config.compaction import compacts
 from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
 from detent.config.profile import compression_for, make_profile
+from detent.config.remembering import Memories
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of
@@ -45,6 +46,7 @@ from detent.running.alike import Alike
 from detent.running.declarations import held
 from detent.running.endings import objection
 from detent.running.estimating import ESTIMATOR
+from detent.running.foreign import record_changes
 from detent.running.healing import heal
 from detent.running.verifying import Answers
 from detent.running.views import Views
@@ -86,6 +88,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: Scheduler | None = None
     affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
     planner_of_pass: Callable[[AgentSpec, Budget, Host], Planner] | None = None
+    memories: Memories = msgspec.field(default_factory=partial(Memories, None))
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 
@@ -168,6 +171,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         objection=objection,
         answers=parts.answers,
         view=Views(),
+        changed=record_changes,
         heal=heal if agent.healing else None,
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.errors import NotAllowedNow
-from detent.core.state import RunState
+from detent.core.state import KernelState, RunState
 from detent.ports import Signal, altered
 from detent.running.admission import fitting_reply
 from detent.running.people import LONGEST, mixed_scripts, person, strange
@@ -68,7 +68,17 @@ class Joined(_Shape, frozen=True, kw_only=True):
     output: Any = None
 
 
-Told = Decided | Replied | Settled | Cancelled | Timed | Joined
+class Sent(_Shape, frozen=True, kw_only=True):
+    """Of `message`: something for the run's session, see `MessageReceived`."""
+
+    rule: Literal["enqueue", "steer", "interrupt", "rollback", "context"]
+    text: str
+    message_id: str = ""
+    attachments: tuple[Any, ...] = ()
+    variables: dict[str, Any] = {}
+
+
+Told = Decided | Replied | Settled | Cancelled | Timed | Joined | Sent
 _SHAPES: dict[str, type[Told]] = {
     "approval": Decided,
     "reply": Replied,
@@ -76,6 +86,7 @@ _SHAPES: dict[str, type[Told]] = {
     "cancel": Cancelled,
     "timer": Timed,
     "child": Joined,
+    "message": Sent,
 }
 
 
@@ -126,7 +137,11 @@ def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> S
             if (known := state.children.get(child)) is None or known.status != "open":
                 why = f"run {state.run_id!r} has no open child run {child!r}"
                 raise NotAllowedNow(state.run_id, why, reason_code="unknown_child")
-        case Cancelled():
+        case Sent() if state.session is None:
+            raise NotAllowedNow(
+                state.run_id, f"run {state.run_id!r} does not belong to a session: it takes no message", reason_code="no_session"
+            )
+        case Cancelled() | Sent():
             pass
     by = signal.by if _of_the_clock(said) else named(signal.by, state.run_id, what=f"a {signal.kind}")
     return msgspec.structs.replace(signal, by=by, payload=msgspec.to_builtins(said))
@@ -225,9 +240,16 @@ def early(signal: Signal, state: RunState, now: datetime | None) -> bool:
             due = state.timers.get(timer)
         case "approval", {"decision": "expired", "call": str(call)} if (asked := state.approvals.get(call)) is not None:
             due = asked.expires_at
+        case "message", {"rule": "steer"}:
+            return not state.terminal and state.cancel is None and not any(sees_more(known) for known in state.open_passes)
         case _:
             pass
     return not state.terminal and due is not None and (now is None or now < due)
+
+
+def sees_more(known: KernelState) -> bool:
+    """Whether a pass may still call its planner: it has not ended, and no answer of it is being checked."""
+    return not known.ended and not known.answering
 
 
 def says_the_time(signal: Signal) -> bool:

@@ -46,28 +46,21 @@ from detent.secrecy.redact import Redactor, redacted_start
 T = TypeVar("T")
 
 
-async def run(
+async def admitted(
     runtime: Runtime,
-    agent: Agent[OutputT] | str,
+    agent: Agent[Any] | str,
     goal: str,
     *,
-    host: Host | None = None,
-    run_id: str | None = None,
-    budget: Budget | None = None,
-    variables: dict[str, Any] | None = None,
+    host: Host | None,
+    budget: Budget | None,
+    variables: dict[str, Any] | None,
     seed_memory: Sequence[Any] = (),
     attachments: Sequence[Any] = (),
     output_schema: dict[str, Any] | None = None,
     strategy: str | None = None,
-    observers: Sequence[Observer] = (),
     turns: int | None = None,
-) -> Result[OutputT]:
-    """Work on `goal` until the run finishes or waits, and return its result. `agent` may be the name of one of `Engine(agents=[...])`.
-
-    If a run with this id, agent, goal and host exists, it is resumed instead of started. An id belongs to the tenant of its host: its run is stored,
-    and named in the result, as `ID@TENANT`; the tenant may use either. `turns`: at most this many turns now; with 0 the run is durably started, but
-    not advanced. Raises `ConfigError` and `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
-    """
+) -> RunStarted:
+    """Return the first record of a run that may start. Nothing is recorded, and the store is not opened. Raise as `run` does."""
     check_is(Host, host=host)
     check_is(Budget, budget=budget)
     check_is(dict, variables=variables)
@@ -110,9 +103,48 @@ async def run(
         runtime.planners.refuse_attachments(spec, started.attachments)
     if turns != 0 and ours(runtime.parts.strategies.get(spec.strategy)) and think in kernel_of(spec, runtime.parts).phases:
         runtime.planners.needed(spec)
-    admission.checked_run_id(run_id and run_id.partition("@")[0])
-    tools = tools_of(RunState(run_id=run_id or "", agent=spec), runtime.parts)
+    tools = tools_of(RunState(run_id="", agent=spec), runtime.parts)
     admission.refuse_control_in_reach(runtime.store, runtime.parts.secrets, spec, tools)
+    return started
+
+
+async def run(
+    runtime: Runtime,
+    agent: Agent[OutputT] | str,
+    goal: str,
+    *,
+    host: Host | None = None,
+    run_id: str | None = None,
+    budget: Budget | None = None,
+    variables: dict[str, Any] | None = None,
+    seed_memory: Sequence[Any] = (),
+    attachments: Sequence[Any] = (),
+    output_schema: dict[str, Any] | None = None,
+    strategy: str | None = None,
+    observers: Sequence[Observer] = (),
+    turns: int | None = None,
+) -> Result[OutputT]:
+    """Work on `goal` until the run finishes or waits, and return its result. `agent` may be the name of one of `Engine(agents=[...])`.
+
+    If a run with this id, agent, goal and host exists, it is resumed instead of started. An id belongs to the tenant of its host: its run is stored,
+    and named in the result, as `ID@TENANT`; the tenant may use either. `turns`: at most this many turns now; with 0 the run is durably started, but
+    not advanced. Raises `ConfigError` and `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
+    """
+    started = await admitted(
+        runtime,
+        agent,
+        goal,
+        host=host,
+        budget=budget,
+        variables=variables,
+        seed_memory=seed_memory,
+        attachments=attachments,
+        output_schema=output_schema,
+        strategy=strategy,
+        turns=turns,
+    )
+    spec = started.agent
+    admission.checked_run_id(run_id and run_id.partition("@")[0])
     await runtime.open()  # this creates the store: a refusal leaves nothing behind
     given, run_id = run_id, run_id and await runtime.kept_as(run_id, host)
     if run_id is not None and await runtime.store.head(run_id) is not None:
@@ -125,12 +157,12 @@ async def run(
     hidden = Redactor((*runtime.parts.redact, *spec.redact), b"").without(goal)  # every record has the id
     run_id = run_id or new_run_id(hidden if runtime.goal_words_in_ids else None, runtime.parts.clock.now(), runtime.parts.ids.token(6))
     observers = one_of(observers)
-    task = runtime.take_on(run_id, partial(_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
-    del agent, spec, started, tools  # a run in progress needs its state, not its inputs
+    task = runtime.take_on(run_id, partial(record_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
+    del agent, spec, started  # a run in progress needs its state, not its inputs
     return await runtime.answered(await runtime.reached(task), observers, turns=turns)
 
 
-async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:
+async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:
     """Record `started`. Return the journal to continue the run with, or its state if it is not to be continued."""
     patterns = (*runtime.parts.redact, *started.agent.redact)
     tools = tools_of(RunState(run_id=advancing.run_id, agent=started.agent), runtime.parts)
@@ -146,8 +178,9 @@ async def _start(runtime: Runtime, advancing: Advancing, *, started: RunStarted,
         if reserved:
             journal.release(reserved)
             await journal.commit()
-    if turns == 0 or not ours(runtime.parts.strategies.get(started.strategy)):
-        # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first
+    if turns == 0 or started.session is not None or not ours(runtime.parts.strategies.get(started.strategy)):
+        # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first.
+        # A run of a session exists before the claim on the run before it is released
         await journal.commit(durable=turns == 0)
     return journal.state if turns == 0 else journal
 
@@ -177,6 +210,7 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
             runtime.tools.get(name)  # a plug-in package may have it
         if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
             meta.append(name)
+    runtime.parts.memories.check(agent)
     runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools and name not in meta])
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     check_options(strategy, spec)

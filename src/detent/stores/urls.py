@@ -10,7 +10,7 @@ from typing import Any
 from detent.core.durations import seconds
 from detent.core.errors import ConfigError
 from detent.ports import EventStore
-from detent.stores.passwords import without_password
+from detent.ports.passwords import without_password
 
 FORMS = {"ram": "ram:", "file": "file:DIR", "sqlite": "sqlite:///PATH", "postgresql": "postgresql://HOST/DATABASE"}
 """The schemes, each with the form of its URLs."""

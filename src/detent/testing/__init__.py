@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from detent.testing.conformance.approver import ApproverContract, ApproverMaker
     from detent.testing.conformance.basics import ClockContract, ClockMaker, EmbedderContract, EmbedderMaker, IdsContract, IdsMaker
     from detent.testing.conformance.capabilities import CapabilitiesContract, CapabilitiesMaker, SecretSourceContract, SecretSourceMaker
+    from detent.testing.conformance.memory import MemoryContract, MemoryMaker
     from detent.testing.conformance.observer import ObserverContract, ObserverMaker
     from detent.testing.conformance.planner import PlannerContract, PlannerMaker
     from detent.testing.conformance.policy import GuardContract, GuardMaker, PolicyContract, PolicyMaker, call_of, declared
@@ -51,6 +52,7 @@ CONTRACTS = {
     "approver": "ApproverContract ApproverMaker",
     "basics": "ClockContract ClockMaker EmbedderContract EmbedderMaker IdsContract IdsMaker",
     "capabilities": "CapabilitiesContract CapabilitiesMaker SecretSourceContract SecretSourceMaker",
+    "memory": "MemoryContract MemoryMaker",
     "observer": "ObserverContract ObserverMaker",
     "planner": "PlannerContract PlannerMaker",
     "policy": "GuardContract GuardMaker PolicyContract PolicyMaker call_of declared",
@@ -85,6 +87,8 @@ __all__ = [
     "GuardMaker",
     "IdsContract",
     "IdsMaker",
+    "MemoryContract",
+    "MemoryMaker",
     "ObserverContract",
     "ObserverMaker",
     "Place",

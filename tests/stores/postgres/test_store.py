@@ -21,8 +21,8 @@ import pytest
 import virtual_time
 from detent.core.errors import CancelWaits, ClaimLost, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
+from detent.ports.passwords import without_password
 from detent.stores import open_store
-from detent.stores.passwords import without_password
 from detent.stores.postgres.errors import is_lost, nobody_listens
 from detent.stores.postgres.schema import MIGRATIONS, SCHEMA_VERSION, migrate
 from detent.stores.postgres.session import Seen, process_began

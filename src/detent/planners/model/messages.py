@@ -18,11 +18,12 @@ from detent.core.events import Planned
 from detent.core.history import Seq
 from detent.core.state import Item
 from detent.expressions.previews import shown_result
+from detent.planners.earlier import spoken
 from detent.planners.model import control_tools
 from detent.planners.model.attachments import content_of, is_attachment, split_result
 from detent.planners.model.provider_parts import EPOCH, rebuilt, sayable, unused, usable
 from detent.planners.model.typed_answers import writable
-from detent.planners.trimming import observed
+from detent.planners.trimming import observed, recalled
 from detent.ports import ResultCompression, View
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class Renderer:
         """Render the items that `done` does not have yet."""
         transcript = view.transcript
         new = transcript[done.count :] if done.count else transcript
+        if done.count == 0:
+            _converse(done, view, self.compression)
         if done.count == 0 and not (len(transcript) and transcript[0].kind == "user"):
             self._goal(done, view, view.task or view.goal)  # a compacted transcript begins with its summary
         for position, item in enumerate(new, done.count):
@@ -131,6 +134,8 @@ class Renderer:
                     await self._tool(done, item, view)
                 case "note":
                     _said(done, [f"[note] {item.text}"])
+                case "memory":
+                    _said(done, [recalled(item)])
         done.remember(transcript)
 
     def _goal(self, done: Rendering, view: View, text: str) -> None:
@@ -188,6 +193,19 @@ class Renderer:
                     content += content_of(file, paths=False, urls=trusted)
                 return content, False
         return observed(item, self.compression, recalls="recall" in view.agent.tools), item.error is not None
+
+
+def _converse(done: Rendering, view: View, compression: ResultCompression) -> None:
+    """Render the earlier messages of the run's session."""
+    from pydantic_ai.messages import ModelResponse, TextPart
+
+    for side, texts in spoken(view.conversation, compression):
+        if side == "model":
+            done.answer(ModelResponse(parts=[TextPart(text) for text in texts], timestamp=EPOCH), {})
+            done.chars += sum(map(len, texts))
+        else:
+            for text in texts:
+                _said(done, [text])
 
 
 def _said(done: Rendering, content: list[Any]) -> None:

@@ -1,8 +1,8 @@
 """The transcript as messages, in whole turns, and which of them fit into a token budget.
 
-A block is an action and all its results. Blocks are kept or dropped whole, the newest are kept first, the last one always (row K122).
+A block is an action and all its results. Blocks are kept or dropped whole, the newest are kept first, the last one always.
 Rendered blocks are cached, which saves time and changes nothing: the same view gives the same messages in a fresh process.
-"""
+"""  # row K122
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from itertools import pairwise
 
 import msgspec
 
+from detent.core.actions import FinalAnswer
 from detent.core.errors import PlannerFailed
 from detent.core.state import Item
-from detent.planners.raw_text.compact_prompt import outcome_text, plan_text
+from detent.planners.earlier import spoken
+from detent.planners.raw_text.compact_prompt import action_text, outcome_text, plan_text
 from detent.planners.raw_text.generation import Message
 from detent.planners.text.surrogates import whole_text
 from detent.planners.trimming import CountTokens, clipped, compression_of
@@ -57,15 +59,15 @@ class Renderer:
     """Renders transcripts into blocks: at most `longest` characters of a result, and no more than the agent's profile allows."""
 
     def __init__(self, *, count: CountTokens, longest: int) -> None:
-        self._count, self._longest = count, longest
+        self._count, self.longest = count, longest
         self._known: OrderedDict[tuple[str, str, _How], Rendered] = OrderedDict()
 
     def render(self, view: View) -> tuple[Rendered, Block | None]:
         """Return the finished blocks, and the last one, which may still grow."""
         items = view.transcript
         shown = compression_of(view)
-        if shown.budget_chars > self._longest:
-            shown = msgspec.structs.replace(shown, budget_chars=self._longest)
+        if shown.budget_chars > self.longest:
+            shown = msgspec.structs.replace(shown, budget_chars=self.longest)
         how = shown, "recall" in view.agent.tools
         known = self._remembered(view, how)
         start = _last_plan(items, known.done)
@@ -130,7 +132,53 @@ def _messages(block: Block) -> tuple[Message, Message]:
     return Message("assistant", block.action), Message("user", block.outcome)
 
 
+def earlier_messages(view: View, longest: int) -> list[Message]:
+    """Return the earlier messages of the run's session; answers have the form of the model's own actions."""
+    shown = compression_of(view)
+    shown = msgspec.structs.replace(shown, budget_chars=min(shown.budget_chars, longest))
+    return [
+        Message("assistant", whole_text("\n".join(action_text(FinalAnswer(content=text)) for text in texts)))
+        if side == "model"
+        else Message("user", whole_text("\n".join(f"User: {text}" for text in texts)))
+        for side, texts in spoken(view.conversation, shown)
+    ]
+
+
+def _newest(messages: Sequence[Message], left: int, count: CountTokens) -> list[Message]:
+    """Return as many of the newest messages as fit into `left` tokens. The first is not an answer whose message is missing."""
+    first = len(messages)
+    while first and (left := left - count(messages[first - 1].content)) >= 0:
+        first -= 1
+    while first < len(messages) and messages[first].role == "assistant":
+        first += 1
+    return list(messages[first:])
+
+
 def fit(
+    system: str,
+    head: str,
+    rendered: Rendered,
+    last: Block | None,
+    tail: str,
+    *,
+    budget: int,
+    count: CountTokens,
+    system_tokens: int,
+    reserved: int = 0,
+    earlier: Sequence[Message] = (),
+) -> tuple[tuple[Message, ...], int]:
+    """Return the messages that fit, and their number of tokens, as `fit_run` does, with the newest of the `earlier` ones before them that still fit."""
+    messages, used = fit_run(system, head, rendered, last, tail, budget=budget, count=count, system_tokens=system_tokens, reserved=reserved)
+    kept = _newest(earlier, budget - reserved - used, count)
+    if not kept:
+        return messages, used
+    used += sum(count(message.content) for message in kept)
+    if kept[-1].role == "user":  # two messages of the user in a row would be refused by some chat templates
+        return (messages[0], *kept[:-1], Message("user", f"{kept[-1].content}\n{messages[1].content}"), *messages[2:]), used
+    return (messages[0], *kept, *messages[1:]), used
+
+
+def fit_run(
     system: str,
     head: str,
     rendered: Rendered,

@@ -20,7 +20,7 @@ from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, MalformedPlan, UnknownName
 from detent.planners.raw_text.action_schema import SchemaChecks, action_schema
 from detent.planners.raw_text.asking import Asked, Asking, asked_as
-from detent.planners.raw_text.blocks import Renderer, fit
+from detent.planners.raw_text.blocks import Renderer, earlier_messages, fit
 from detent.planners.raw_text.compact_prompt import Example, ToolStyle, goal_text, system_text, tail_text
 from detent.planners.raw_text.generation import Message, Request, TextGenerator
 from detent.planners.text.json_objects import as_written, mends_in
@@ -137,6 +137,7 @@ class OnDevicePlanner:
             rendered,
             last,
             tail_text(view),
+            earlier=earlier_messages(view, self._renderer.longest),
             budget=self._prompt_tokens,
             reserved=size,
             count=self._count,

@@ -20,7 +20,7 @@ from detent.expressions.compiled import MACROS, TYPES, Expression, Names, compil
 from detent.planners.rules.templates import Template, parse_template
 from detent.ports.governing_files import governs
 
-ALWAYS = ("goal", "variables", "iteration", "results", "values", "host", "budget")
+ALWAYS = ("goal", "variables", "iteration", "results", "values", "host", "budget", "conversation")
 """The variables of every expression. Templates of a `for_each` rule also have `item` and `index`."""
 HOST = ("tenant", "workspace", "principal", "scopes")
 BOUNDS = tuple(field.removeprefix("max_") for field in BUDGET_FIELDS)

@@ -3,8 +3,8 @@
 Theory of operation. Each plan reads from the view which rules fired and with what result (`histories`), then tries the rules from
 the top. The first rule that may still fire, and whose `when` is true, gives the next action. The planner remembers nothing, so a run can
 continue in a fresh process, be forked and be replayed. Expressions are compiled when the planner is created and see only
-the projection that `_Projection` builds (DESIGN 7).
-"""
+the projection that `_Projection` builds.
+"""  # DESIGN 7
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from detent.planners.rules.files import HOST, Rule, RuleSet, build_rules, read_e
 from detent.planners.rules.histories import Firing, read_history, reason_for
 from detent.planners.rules.templates import Fixed, Text, render
 from detent.ports import Plan, View
+from detent.ports.conversing import Message
 
 
 class RulePlanner:
@@ -244,6 +245,16 @@ def _map(rule: Rule, fields: dict[str, Any], key: str) -> dict[str, Any] | None:
 # What expressions see -----------------------------------------------------------------------------------------------------------
 
 
+def _entry(message: Message) -> dict[str, Any]:
+    """Return an earlier message of the session as data for expressions."""
+    fields = {"kind": message.kind, "text": message.text, "number": message.number}
+    return (
+        fields
+        if message.kind != "tool"
+        else {**fields, "tool": message.tool, "args": message.args, "ok": message.ok, "content": message.content}
+    )
+
+
 class _Projection:
     """The few names that expressions may read, taken from one view for one plan."""
 
@@ -275,6 +286,8 @@ class _Projection:
             case "budget":
                 left = {field: getattr(self.view.budget_remaining, field) for field in BUDGET_FIELDS}
                 return {field.removeprefix("max_"): value for field, value in left.items() if value is not None}
+            case "conversation":
+                return [_entry(message) for message in self.view.conversation]
             case "results":
                 known = dict.fromkeys(rule.result for rule in self._rules.rules if rule.result)
                 return {result: self._result(result) for result in (known if members is None else members)}

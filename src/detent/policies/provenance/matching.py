@@ -60,7 +60,7 @@ _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": " ", "f": " ", "n": "\n", "r": 
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|[\u3002\uff01\uff1f\uff1b]\s*")
 _BULLET = re.compile(r"^(?:[-*\u2022]|\d{1,3}[.)])\s+")
 _WRAPPING = "\"'<>()[]{}"
-_EDGES = " \t.,:;!?\"'()[]{}<>"
+EDGES = " \t.,:;!?\"'()[]{}<>"
 
 
 class Needle(msgspec.Struct, frozen=True, kw_only=True):
@@ -355,10 +355,10 @@ def pieces(wanted: Needle) -> tuple[Needle, ...]:
     parts: list[Needle] = []
     for raw in text.splitlines():
         line = _BULLET.sub("", raw.strip())
-        sentences = [s for s in _SENTENCE.split(line) if s.strip(_EDGES)]
+        sentences = [s for s in _SENTENCE.split(line) if s.strip(EDGES)]
         for sentence in sentences:
-            said_here = normal(sentence).strip(_EDGES)
-            if said_here == said.strip(_EDGES):
+            said_here = normal(sentence).strip(EDGES)
+            if said_here == said.strip(EDGES):
                 return ()  # not divided
             whole = len(sentences) == 1 or len(said_here) >= MIN_PIECE_CHARS
             parts.append(_piece(said_here) if whole and len(said_here) >= MIN_CHARS else UNPROVABLE)
@@ -372,7 +372,7 @@ def _piece(said: str) -> Needle:
 
 
 def _phrase(said: str, *, single: bool) -> dict[str, Any]:
-    said = said.strip(_EDGES)
+    said = said.strip(EDGES)
     if single or len(said) < MIN_CHARS:
         return {}
     return {"phrase": said, "words": () if wide(said) else tuple(tokens(said))}

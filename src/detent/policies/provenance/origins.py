@@ -5,6 +5,9 @@ after resume, fork and compaction (`steps` are complete; compaction only hides t
 specification) are indexed once. What a pass has seen is indexed as it grows. The index of a pass depends only on that pass and the constant parts,
 never on when it was built, so the answers are the same with and without the cache. The cache holds the most recently used runs.
 
+What earlier runs wrote keeps the labels that it had there (`kept`): recalled items, which are steps of the transcript, and the conversation of the
+run's session, which is constant.
+
 These are not sources: the planner's words, notes, meta-tools (they answer from state), and the errors of a trusted tool.
 """
 
@@ -12,15 +15,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import is_
 from typing import Any, Literal, cast
 
 import msgspec
 
+from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import Item, KernelState, RunState
 from detent.policies.provenance.evidence import REMEMBERED_CHARS, Evidence, add_data, can_carry
+from detent.policies.provenance.kept import Keepings, entries, origin_in
 from detent.policies.provenance.matching import MIN_CHARS, Needle, needle, normal, number_key, pieces
 from detent.policies.provenance.sinks import Kind, kind_of_name
 
@@ -44,11 +50,15 @@ CACHED_NEEDLES = 1_024
 
 
 class Leaf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A leaf of some arguments. `path` is for example `to` or `items[0].id`. `origin` names its source (`goal`, a call id, ...)."""
+    """A leaf of some arguments. `path` is for example `to` or `items[0].id`. `origin` names its source (`goal`, a call id, ...).
+
+    `sources`: where the value came from in earlier runs, if its origin is a memory item or an entry of a conversation.
+    """
 
     path: str
     label: Label
     origin: str = ""
+    sources: tuple[Source, ...] = ()
 
 
 Sources = dict[str, Evidence]
@@ -88,14 +98,15 @@ _OWN_WORDS: tuple[Label, ...] = ("user", "agent", "approver")
 
 def trace(value: Any, among: Iterable[Sources], *, field: str = "", look_for: Callable[[Any], Needle] = needle) -> tuple[Label, str]:
     """Return the label of one leaf of the argument `field`, and the source in which it was found. `look_for` may cache needles."""
-    return _traced(look_for(value), tuple(among), kind_of_name(field))
+    return traced(look_for(value), tuple(among), kind_of_name(field))
 
 
 _IN_PIECES: tuple[Kind | None, ...] = ("content", "path", None)
 """Kinds of values that may combine several sources. Addresses, identifiers and commands may not."""
 
 
-def _traced(wanted: Needle, among: tuple[Sources, ...], kind: Kind | None) -> tuple[Label, str]:
+def traced(wanted: Needle, among: tuple[Sources, ...], kind: Kind | None) -> tuple[Label, str]:
+    """Return the label of a needle that is used as a value of this kind, and the source in which it was found."""
     amount = kind == "amount"
     if wanted.empty:
         return "empty", ""
@@ -113,20 +124,21 @@ def _traced(wanted: Needle, among: tuple[Sources, ...], kind: Kind | None) -> tu
     if found:
         label = "untrusted" if "untrusted" in found else "memory"
         return label, found[label]
-    parts = [_traced(piece, among, kind) for piece in pieces(wanted)] if kind in _IN_PIECES else []
+    parts = [traced(piece, among, kind) for piece in pieces(wanted)] if kind in _IN_PIECES else []
     return min(parts, key=lambda part: WORST_FIRST.index(part[0])) if parts else ("model", "")
 
 
 class PassIndex:
     """The content that one pass has seen, up to a number of its steps."""
 
-    __slots__ = ("_of_run", "_seen", "by_tool", "sources", "tainted_by")
+    __slots__ = ("_of_run", "_seen", "by_tool", "kept", "sources", "taints")
 
-    def __init__(self, of_run: RunIndex) -> None:
+    def __init__(self, of_run: RunIndex, declared: Callable[[str], str]) -> None:
         self._of_run = of_run
         self._seen: Seq[Item] = Seq()
         self.sources: Sources = {}
-        self.tainted_by = ""
+        self.kept = Keepings(self._evidence, declared)
+        self.taints = self.kept.taints
         self.by_tool: dict[str, list[Item]] = {}
 
     def covers_prefix_of(self, steps: Seq[Item]) -> bool:
@@ -140,6 +152,9 @@ class PassIndex:
                 self._add_user(item, first=position == 0)
             elif item.kind == "tool" and not item.meta:
                 self._add_outcome(item, trusted=trust(item) == "trusted")
+            elif item.kind == "memory":
+                for data in cast("Iterable[dict[str, Any]]", item.arguments):
+                    self.kept.add(f"memory:{data.get('id', '')}", data.get("content"), origin_in(data))
         self._seen = steps
 
     def _evidence(self, label: Label) -> Evidence:
@@ -169,7 +184,7 @@ class PassIndex:
 
     def _taint(self, item: Item, value: Any) -> None:
         if can_carry(value):
-            self.tainted_by = self.tainted_by or item.call_id
+            self.taints.append(item.call_id)
         add_data(self._evidence("untrusted"), value, item.call_id)
 
     def _unproven(self, item: Item) -> list[tuple[Label, str]]:
@@ -191,11 +206,12 @@ class PassIndex:
 class RunIndex:
     """The content that a run began with, and an index of each of its passes."""
 
-    __slots__ = ("_began", "passes", "sources")
+    __slots__ = ("_began", "_declared", "kept", "passes", "sources")
 
-    def __init__(self, state: RunState) -> None:
-        self._began = _beginning(state)
+    def __init__(self, state: RunState, conversation: Sequence[Any], declared: Callable[[str], str]) -> None:
+        self._began, self._declared = _beginning(state, conversation), declared
         self.sources: Sources = {"agent": Evidence(), "user": Evidence(), "memory": Evidence()}
+        self.kept = Keepings(lambda label: self.sources.setdefault(label, Evidence()), declared)
         self.passes: dict[str, PassIndex] = {}
         agent = state.agent
         add_data(self.sources["agent"], [agent.instructions, list(agent.rules), agent.meta], "agent")
@@ -205,30 +221,41 @@ class RunIndex:
             for name, value in state.variables.items():
                 add_data(self.sources["user"], value, f"variables.{name}", field=name)
             add_data(self.sources["user"], list(state.attachments), "attachments")
+        for name, content, origin in entries(conversation):
+            self.kept.add(name, content, origin, unknown="untrusted")
 
-    def fits(self, state: RunState) -> bool:
+    def fits(self, state: RunState, conversation: Sequence[Any]) -> bool:
         """Return whether the state belongs to the run of this index."""
-        return all(map(is_, self._began, _beginning(state)))
+        return all(map(is_, self._began, _beginning(state, conversation)))
 
     def of_pass(self, state: KernelState, trust: Callable[[Item], str]) -> PassIndex:
         """Return the index of a pass, updated to `state`."""
         known = self.passes.get(state.scope)
         if known is None or not known.covers_prefix_of(state.steps):
-            known = self.passes[state.scope] = PassIndex(self)
+            known = self.passes[state.scope] = PassIndex(self, self._declared)
         known.extend(state.steps, trust)
         return known
 
 
-def _beginning(state: RunState) -> tuple[Any, ...]:
-    return (state.goal, state.variables, state.attachments, state.agent, state.seed_memory, state.parent)
+def _beginning(state: RunState, conversation: Sequence[Any]) -> tuple[Any, ...]:
+    return (state.goal, state.variables, state.attachments, state.agent, state.seed_memory, state.parent, conversation)
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a run has seen at one moment: the sources, the outcomes by tool, and what made the context untrusted ("" if nothing)."""
+    """What a run has seen at one moment: the sources, the outcomes by tool, and what made the context untrusted ("" if nothing; `taints` yields all).
+
+    `kept` is what earlier runs wrote: that of the run, then that of each pass.
+    """
 
     among: tuple[Sources, ...]
     passes: tuple[PassIndex, ...]
     untrusted: str
+    kept: tuple[Keepings, ...]
+    taints: Callable[[], Iterator[str]]
+
+    def origin(self, name: str) -> Origin | None:
+        """Return the origin of kept content by its name."""
+        return next((kept.origins[name] for kept in self.kept if name in kept.origins), None)
 
 
 class Origins:
@@ -259,12 +286,12 @@ class Origins:
             known = self._needles[value] = needle(value)
         return known
 
-    def seen(self, state: RunState) -> Seen:
-        """Return what the run has seen in `state`."""
+    def seen(self, state: RunState, conversation: Sequence[Any] = ()) -> Seen:
+        """Return what the run has seen in `state`. `conversation` has the earlier messages of its session."""
         with self._lock:
             run = self._runs.get(state.run_id)
-            if run is None or not run.fits(state):
-                run = self._runs[state.run_id] = RunIndex(state)
+            if run is None or not run.fits(state, conversation):
+                run = self._runs[state.run_id] = RunIndex(state, conversation, self._declared)
             self._runs.move_to_end(state.run_id)
             if len(self._runs) > CACHED_RUNS:
                 self._runs.popitem(last=False)
@@ -272,18 +299,24 @@ class Origins:
         recalled = _recalled(state)
         among = (run.sources, *(p.sources for p in passes), *([recalled] if recalled else []))
         if self._trust_memory:
-            among = tuple({("trusted" if k == "memory" else k): v for k, v in sources.items()} for sources in among if sources)
-        return Seen(among, passes, self._untrusted(state, passes))
+            among = (*among, *({"trusted": sources["memory"]} for sources in among if "memory" in sources))
+            among = tuple({k: v for k, v in sources.items() if k != "memory"} for sources in among)
+        kept = (run.kept, *(p.kept for p in passes))
+        taints = partial(self._taints, state, kept)
+        return Seen(among, passes, next(taints(), ""), kept, taints)
 
-    def _untrusted(self, state: RunState, passes: tuple[PassIndex, ...]) -> str:
-        for known in passes:
-            if known.tainted_by:
-                return known.tainted_by
-        if not self._trust_memory and (state.seed_memory or any(p.memory or p.recalled for p in state.passes.values())):
-            return "memory"
+    def _taints(self, state: RunState, kept: Sequence[Keepings]) -> Iterator[str]:
+        for known in (*kept[1:], kept[0]):
+            yield from known.taints
+        if not self._trust_memory:
+            for known in kept:
+                yield from known.unknown
+            if state.seed_memory or any(p.memory or p.recalled for p in state.passes.values()):
+                yield "memory"
         if any(child.status not in ("open", "cancelled") for child in state.children.values()):
-            return "child"
-        return "parent" if state.parent else ""
+            yield "child"
+        if state.parent:
+            yield "parent"
 
 
 def _recalled(state: RunState) -> Sources | None:

@@ -7,20 +7,24 @@ answers in its own words. docs/howto/control/provenance.md lists what this does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
 
+from detent.core.events import Source
 from detent.core.state import RunState
 from detent.expressions.grants import Grant
 from detent.policies.provenance.grants import granted, grants_of
+from detent.policies.provenance.kept import sources_of
 from detent.policies.provenance.matching import Needle
 from detent.policies.provenance.origins import PROVEN, WORST_FIRST, Label, Leaf, Origins, Seen, Trust, field_of, leaves, trace
 from detent.policies.provenance.sinks import Sinks
 from detent.ports import Call, ToolSpec, Verdict
 from detent.ports.options import checked_options
 
+_SOURCES = 8
+"""How many sources in earlier runs are named for a leaf."""
 _MANY = 64
 """How many leaves of one call are recorded. The rest counts for the verdict too."""
 
@@ -38,15 +42,22 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def provenance(
-    args: dict[str, Any], state: RunState, trust: Trust | None = None, *, call_id: str = "", origins: Origins | None = None
+    args: dict[str, Any],
+    state: RunState,
+    trust: Trust | None = None,
+    *,
+    call_id: str = "",
+    origins: Origins | None = None,
+    conversation: Sequence[Any] = (),
 ) -> Provenance:
     """Return where each leaf of `args` came from, by what `state` has seen. Pure; the cache of `origins` does not change the result.
 
     `trust` overrides the recorded trust of a tool's output (name -> "trusted" or "untrusted"). `call_id` names the call of the arguments: if a
-    person edited them, all of them are the approver's. Pass `origins` (created with its own `trust`) if you call this often.
+    person edited them, all of them are the approver's. Pass `origins` (created with its own `trust`) if you call this often. `conversation` has the
+    earlier messages of the run's session.
     """
     origins = origins or Origins(trust)
-    return _provenance(args, state, origins.seen(state), call_id, origins.needle)
+    return _provenance(args, state, origins.seen(state, conversation), call_id, origins.needle)
 
 
 def _provenance(args: dict[str, Any], state: RunState, seen: Seen, call_id: str, look_for: Callable[[Any], Needle]) -> Provenance:
@@ -57,8 +68,16 @@ def _provenance(args: dict[str, Any], state: RunState, seen: Seen, call_id: str,
     found: list[Leaf] = []
     for path, value in leaves(args):
         label, origin = trace(value, seen.among, field=field_of(path), look_for=look_for)
-        found.append(Leaf(path=path, label=label, origin=origin))
+        found.append(Leaf(path=path, label=label, origin=origin, sources=_earlier(label, origin, seen)))
     return Provenance(leaves=tuple(found), untrusted=seen.untrusted)
+
+
+def _earlier(label: str, origin: str, seen: Seen) -> tuple[Source, ...]:
+    """Return where a value came from in earlier runs, for each of its origins that is kept content."""
+    if ":" not in origin:
+        return ()
+    kept = [(name, known) for name in origin.split(", ") if (known := seen.origin(name)) is not None]
+    return tuple(source for name, known in kept for source in sources_of(name, known, label))[:_SOURCES]
 
 
 def projection(found: Provenance) -> dict[str, Any]:
@@ -73,11 +92,13 @@ def projection(found: Provenance) -> dict[str, Any]:
 def tracer(trust: Trust | None = None, *, trust_memory: bool = False) -> Callable[[Call, RunState], dict[str, Any]]:
     """Return a function that computes the `projection` of a call's arguments. It caches the index of the last runs."""
     origins = Origins(trust, trust_memory=trust_memory)
-    return lambda call, state: projection(provenance(call.args, state, call_id=call.call_id, origins=origins))
+    return lambda call, state: projection(
+        provenance(call.args, state, call_id=call.call_id, origins=origins, conversation=call.conversation)
+    )
 
 
 def facts(found: Provenance) -> dict[str, Any]:
-    """Return what the log records with a decision: the label of each leaf and its source."""
+    """Return what the log records with a decision: the label of each leaf, its origin, and `sources` in earlier runs."""
     args: dict[str, Any] = {}
     for leaf in found.leaves:
         known = args.get(leaf.path)
@@ -85,6 +106,8 @@ def facts(found: Provenance) -> dict[str, Any]:
             known is not None and WORST_FIRST.index(leaf.label) < WORST_FIRST.index(known["label"])
         ):
             args[leaf.path] = {"label": leaf.label, "origin": leaf.origin} if leaf.origin else {"label": leaf.label}
+            if leaf.sources:
+                args[leaf.path]["sources"] = msgspec.to_builtins(leaf.sources)
     return {"untrusted_in_context": found.untrusted, "args": args} if found.untrusted else {"args": args}
 
 
@@ -115,7 +138,7 @@ class ProvenancePolicy:
         sinks = self._sinks_of(call.tool)
         if not _checked(sinks):
             return _READS
-        seen = self.origins.seen(state)
+        seen = self.origins.seen(state, call.conversation)
         found = _provenance(call.args, state, seen, call.call_id, self.origins.needle)
         said = facts(found)
         if not found.untrusted:

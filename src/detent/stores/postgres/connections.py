@@ -24,8 +24,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from detent.core.errors import ConfigError, StoreError
+from detent.ports.passwords import without_password
 from detent.ports.processes import keep
-from detent.stores.passwords import without_password
 from detent.stores.postgres.errors import absent, in_one_line, is_lost, nobody_listens, refuses_for_good, translate, unreachable
 
 logging.getLogger("psycopg").addHandler(logging.NullHandler())  # its warnings go to configured logging, not to the terminal

@@ -13,6 +13,7 @@ from detent.core.errors import ConfigError, StoreError
 from detent.core.records import RunHead
 from detent.ports import store_files
 from detent.ports.processes import renew_in_children
+from detent.ports.sqlite_files import RAISED, Db, is_busy, translate
 from detent.stores.bells import Bell
 from detent.stores.daemon_threads import Opening
 from detent.stores.heartbeat import LEASE_S, STUCK_S
@@ -23,7 +24,6 @@ from detent.stores.sqlite.operations import (
     Release,
     Statement,
 )
-from detent.stores.sqlite.schema import RAISED, Db, is_busy, translate
 from detent.stores.sqlite.writer import Checkpointer, Writer, commit, settle_all
 from detent.stores.unreleased import Owed
 

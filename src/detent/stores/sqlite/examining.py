@@ -15,9 +15,10 @@ from typing import Any
 
 from detent.core.errors import StoreBusy, StoreError
 from detent.ports.examining import Examined, Fault, artifacts_without_log
+from detent.ports.sqlite_files import RAISED, Db, connect, is_busy, translate
 from detent.stores.locks import Holder, is_dead, lock_paths
 from detent.stores.sqlite.operations import DEAD_ROWS, Operation
-from detent.stores.sqlite.schema import RAISED, SEQ_BITS, Db, connect, how_to_look, is_busy, prepare, translate
+from detent.stores.sqlite.schema import SEQ_BITS, how_to_look, prepare
 
 _OF_AN_INDEX = re.compile(r"(?:row \d+ missing from|wrong # of entries in|non-unique entry in) index (\S+)")
 _MOST = 100

@@ -15,11 +15,12 @@ import msgspec
 from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Balance, Reservation, Signal, Spent, read_signal
+from detent.ports.sqlite_files import Db
 from detent.ports.stores import refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim, written_signal
 from detent.stores.heartbeat import new_number
 from detent.stores.listing import entry_of
 from detent.stores.locks import Holder
-from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, Db, microseconds
+from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, microseconds
 
 encode_head = msgspec.json.Encoder().encode
 

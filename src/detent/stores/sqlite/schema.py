@@ -1,4 +1,4 @@
-"""The tables of the SQLite store, how its connections are opened, and how SQLite's errors are translated.
+"""The tables of the SQLite store, and how its files are opened for reading.
 
 A record's key is `run * 2**32 + sequence`: the log of a run is one range of one table, and a row costs about ten bytes besides its data.
 `runs.head` is the listing entry as JSON; the other columns repeat what listings filter and sort by. An append that changes only the counts of the
@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-import shutil
 import sqlite3
-import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from detent.core.errors import ConfigError, NewerVersion, StoreBusy, StoreError, StoreFull
-from detent.stores.sqlite.inherited import Db, refuse_inherited
+from detent.core.errors import ConfigError, NewerVersion, StoreError
+from detent.ports.sqlite_files import APPLICATION_ID, Db, keep_ahead
 
 SCHEMA_VERSION = 5
 READABLE_FROM = 3
 """The earliest version whose tables read-only commands can read without an upgrade."""
-APPLICATION_ID = 0x44544E54
 
 SEQ_BITS = 32
 LAST_SEQ = (1 << SEQ_BITS) - 1
@@ -68,8 +64,6 @@ MIGRATIONS = {
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-_CREATING = threading.Lock()
-
 
 def microseconds(at: datetime) -> int:
     """Return a time as exact whole microseconds since 1970."""
@@ -81,25 +75,13 @@ def moment(microseconds: int) -> datetime:
     return _EPOCH + microseconds * _MICROSECOND
 
 
-def connect(path: Path, *, synchronous: str, how: str = "") -> Db:
-    """Open a connection that never waits, commits explicitly and leaves checkpoints to the store. `how` are SQLite URI parameters."""
-    where, uri = (f"{path.as_uri()}?{how}", True) if how else (path, False)
-    refuse_inherited(str(path))
-    db = sqlite3.connect(where, timeout=0, isolation_level=None, check_same_thread=False, uri=uri, factory=Db)
-    db.file = str(path)
-    try:
-        db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
-        db.execute(f"PRAGMA synchronous={synchronous}").fetchall()
-        db.execute("PRAGMA secure_delete=ON").fetchall()
-    except BaseException:  # not a database, or locked by somebody
-        db.close()
-        raise
-    return db
+_OTHERS = "SELECT count(*) FROM sqlite_master WHERE tbl_name NOT GLOB 'memory_*'"
+"""The number of tables that do not belong to a memory, which may share the file."""
 
 
 def holds_something(db: Db) -> bool:
-    """Whether the database has a version or tables. An empty database does not count as a store."""
-    return bool(_number(db, "PRAGMA user_version") or _number(db, "SELECT count(*) FROM sqlite_master"))
+    """Whether the database has a version or tables, other than those of a memory. An empty database does not count as a store."""
+    return bool(_number(db, "PRAGMA user_version") or _number(db, _OTHERS))
 
 
 def prepare(db: Db, path: Path, *, upgrade: bool = True) -> None:
@@ -127,21 +109,12 @@ def older(where: str, version: int, readable: int) -> str:
     )
 
 
-def keep_ahead(db: Db, path: Path) -> None:
-    """Turn the write-ahead log on if it is off, as in a copy made by another program."""
-    mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-    if mode != "wal":
-        raise StoreError(
-            f"{str(path)!r} cannot use a write-ahead log on this file system (journal mode {mode!r}); put the store on a local disk"
-        )
-
-
 def _create(db: Db, path: Path) -> None:
     keep_ahead(db, path)
     db.execute("BEGIN IMMEDIATE")
     try:
         if _number(db, "PRAGMA user_version") == 0:
-            if _number(db, "SELECT count(*) FROM sqlite_master"):
+            if _number(db, _OTHERS):
                 raise ConfigError(_foreign(path))
             for statement in TABLES.split(";"):
                 db.execute(statement)
@@ -177,53 +150,9 @@ def _foreign(path: Path) -> str:
     return f"{str(path)!r} is a SQLite database, but not a Detent store; nothing was changed, give another path"
 
 
-RAISED = (sqlite3.Error, UnicodeError)
-"""The errors that a statement may raise. The second occurs if an error's text holds bytes of a damaged page and cannot be decoded."""
-
-
-def is_busy(error: Exception) -> bool:
-    """Whether another connection holds a needed lock, so that a retry may succeed."""
-    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
 def concerns_all(error: sqlite3.Error) -> bool:
     """Whether the error concerns the database, not only one operation."""
     return not isinstance(error, (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError))
-
-
-def translate(error: Exception, path: Path) -> Exception:
-    """Translate an error of SQLite, or of a row with impossible content, into one of Detent. Return any other error unchanged."""
-    if isinstance(error, (TypeError, AttributeError, OverflowError, UnicodeError)):
-        damage = StoreError(
-            f"{str(path)!r} is damaged: a row has impossible content ({error}); keep a copy, then try `sqlite3 FILE .recover`"
-        )
-        damage.__cause__ = error
-        return damage
-    if not isinstance(error, sqlite3.Error):
-        return error
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    where, primary = repr(str(path)), code & 0xFF
-    if is_busy(error):
-        return StoreBusy(
-            f"{where} stayed locked by another process; nothing was recorded. Find who keeps it locked (a backup, a shell?) and resume"
-        )
-    if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and _no_room(path)):
-        return StoreFull(
-            f"no room left for {where} ({error}); nothing was recorded, earlier records are intact. Free some space and resume"
-        )
-    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreError(f"{where} is damaged or not a SQLite database ({error}); keep a copy, then try `sqlite3 FILE .recover`")
-    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return StoreError(f"{where} cannot be written ({error}); check that the file and its directory belong to you and are writable")
-    return StoreError(f"{where}: SQLite reported {error} ({getattr(error, 'sqlite_errorname', 'no code')})")
-
-
-def _no_room(path: Path) -> bool:
-    """Whether the file system is nearly full, or a file size limit applies: SQLite reports both as an I/O error."""
-    try:
-        return shutil.disk_usage(path.parent).free < 1 << 20 or resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
-    except OSError:
-        return False
 
 
 def how_to_look(path: Path) -> str:
@@ -249,22 +178,3 @@ def how_to_look(path: Path) -> str:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise FileNotFoundError(path) from error
         raise StoreError(f"{str(path)!r} cannot be read ({error.strerror}); check the path and its permissions") from error
-
-
-def create_file(path: Path) -> None:
-    """Create an empty database file, readable only by its owner, if there is none; check that an existing one is writable.
-
-    An existing file is not opened: closing it would drop all locks of this process on the file (POSIX), also those of other stores. The next
-    process that closes the database would then believe that it is the last one, and remove the write-ahead log that these stores still write to.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _CREATING:  # another thread that opens the file comes by here first
-            if not path.exists():
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            elif path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            elif not os.access(path, os.R_OK | os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise StoreError(f"{str(path)!r} cannot be opened for writing ({error.strerror}); check the path and its permissions") from error

@@ -18,19 +18,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from detent.core.errors import StoreBusy, StoreError
+from detent.ports.sqlite_files import Db, connect, create_file, is_busy, keep_ahead, translate
 from detent.stores.sqlite.operations import Operation, StillRead
-from detent.stores.sqlite.schema import (
-    Db,
-    concerns_all,
-    connect,
-    create_file,
-    holds_something,
-    how_to_look,
-    is_busy,
-    keep_ahead,
-    prepare,
-    translate,
-)
+from detent.stores.sqlite.schema import concerns_all, holds_something, how_to_look, prepare
 
 log = logging.getLogger("detent.stores.sqlite.store")
 

@@ -1,10 +1,10 @@
-"""Hides passwords in store URLs before they are shown."""
+"""Hides passwords in the URLs of stores and memories before they are shown."""
 
 from __future__ import annotations
 
 
 def without_password(url: str) -> str:
-    """Return a store URL that may be shown: without the passwords of a server, even if the scheme is misspelt."""
+    """Return a URL of a store or memory that may be shown: without the passwords of a server, even if the scheme is misspelt."""
     scheme, _, rest = url.partition("://")
     if scheme.partition(":")[0] in ("ram", "file", "sqlite") or ("@" not in url and "password" not in url):
         return url

@@ -1,0 +1,414 @@
+"""`detent chat`: a conversation with an agent, message by message.
+
+Theory of operation. Each message is a run of the session, so a turn is shown as `run` shows one, and what the run waits for is answered with the
+functions of `approve`, `deny` and `reply`. The chat keeps nothing itself: killed anywhere, `detent chat --session last` continues from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detent.cli import options as o
+from detent.cli.asked import Asked
+from detent.cli.chat_commands import COMMANDS, candidates, help_lines, read_line
+from detent.cli.conversations import agent_of, effect_lines, exported, find_session, used
+from detent.cli.drawing import show_answer
+from detent.cli.invocation import Invocation, operator
+from detent.cli.looking import traced
+from detent.cli.model_calls import spent
+from detent.cli.option_sets import Without
+from detent.cli.orders import ForWhom
+from detent.cli.output import Output, as_json, clean, code_of_error, code_of_status, counted, shortened, style_of
+from detent.cli.progress import Progress
+from detent.cli.prompting import Editor, Lines, Prompt, Reader
+from detent.cli.questions import Unfit, meant, offered, question_lines
+from detent.cli.rendering import render
+from detent.cli.running import approve_call, continued, shown
+from detent.cli.standing import headline, next_commands, waits_for
+from detent.cli.trusting import attended
+from detent.cli.values import json_object
+from detent.config.agents import Agent
+from detent.config.environment import parse_budget
+from detent.config.state_directory import made_state_directory
+from detent.core.agent import Host
+from detent.core.budget import Budget
+from detent.core.errors import ConfigError, DetentError, Suspended
+from detent.core.state import Ask, RunState
+from detent.engine import Engine
+from detent.history.sessions import Forking, Session
+from detent.ports.private_files import private_file
+from detent.running.results import Answered, Approval, Result, approvals_of
+from detent.secrecy.redact import Redactor
+
+HISTORY = "chat-history"
+"""The file of a state directory with what was typed."""
+MARKS = {"waiting_for_user": "reply> ", "waiting_for_approval": "/approve or /deny> "}
+SessionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--session",
+        metavar="ID",
+        help="Continue this session: its id, a unique prefix, or `last`. Default: a new one.",
+        autocompletion=o.complete_session,
+    ),
+]
+
+
+def chat(
+    *,
+    agent: o.AgentFile = None,
+    session: SessionOption = None,
+    asked: Asked,
+    budget: o.Bounds = None,
+    whom: ForWhom,
+    setup: Annotated[o.Setup, Without("json_wanted")],
+) -> int:
+    """Talk to an agent. Each message is a run; the session is kept, and `--session last` continues it, even after a crash.
+
+    At a terminal /help lists the commands, and Tab completes them and file names. Ctrl-C stops a turn as it stops a run, and ends the chat. Without
+    a terminal each line of stdin is a message or a command, answers go to stdout, and the exit code is that of the last turn.
+    """
+    invocation = Invocation(setup, agent=agent, changes=True)
+    invocation.output = Flowing()
+    invocation.begins = session is None
+    host, bounds = whom.host(), parse_budget(budget or ()).over(invocation.budget)
+
+    async def work(engine: Engine) -> int:
+        last = await invocation.state((await find_session(invocation, session)).last) if session is not None else None
+        who = _agent(invocation, asked, last)
+        known = last.session.id if last is not None and last.session is not None else None
+        talk = Chat(invocation, engine, who, id=known, host=host, bounds=bounds)
+        return await talk.through(last)
+
+    return invocation.drive(work)
+
+
+def _agent(invocation: Invocation, asked: Asked, last: RunState | None) -> Agent:
+    """Return the agent of the next messages: the one that is named here, else that of the session's last run. Its tools are registered."""
+    if last is None or invocation.names_agent(asked):
+        who = invocation.agent(asked)
+    else:
+        who = asked.over(agent_of(last.agent))
+    if last is not None:
+        invocation.equip(last)
+    return who
+
+
+class Flowing(Output):
+    """Output that never stops to ask for the next screen: a terminal keeps the lines that have gone."""
+
+    def page(self, lines: Sequence[str]) -> bool:
+        """Write all lines to stderr."""
+        for line in lines:
+            self.say(line)
+        return True
+
+
+class Leave(Exception):
+    """The person ends the chat."""
+
+
+class Chat:
+    """One chat with a session: the one with this `id`, or a new one. A command is the method of its name, with what was typed after it."""
+
+    def __init__(
+        self,
+        invocation: Invocation,
+        engine: Engine,
+        agent: Agent,
+        *,
+        id: str | None,
+        host: Host | None,
+        bounds: Budget,
+    ) -> None:
+        self.invocation, self.engine, self.agent, self.host, self.bounds = invocation, engine, agent, host, bounds
+        self.output = invocation.output
+        self.session = engine.session(agent, id, host)
+        self.last: RunState | None = None
+        self._person, self._code, self._text = attended(self.output), 0, ""
+        self._before: tuple[Session, int] | None = None
+        self._saved: Path | None = None
+        self._reader = self._made_reader()
+        self._commands: dict[str, Callable[[str], Awaitable[None]]] = {name: getattr(self, f"_{name}") for name in COMMANDS}
+
+    def _made_reader(self) -> Reader:
+        if not self._person:
+            return Lines(self.output, attended=False)
+        hidden = Redactor((*self.agent.redact, *(self.invocation.config.redact or ())), b"")
+        root = Path(self.agent.meta.get("workspace") or ".")
+        calls = dict.fromkeys(("approve", "deny", "edit"), self._call_ids)
+        try:
+            history = made_state_directory() / HISTORY
+        except (ConfigError, OSError):
+            history = None
+        try:
+            return Editor(history=history, keep=hidden.without, complete=partial(candidates, root=root, words=calls))
+        except ImportError:
+            self.output.say('an editor with history and completion comes with: pip install "detent[chat]"', "dim")
+            return Lines(self.output, attended=True)
+
+    def _call_ids(self) -> list[str]:
+        return [one.call_id for one in self._waiting()]
+
+    # Lines ----------------------------------------------------------------------------------------------------------------------
+
+    async def through(self, last: RunState | None) -> int:
+        """Continue the last run if it was stopped in the middle, then take line after line; return the exit code."""
+        await self._greet(last)
+        while not self.invocation.stops.by:
+            try:
+                await self._take(await self._read())
+            except (Leave, EOFError):
+                break
+            except (DetentError, OSError) as error:
+                self._refused(error)
+        if self.last is not None:
+            self.output.say(f"session {self.session.id} is kept; `{self._again()}` continues it", "dim")
+        return 0 if self._person else self._code
+
+    async def _greet(self, last: RunState | None) -> None:
+        self.last = last
+        model = f" · {clean(self.agent.model)}" if self.agent.model else ""
+        self.output.say(f"agent {clean(self.agent.name)}{model} · session {self.session.id}", "bold")
+        if self._person:
+            self.output.say("/help lists the commands. Ctrl-D ends the chat; the session is kept.", "dim")
+        if last is None:
+            return
+        await self.session.refresh()
+        self.output.say(f"the last message: {shortened(last.goal, 60)}", "dim")
+        if last.terminal:
+            self._show_result(last)
+            return
+        try:
+            await self._answered(None)
+        except (DetentError, OSError) as error:
+            self._refused(error)
+
+    def _costs(self) -> str:
+        """Return what the last turn and the session used, "" before the first model call."""
+        turn = used(self.last.usage) if self.last is not None else ""
+        return f"turn {turn} · session {used(self.session.usage)}" if turn else ""
+
+    def _again(self) -> str:
+        return self.invocation.command("chat", "--session", self.session.id)
+
+    async def _read(self) -> str:
+        """Return the next line. Raise `EOFError` at the end, or if a signal ended the chat."""
+        mark = MARKS.get(self.last.status if self.last is not None else "", "> ")
+        prompt, self._text = Prompt(mark=mark, costs=self._costs(), text=self._text), ""
+        try:
+            return await self._reader.read(prompt)
+        except asyncio.CancelledError:
+            if not self.invocation.stops.by:
+                raise
+            raise EOFError from None
+
+    async def _take(self, line: str) -> None:
+        said = read_line(line)
+        if said.command:
+            await self._commands[said.command](said.text)
+        elif said.text:
+            await self._send(said.text)
+
+    def _refused(self, error: Exception) -> None:
+        """Show an error, and stay. A suspended turn ends the chat."""
+        if isinstance(error, Suspended):
+            error.add_note(self._again())
+            raise error
+        self.output.say(f"error: {error}", "red")
+        self._code = code_of_error(error)
+
+    # Turns ----------------------------------------------------------------------------------------------------------------------
+
+    async def _send(self, text: str) -> None:
+        asks = self._asks()
+        if asks and asks[0].expected is not None:
+            try:
+                value = meant(asks[0].expected, text)
+            except Unfit as error:
+                raise ConfigError(f"the reply does not fit the question: {error}") from None
+            text = value if isinstance(value, str) else as_json(value, indent=None)
+        await self._turn(lambda progress: self.session.send(text, budget=self.bounds, by=operator(), observers=[progress]))
+
+    async def _turn(self, work: Callable[[Progress], Awaitable[Result]]) -> None:
+        """Do `work` with live lines, and show what came of it."""
+        with shown(self.invocation, names=False) as progress:
+            result = await work(progress)
+        self.last, self._code = result.state, code_of_status(result.status)
+        await self.session.refresh()
+        self._show_result(result.state)
+
+    async def _answered(self, told: Answered | None) -> None:
+        """Continue the last run, which may have been answered."""
+        last = self._last()
+        self.invocation.run_id = last.run_id
+        await self._turn(lambda progress: continued(self.invocation, self.engine, progress, told))
+
+    def _show_result(self, state: RunState) -> None:
+        """Write the answer to stdout; say what the run waits for, or why it has no answer."""
+        if state.output is not None:
+            show_answer(self.output, state.output, by_model=state.usage.model_calls > 0)
+        if state.status == "completed":
+            return
+        self.output.say(headline(state), style_of(state.status))
+        if state.partial:
+            self.output.say(f"  best text so far: {shortened(state.partial, 200)}")
+        if asks := self._asks(state):
+            for line in [*question_lines(asks[0]), *offered(asks[0].expected)]:
+                self.output.say(line)
+            return
+        for line in waits_for(state):
+            self.output.say(f"  {line}")
+        if approvals_of(state):
+            self.output.say("  /approve, /deny REASON, or /edit to change the arguments")
+        elif not state.terminal:
+            for command in next_commands(state, self.invocation):
+                self.output.say(f"  next: {command}")
+
+    def _asks(self, state: RunState | None = None) -> list[Ask]:
+        """Return the open questions of the last run."""
+        found = state or self.last
+        return [] if found is None or found.terminal else list(found.asks.values())
+
+    def _last(self) -> RunState:
+        if self.last is None:
+            raise ConfigError("there is no message yet")
+        return self.last
+
+    # Commands -------------------------------------------------------------------------------------------------------------------
+
+    async def _help(self, _: str) -> None:
+        for line in help_lines():
+            self.output.say(line)
+
+    async def _exit(self, _: str) -> None:
+        raise Leave
+
+    async def _reply(self, text: str) -> None:
+        if not self._asks():
+            raise ConfigError("no question is open")
+        if not text:
+            raise ConfigError("write the reply after it: /reply TEXT")
+        await self._send(text)
+
+    async def _approve(self, text: str) -> None:
+        call, digest = self._waiting_call(text)
+        given = await approve_call(self.invocation, self.engine, self._last(), call.call_id, digest=digest)
+        await self._answered(given.answered)
+
+    async def _deny(self, text: str) -> None:
+        call, reason = self._waiting_call(text)
+        given = await self.engine.deny(call.run_id, call.call_id, by=operator(), reason=reason, resume=False)
+        await self._answered(given.answered)
+
+    async def _edit(self, text: str) -> None:
+        call, said = self._waiting_call(text)
+        if not said:
+            if not self._reader.edits or call.too_long:
+                raise ConfigError(f"write the arguments after it: /edit {call.call_id} JSON")
+            said = (await self._reader.read(Prompt(mark="arguments> ", text=as_json(call.args)))).strip()
+            if not said:
+                return
+        args = json_object(said, "/edit")
+        given = await approve_call(self.invocation, self.engine, self._last(), call.call_id, args=args)
+        await self._answered(given.answered)
+
+    def _waiting(self) -> list[Approval]:
+        return [] if self.last is None else list(approvals_of(self.last))
+
+    def _waiting_call(self, text: str) -> tuple[Approval, str]:
+        """Return the waiting call that the first word names, else the only one, and the rest of the text."""
+        waiting = self._waiting()
+        first, _, rest = text.partition(" ")
+        if found := next((one for one in waiting if one.call_id == first), None):
+            return found, rest.strip()
+        if not waiting:
+            raise ConfigError("no call waits for approval")
+        if len(waiting) > 1:
+            raise ConfigError(f"several calls wait; name one: {', '.join(one.call_id for one in waiting)}")
+        return waiting[0], text
+
+    async def _undo(self, _: str) -> None:
+        session, number = self._before if self.last is None and self._before is not None else (self.session, self._number())
+        goal = next((one.text for one in await session.messages() if one.number == number and one.kind == "user"), "")
+        await self._continue_in(await session.fork(at=number))
+        self._before, self._text = ((session, number - 1) if number > 1 else None), goal
+        if not self._person or not self._reader.edits:
+            self.output.say(f"taken back: {shortened(goal, 60)}")
+
+    async def _fork(self, text: str) -> None:
+        last, number = self._number(), self._number(text)
+        await self._continue_in(await self.session.fork(at=None if number == last else number + 1))
+
+    async def _continue_in(self, forked: Forking) -> None:
+        before, self.session, self.last = self.session.id, forked.session, None
+        self.output.say(f"continues in session {self.session.id}; {before} is kept")
+        for line in effect_lines(forked.effects):
+            self.output.say(line, "yellow")
+
+    def _number(self, text: str = "") -> int:
+        """Return the number of the message that was typed, the last one without text."""
+        last = self.last.session.number if self.last is not None and self.last.session is not None else 0
+        if not text and last:
+            return last
+        if not last:
+            raise ConfigError("this session has no message yet")
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= last):
+            raise ConfigError(f"{shortened(text, 40)!r} is not the number of a message; the last one is {last}")
+        return int(text)
+
+    async def _model(self, text: str) -> None:
+        if text:
+            self.agent = Asked(model=text).over(self.agent)
+            self.session = await self.engine.session(self.agent, self.session.id, self.host).refresh()
+        self.output.show(self.agent.model or "no model: the agent plans by rules")
+
+    async def _tools(self, _: str) -> None:
+        names = self.agent.tool_names()
+        rows = [
+            (one.name, one.side_effect, one.description.strip().split("\n")[0]) for one in self.engine.tools.list() if one.name in names
+        ]
+        self.output.table(("TOOL", "SIDE EFFECT", "WHAT IT DOES"), rows)
+
+    async def _cost(self, _: str) -> None:
+        rows = [
+            (str(number), head.status, str(head.iterations), f"{head.cost_usd:.4f}" if head.cost_usd else "-", head.goal)
+            for number, head in enumerate(await self.session.runs(), 1)
+        ]
+        self.output.table(("MESSAGE", "STATUS", "TURNS", "COST (USD)", "TEXT"), rows)
+        usage = self.session.usage
+        self.output.show(f"session: {counted(usage.model_calls, 'model call')}, {spent(usage)}" if usage.model_calls else "no model calls")
+
+    async def _show(self, text: str) -> None:
+        number = self._number(text)
+        heads = await self.session.runs()
+        run_id = next((head.run_id for head in heads if head.run_id.partition("@")[0].endswith(f".{number}")), "")
+        trace, state = await traced(self.engine, run_id)
+        await self.invocation.name(run_id)
+        render(trace, state, self.invocation, full=False)
+
+    async def _save(self, text: str) -> None:
+        if not text:
+            raise ConfigError("name a file: /save FILE.md, or /save FILE.json")
+        data = await exported(self.session, as_data=text.lower().endswith(".json"))
+        self._saved = _saved(text, data, again=self._saved)
+        self.output.say(f"wrote the conversation to {self._saved}")
+
+    async def _memory(self, text: str) -> None:
+        raise ConfigError("this agent has no memory")
+
+
+def _saved(name: str, data: bytes, *, again: Path | None) -> Path:
+    """Write a file that does not exist yet, or that was written here before (`again`); return its path. Raise `ConfigError`, `OSError`."""
+    file = Path(name).expanduser()
+    if file.exists() and file != again:
+        raise ConfigError(f"{file} exists; name another file, or remove it")
+    with private_file(file) as out:
+        out.write(data)
+    return file

@@ -1,0 +1,448 @@
+"""How a message becomes a run of its session.
+
+Theory of operation. Message n of session S is the run `S.n`. Its first record names the run before it, with that run's sequence and digest, and the
+artifact with the conversation so far (`running.conversing`). It is written under the claims of both runs: of two senders one is first, and nothing is
+added to the run before in between. Nothing else is kept of a session. Its state is that of its last run, so a sender looks at that run, does what the
+run needs first, and looks again, until its message has a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from detent.config.agents import Agent
+from detent.config.profile import make_profile
+from detent.core.agent import Host
+from detent.core.budget import FIELDS, Budget, exhausted, remaining
+from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, RunNotFound, SessionBusy, SessionWaiting
+from detent.core.events import InSession, RunStarted
+from detent.core.state import RunState
+from detent.history.upkeep import held
+from detent.kernel.journal import Journal
+from detent.ports import Observer, RunQuery, wait_for_news
+from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Rule
+from detent.running import admission, answering, starting
+from detent.running.advancing import Advancing
+from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S
+from detent.running.conversing import ID_DIGITS, News, after, conversation_of, cut, digest_of_id, effects_in, encoded, news_in
+from detent.running.results import Result
+from detent.running.runtime import Runtime
+from detent.running.snapshots import load_run
+
+replace = msgspec.structs.replace
+
+PAGE = 50
+"""How many listing entries are read at a time to find a session's last run."""
+
+
+class Talk(msgspec.Struct, frozen=True, kw_only=True):
+    """A session and how this program sends to it. `id` is the stored one; `context` is put before the first message.
+
+    `base` is the run that a forked session continues from, "" for any other.
+    """
+
+    runtime: Runtime
+    agent: Agent[Any] | str
+    id: str
+    host: Host | None = None
+    budget: Budget | None = None
+    rule: Rule = "reject"
+    context: tuple[Message, ...] = ()
+    base: str = ""
+
+    def run_id(self, number: int) -> str:
+        """Return the id of the run of a message."""
+        name, at, tenant = self.id.partition("@")
+        return f"{name}.{number}{at}{tenant}"
+
+    def number(self, run_id: str) -> int:
+        """Return the number of the message that a run is of, 0 if it is not of this session."""
+        name, at, tenant = self.id.partition("@")
+        found = re.fullmatch(rf"{re.escape(name)}\.([1-9][0-9]{{0,8}}){re.escape(at + tenant)}", run_id)
+        return int(found[1]) if found else 0
+
+    def query(self, **more: Any) -> RunQuery:
+        """Return the query for the session's runs."""
+        name, at, _ = self.id.partition("@")
+        tenant = self.host.tenant if self.host is not None else None if at else ""
+        return RunQuery(starts_with=(f"{name}.",), tenant=tenant, **more)
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as its sender gave it. `given`: the sender chose the id, so that sending it again is the same message."""
+
+    text: str
+    message_id: str = ""
+    given: bool = False
+    attachments: tuple[Any, ...] = ()
+    variables: dict[str, Any] = {}
+    by: str = ""
+    rule: Rule = "reject"
+
+    @property
+    def whole(self) -> Any:
+        """The message as a reply: its text, with the attachments if there are any."""
+        return {"text": self.text, "attachments": list(self.attachments)} if self.attachments else self.text
+
+
+class Stand(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a session stands: its last run, what that run knew of the session, and what its log says beside its work."""
+
+    number: int
+    run_id: str
+    state: RunState
+    earlier: Conversation = NO_CONVERSATION
+    news: News = News()
+
+    @property
+    def known(self) -> Conversation:
+        """The conversation after this run, not cut."""
+        return after(self.earlier, self.state, self.news, calls=self.state.agent.conversation == "calls")
+
+
+# Where it stands --------------------------------------------------------------------------------------------------------------
+
+
+async def stand_of(talk: Talk, *, hint: int = 0) -> Stand | None:
+    """Return where a session stands, None before its first message. `hint` is a message that it had.
+
+    Raise `ConfigError` if its runs are not a session's, `RunContextMismatch` for another host's session, `CorruptLog`.
+    """
+    number = await last_number(talk, hint)
+    return await stand_at(talk, talk.run_id(number), number) if number else None
+
+
+async def stand_at(talk: Talk, run_id: str, number: int) -> Stand:
+    """Return where a session stood with this run as its last."""
+    store = talk.runtime.store
+    state = await load_run(store, run_id)
+    if talk.host is not None:
+        admission.same_host(run_id, state.host, talk.host)
+    if state.session is None:
+        raise ConfigError(f"run {run_id!r} exists and belongs to no session; give the session another id than {talk.id!r}")
+    return Stand(
+        number=number, run_id=run_id, state=state, earlier=await conversation_of(store, state), news=news_in(await store.read(run_id))
+    )
+
+
+async def last_number(talk: Talk, hint: int = 0) -> int:
+    """Return the number of the session's last message, 0 without one.
+
+    The listing names the newest run; if a clock was set back, or messages came meanwhile, the later ones are found one by one.
+    """
+    store, number, last = talk.runtime.store, hint, None
+    if not hint or await store.head(talk.run_id(hint)) is None:
+        number = 0
+        while not number:
+            page = await store.list_runs(talk.query(limit=PAGE, after=last))
+            number = max((talk.number(head.run_id) for head in page), default=0)
+            if len(page) < PAGE:
+                break
+            last = page[-1].run_id
+    while number and await store.head(talk.run_id(number + 1)) is not None:
+        number += 1
+    return number
+
+
+# Send -------------------------------------------------------------------------------------------------------------------------
+
+
+class Sending:
+    """One message on its way to its session."""
+
+    def __init__(self, talk: Talk, said: Said, *, budget: Budget | None, observers: Sequence[Observer], hint: int) -> None:
+        self._talk, self._runtime, self._said = talk, talk.runtime, said
+        self._budget, self._observers, self._hint = budget, observers, hint
+        self._lost = 0
+        self._recorded = self._begun = False
+        self._rolled_back = ""
+        self._pauses = _Pauses(talk)
+
+    async def result(self) -> tuple[Result, int]:
+        """Return the result of the message's run, with its number. Raise as `Session.send`."""
+        await self._runtime.open()
+        while True:
+            stand = await stand_of(self._talk, hint=self._hint)
+            self._hint = stand.number if stand is not None else 0
+            if (found := await self._step(stand)) is not None:
+                result, number = found
+                if self._rolled_back:
+                    result = replace(result, stayed=effects_in(await load_run(self._runtime.store, self._rolled_back)))
+                return result, number
+
+    async def _step(self, stand: Stand | None) -> tuple[Result, int] | None:
+        """Do the next thing that the message needs. Return the result once there is one."""
+        if stand is not None and (found := known(stand, self._said)):
+            return await followed(self._talk, found, self._observers), found
+        if self._lost and stand is not None and stand.number >= self._lost and self._said.rule == "reject":
+            raise SessionBusy(self._talk.id, stand.run_id, "another sender")
+        if stand is None or stand.state.terminal:
+            return await self._next(stand)
+        if stand.state.status == "running":
+            return await self._resumed(stand)
+        return await self._waits(stand)
+
+    async def _next(self, stand: Stand | None) -> tuple[Result, int] | None:
+        """Start the next run: of this message, or of one that came before it and waits."""
+        if stand is not None and stand.news.ended:
+            why = f"session {self._talk.id!r} was ended: it takes no further message. Fork it, or start another session"
+            raise NotAllowedNow(stand.run_id, why, reason_code="session_ended")
+        number, first = (stand.number + 1 if stand is not None else 1), self._said
+        if stand is not None and (waiting := stand.known.waiting) and (one := waiting[0]).message_id != first.message_id:
+            first = Said(
+                text=one.text,
+                message_id=one.message_id,
+                given=True,
+                attachments=one.attachments,
+                variables=one.variables,
+                by=one.by,
+                rule=one.rule,
+            )
+        elif stand is not None and not self._recorded:
+            first = replace(first, rule="reject")  # nothing is in progress that it could interrupt
+        try:
+            result = await self._start(stand, number, first)
+        except (RunBusy, Conflict) as error:
+            if self._begun:
+                raise
+            self._lost = number
+            if isinstance(error, RunBusy) and error.run_id == self._talk.run_id(number) and first.rule == "reject" and not first.given:
+                raise SessionBusy(self._talk.id, error.run_id, error.holder) from error
+            await self._pauses.next(error)
+            return None
+        return (result, number) if first.message_id == self._said.message_id else None
+
+    async def _start(self, stand: Stand | None, number: int, said: Said) -> Result:
+        talk, runtime = self._talk, self._runtime
+        mine, self._begun = said.message_id == self._said.message_id, False
+        started = await starting.admitted(
+            runtime,
+            talk.agent,
+            said.text,
+            host=talk.host,
+            budget=self._budget if mine else None,
+            variables=dict(said.variables),
+            attachments=said.attachments,
+        )
+        started = replace(started, budget=left_of(talk, stand, started.budget))
+        await runtime.tenants.refuse_start(started.host.tenant)
+        task = runtime.take_on(
+            talk.run_id(number), partial(self._begin, stand=stand, number=number, said=said, started=started), self._observers
+        )
+        return await runtime.answered(await runtime.reached(task), self._observers, turns=None)
+
+    async def _begin(
+        self, advancing: Advancing, *, stand: Stand | None, number: int, said: Said, started: RunStarted
+    ) -> Journal | RunState:
+        """Write the artifact with the conversation, then the first record, under the claims of this run and the one before."""
+        talk, runtime = self._talk, self._runtime
+        store, run_id = runtime.store, advancing.run_id
+        base = stand if stand is not None or not talk.base else await stand_at(talk, talk.base, 0)
+        async with _let_alone(runtime, stand):
+            if (there := await store.head(run_id)) is not None:
+                raise Conflict(run_id, 0, there.records)
+            if stand is not None and ((last := await store.head(stand.run_id)) is None or last.records != stand.state.seq):
+                raise Conflict(stand.run_id, stand.state.seq, last.records if last is not None else 0)
+            place = InSession(id=talk.id, number=number, message_id=said.message_id if said.given or self._recorded else "")
+            if base is not None:
+                place = replace(place, before=base.run_id, sequence=base.state.seq, digest=base.state.digest)
+                if said.rule == "rollback" and (before := base.state.session) is not None:
+                    place = replace(place, before=before.before, sequence=before.sequence, digest=before.digest)
+            conversation = conversation_for(talk, base, said, started, forked=stand is None and base is not None)
+            if conversation != NO_CONVERSATION:
+                data, ref = encoded(conversation)
+                await store.put_blob(run_id, ref.key, data)
+                place = replace(place, conversation=ref)
+            begun = await starting.record_start(runtime, advancing, started=replace(started, session=place), turns=None)
+        self._begun = True
+        return begun
+
+    async def _resumed(self, stand: Stand) -> tuple[Result, int] | None:
+        """Resume a run that was killed in the middle. If somebody advances it, the message's rule says what happens."""
+        try:
+            await self._runtime.go_on(stand.run_id)
+        except RunBusy as busy:
+            if self._recorded:
+                await self._pauses.next()
+                return None
+            if self._said.rule == "reject":
+                raise SessionBusy(self._talk.id, stand.run_id, busy.holder) from busy
+            return await self._tell(stand)
+        return None
+
+    async def _tell(self, stand: Stand) -> tuple[Result, int] | None:
+        """Put the message into the inbox of the run in progress, and wait until that run has recorded it."""
+        runtime, said, run_id = self._runtime, self._said, stand.run_id
+        payload = {
+            "rule": said.rule,
+            "text": said.text,
+            "message_id": said.message_id,
+            "attachments": list(said.attachments),
+            "variables": said.variables,
+        }
+        kind = "message" if said.rule == "steer" else "queued"
+        signal = replace(runtime.signal("message", payload, by=said.by), id=f"{kind}:{digest_of_id(said.message_id)}")
+        answer = await answering.posted(runtime, stand.state, signal)
+        if said.rule in ("interrupt", "rollback"):
+            await answering.cancel(runtime, run_id, by=said.by, why="a message of its session interrupts it")
+        while answer.outcome == "posted":
+            answer = await answering.decided(runtime, run_id, signal.id)
+        if answer.outcome == "refused":
+            if answer.code != "run_finished":
+                raise NotAllowedNow(run_id, answer.why, reason_code=answer.code)
+            return None
+        self._recorded = True
+        if said.rule == "rollback":
+            self._rolled_back = run_id
+        return (await followed(self._talk, stand.number, self._observers), stand.number) if said.rule == "steer" else None
+
+    async def _waits(self, stand: Stand) -> tuple[Result, int] | None:
+        """Answer the question that the run asks. Raise `SessionWaiting` if it waits for something else, and nothing has come since."""
+        runtime, said = self._runtime, self._said
+        asked = await question_of(runtime, stand.state)
+        if asked is None or self._recorded:
+            try:
+                result = await runtime.go_on(stand.run_id)
+            except RunBusy:
+                return await self._resumed(stand)
+            if result.state.seq != stand.state.seq:
+                return None
+            raise waits_for(self._talk, result.state, queued=self._recorded)
+        run, ask_id = asked
+        try:
+            result = await answering.answered_with(
+                runtime, run, {"ask_id": ask_id, "reply": said.whole}, by=said.by, of=f"message:{digest_of_id(said.message_id)}"
+            )
+        except NotAllowedNow as error:
+            if error.reason_code in ("already_replied", "not_asked", "run_finished"):
+                raise SessionBusy(self._talk.id, run.run_id, "another sender, who has answered its question") from error
+            raise
+        if run.run_id != stand.run_id:
+            return await followed(self._talk, stand.number, self._observers), stand.number
+        return result, stand.number
+
+
+class _Pauses:
+    """The pauses between two looks at a session that somebody else changes."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk, self._pause_s, self._waited_s = talk, FIRST_LOOK_S, 0.0
+
+    async def next(self, error: RunBusy | Conflict | None = None) -> None:
+        """Wait a little. With an error that stays too long, raise `SessionBusy`."""
+        if isinstance(error, RunBusy) and self._waited_s > HEARD_S:
+            raise SessionBusy(self._talk.id, error.run_id, error.holder) from error
+        await wait_for_news(self._talk.runtime.store, self._pause_s, records=True)
+        self._waited_s += self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
+
+
+def known(stand: Stand, said: Said) -> int:
+    """Return the number of the run that has this message, 0 if none has it."""
+    if not said.message_id:
+        return 0
+    digest, place = digest_of_id(said.message_id), stand.state.session
+    if (place is not None and place.message_id == said.message_id) or digest in stand.news.sent:
+        return stand.number
+    return stand.earlier.sent.get(digest[:ID_DIGITS], 0)
+
+
+async def followed(talk: Talk, number: int, observers: Sequence[Observer] = ()) -> Result:
+    """Return the result of a run, once it rests; this process advances it if nobody does."""
+    pauses = _Pauses(talk)
+    while True:
+        try:
+            return await talk.runtime.go_on(talk.run_id(number), observers=observers)
+        except RunBusy:
+            await pauses.next()
+
+
+@contextlib.asynccontextmanager
+async def _let_alone(runtime: Runtime, stand: Stand | None) -> AsyncGenerator[None]:
+    """Hold the run before, so that nothing is added to it and no other message follows it meanwhile."""
+    if stand is None:
+        yield
+        return
+    async with held(runtime.parts, stand.run_id, "followed by the next message"):
+        yield
+
+
+def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunStarted, *, forked: bool) -> Conversation:
+    """Return what the next run knows of its session, cut to its agent's profile."""
+    agent = started.agent
+    if stand is None:
+        found = Conversation(messages=talk.context, budget=talk.budget)
+    else:
+        found = after(stand.earlier, stand.state, stand.news, calls=agent.conversation == "calls")
+        if said.rule == "rollback":
+            found = replace(found, messages=(*stand.earlier.messages, *stand.news.context), dropped=stand.earlier.dropped)
+        left = tuple(replace(one, rule="enqueue") for one in found.waiting if one.message_id != said.message_id)
+        found = replace(found, waiting=left, budget=talk.budget or found.budget)
+    if forked:
+        found = Conversation(messages=(*found.messages, *talk.context), dropped=found.dropped, budget=talk.budget)
+    return cut(found, make_profile(agent.profile).window_tokens)
+
+
+def left_of(talk: Talk, stand: Stand | None, asked: Budget) -> Budget:
+    """Return the bounds of the next run: the asked ones, and what the session's budget leaves. Raise `NotAllowedNow` if it leaves nothing."""
+    before = stand.known if stand is not None else NO_CONVERSATION
+    bounds = talk.budget or before.budget
+    if bounds is None:
+        return asked
+    clock = {"running_s": before.running_ms / 1000, "total_s": before.total_ms / 1000}
+    if (bound := exhausted(bounds, before.used, **clock)) is not None:
+        why = (
+            f"session {talk.id!r} has used {bound.used:g} of {bound.option}={bound.limit:g} over all its runs; "
+            f"engine.session(..., budget=Budget({bound.option}=...)) raises it"
+        )
+        raise NotAllowedNow(stand.run_id if stand is not None else talk.run_id(1), why, reason_code="session_budget_exhausted")
+    left, both = remaining(bounds, before.used, **clock), dict[str, Any]()
+    for field in FIELDS:
+        most, mine = getattr(left, field), getattr(asked, field)
+        if most is not None and (mine is None or most < mine):
+            both[field] = most
+    return replace(asked, **both)
+
+
+async def question_of(runtime: Runtime, state: RunState) -> tuple[RunState, str] | None:
+    """Return the run that asks its user something, and the id of its oldest open question: the run itself, or a child of it at any depth."""
+    if state.terminal:
+        return None
+    if state.asks:
+        return state, next(iter(state.asks))
+    for child in state.children.values():
+        if child.status == "open":
+            with contextlib.suppress(RunNotFound):
+                if (found := await question_of(runtime, await load_run(runtime.store, child.child))) is not None:
+                    return found
+    return None
+
+
+_WAITS = {
+    "waiting_for_reconciliation": "call {names} is in doubt; settle it with `detent reconcile {run} CALL`",
+    "waiting_for_approval": "approval of call {names}; decide with `detent approve {run} CALL` or `detent deny {run} CALL`",
+    "waiting_for_subagent": "child run {names}",
+    "waiting_for_schedule": "timer {names}",
+    "waiting_for_operator": "an operator: its workers gave it up; `detent reopen {run}`",
+}
+
+
+def waits_for(talk: Talk, state: RunState, *, queued: bool = False) -> SessionWaiting:
+    """Return the error that names what the last run waits for."""
+    names = {
+        "waiting_for_reconciliation": state.in_doubt,
+        "waiting_for_approval": tuple(state.approvals),
+        "waiting_for_subagent": tuple(name for name, child in state.children.items() if child.status == "open"),
+        "waiting_for_schedule": tuple(state.timers),
+    }.get(state.status, ())
+    what = _WAITS.get(state.status, state.status).format(names=", ".join(names) or "?", run=state.run_id)
+    then = "Your message is recorded, and is the next run after that" if queued else "The message was not recorded"
+    return SessionWaiting(
+        talk.id, state.run_id, state.status, f"session {talk.id!r} waits: its run {state.run_id!r} waits for {what}. {then}"
+    )

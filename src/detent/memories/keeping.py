@@ -1,0 +1,139 @@
+"""The methods that all memories have in common: each runs an operation of `lifecycle` in one transaction."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from detent.core.errors import ConfigError
+from detent.memories import lifecycle
+from detent.memories.lifecycle import Steps, check, utcnow
+from detent.ports import Models
+from detent.ports.remembering import ITEM_BYTES, Explanation, MemoryItem, Standing, below, key_of, narrowed, standing_of
+
+T = TypeVar("T")
+Vectors = Mapping[str, tuple[float, ...]]
+"""The vectors of items by their keys."""
+
+PAGE = 500
+
+
+class Keeping(ABC):
+    """Everything of a `Memory` but search. A subclass runs operations, returns pages and searches."""
+
+    def __init__(self, *, max_item_bytes: int = ITEM_BYTES) -> None:
+        if max_item_bytes < 1:
+            raise ConfigError(f"max_item_bytes={max_item_bytes}: give at least 1")
+        self.max_item_bytes = max_item_bytes
+
+    @abstractmethod
+    async def _change(self, steps: Steps[T], vectors: Vectors | None = None) -> T:
+        """Run an operation in a transaction and return its result once it is durable. Save the vectors of the items that changed."""
+
+    @abstractmethod
+    async def _look(self, steps: Steps[T]) -> T:
+        """Run an operation that changes nothing."""
+
+    @abstractmethod
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
+        """Return the items at or below a prefix, ordered by scope and id, after these."""
+
+    async def _vectors(self, items: Sequence[MemoryItem], models: Models | None) -> Vectors:
+        """Return the vectors of items that will be written."""
+        return {}
+
+    async def get(self, item_id: str, *, host: str) -> MemoryItem | None:
+        """Return the item, whatever it is now; None if no visible item has this id. See `Memory.get`."""
+        return await self._look(lifecycle.getting(item_id, host))
+
+    async def write(self, item: MemoryItem, *, host: str, models: Models | None = None) -> MemoryItem:
+        """Keep the item durably and return it. See `Memory.write`."""
+        check(item, host, self.max_item_bytes)
+        vectors = await self._vectors((item,), models)
+        return await self._change(lifecycle.writing(item, host, now=utcnow(), most_bytes=self.max_item_bytes), vectors)
+
+    async def supersede(self, item_id: str, replacement: MemoryItem, *, why: str, host: str, models: Models | None = None) -> MemoryItem:
+        """Write `replacement` as the successor of the item, and return it. See `Memory.supersede`."""
+        names = tuple(dict.fromkeys((item_id, *replacement.supersedes)))
+        return await self.write(replace(replacement, supersedes=names, why=why), host=host, models=models)
+
+    async def review(self, item_id: str, *, refused: str = "", at: datetime, host: str) -> MemoryItem:
+        """Accept a proposal, or refuse it with a reason, and return it. See `Memory.review`."""
+        return await self._change(lifecycle.reviewing(item_id, host, refused=refused, at=at))
+
+    async def tombstone(self, *item_ids: str, why: str, at: datetime, host: str) -> list[MemoryItem]:
+        """Remove the content of these items everywhere and return their tombstones. See `Memory.tombstone`."""
+        return await self._change(lifecycle.forgetting(item_ids, host, why=why, at=at))
+
+    async def explain(self, item_id: str, *, host: str, now: datetime | None = None) -> Explanation:
+        """Return what is known of an item. See `Memory.explain`."""
+        return await self._look(lifecycle.explaining(item_id, host, now=now or utcnow()))
+
+    async def list(
+        self,
+        prefix: str = "",
+        *,
+        host: str,
+        standings: Sequence[Standing] = (),
+        limit: int = 100,
+        after: str = "",
+        now: datetime | None = None,
+    ) -> list[MemoryItem]:
+        """Return the items at or below a prefix, by key. See `Memory.list`."""
+        where, at, found = narrowed(host, prefix), now or utcnow(), list[MemoryItem]()
+        scope, _, name = after.rpartition("/")
+        seen = (scope, name)
+        while where is not None and len(found) < limit:
+            page = await self._page(where, seen, PAGE if standings else limit - len(found))
+            found += [item for item in page if not standings or standing_of(item, at) in standings]
+            if not page:
+                break
+            seen = (page[-1].scope, page[-1].id)
+        return found[:limit]
+
+    async def export(self, *, host: str, scope: str = "") -> list[MemoryItem]:
+        """Return all items at or below `scope` with their history, by key. See `Memory.export`."""
+        found = list[MemoryItem]()
+        while page := await self.list(scope, host=host, limit=PAGE, after=key_of(found[-1]) if found else ""):
+            found += page
+        return found
+
+    async def import_(self, items: Sequence[MemoryItem], *, host: str, vouched: bool = False, models: Models | None = None) -> int:
+        """Keep exported items with their history, and return how many were new. See `Memory.import_`."""
+        for item in items:
+            check(item, host, self.max_item_bytes, imported=True)
+        vectors = await self._vectors([item for item in items if item.tombstoned_at is None], models)
+        return await self._change(lifecycle.importing(items, host, vouched=vouched, most_bytes=self.max_item_bytes), vectors)
+
+    async def lineage(
+        self, *, host: str, run_id: str = "", label: str = "", person: str = "", item_ids: Sequence[str] = ()
+    ) -> list[MemoryItem]:
+        """Return the items that came from a source, and all that was derived from them, by key. See `Memory.lineage`."""
+        everything = [item for item in await self.export(host=host) if item.tombstoned_at is None]
+        names = set(item_ids)
+        found: dict[str, MemoryItem] = {}
+        for item in everything:
+            origin = item.origin
+            mine = (run_id and origin.run_id == run_id) or (label and label in origin.labels) or (person and origin.person == person)
+            if mine or names & {item.id, key_of(item)}:
+                found[key_of(item)] = item
+        names |= {name for item in found.values() for name in (item.id, key_of(item))}
+        grown = bool(names)
+        while grown:
+            grown = False
+            for item in everything:
+                if key_of(item) not in found and names.intersection(item.origin.items):
+                    found[key_of(item)] = item
+                    names |= {item.id, key_of(item)}
+                    grown = True
+        return sorted(found.values(), key=lambda item: (item.scope, item.id))
+
+
+def in_order(items: Sequence[MemoryItem], prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
+    """Return a page of items that are in memory. See `Keeping._page`."""
+    there = [item for item in items if below(item.scope, prefix) and (item.scope, item.id) > after]
+    return sorted(there, key=lambda item: (item.scope, item.id))[:limit]

@@ -1,0 +1,198 @@
+"""`SqliteMemory`: a memory in one SQLite file, found by words and, with an embedder, by meaning."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from detent.core.errors import ConfigError, ModelCallFailure
+from detent.memories.keeping import Keeping, Vectors
+from detent.memories.lifecycle import Steps, driven, utcnow
+from detent.memories.sqlite import tables, vectors
+from detent.memories.sqlite.searching import Asked, search
+from detent.ports import Embedder, Models, store_files
+from detent.ports.processes import renew_in_children
+from detent.ports.remembering import ITEM_BYTES, Found, Kind, MemoryItem, key_of, narrowed
+from detent.ports.sqlite_files import RAISED, Db, connect, create_file, is_busy, translate
+
+log = logging.getLogger("detent.memories")
+
+T = TypeVar("T")
+BUSY_TIMEOUT_S = 10.0
+_RETRY_S = 0.01
+
+
+class SqliteMemory(Keeping):
+    """A `Memory` in one SQLite file, which may be that of a store.
+
+    With an `embedder`, items are also found by meaning: by the sqlite-vec extension if it can be loaded (`extension`), else by a scan (`way`). An item
+    whose embedding fails is kept without a vector. `busy_timeout_s`: how long a change waits for other writers of the file.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        embedder: Embedder | None = None,
+        extension: bool = True,
+        max_item_bytes: int = ITEM_BYTES,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
+        super().__init__(max_item_bytes=max_item_bytes)
+        if sqlite3.sqlite_version_info < (3, 35):
+            raise ConfigError(
+                f"SQLite {sqlite3.sqlite_version} is too old: 3.35 or newer is needed; install a newer Python, or use file:DIR"
+            )
+        self.path = Path(path).absolute()
+        self.url = f"sqlite:///{path}"
+        self._embedder, self._busy_timeout_s = embedder, busy_timeout_s
+        self._vectors_here = vectors.Vectors(extension=extension)
+        self._opening = threading.Lock()
+        self._db: Db | None = None
+        self._real = ""
+        renew_in_children(self)
+
+    @property
+    def way(self) -> str:
+        """How meanings are compared: sqlite-vec with its version, or why not; "words only" without an embedder."""
+        return "words only" if self._embedder is None else f"words and meaning, by {self._vectors_here.way}"
+
+    def forked(self) -> None:
+        """Start closed in a forked child."""
+        if self._db is not None:
+            self._db = None
+            store_files.unregister(self._real)
+        self._opening = threading.Lock()
+
+    async def search(
+        self,
+        query: str,
+        *,
+        host: str,
+        scope: str = "",
+        kinds: Sequence[Kind] = (),
+        limit: int = 10,
+        as_of: datetime | None = None,
+        now: datetime | None = None,
+        models: Models | None = None,
+    ) -> list[Found]:
+        """Return the items with the best words, joined with those of the nearest meaning. See `Memory.search`."""
+        prefix = narrowed(host, scope)
+        if prefix is None or limit < 1:
+            return []
+        vector, model = (), ""
+        if self._embedder is not None and query.strip():
+            with suppress(ModelCallFailure):  # the words alone find something
+                made = await self._embedder.embed([query], purpose="query", models=models)
+                vector, model = made.vectors[0], made.model
+        asked = Asked(
+            prefix=prefix, query=query, kinds=tuple(kinds), limit=limit, as_of=as_of, now=now or utcnow(), vector=vector, model=model
+        )
+        return await self._run(lambda db: search(db, asked, self._vectors_here))
+
+    async def close(self) -> None:
+        """Close the file. The memory can be used again."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._opening:
+            db, self._db = self._db, None
+            if db is not None:
+                with db.using:
+                    db.close()
+                store_files.unregister(self._real)
+
+    async def _change(self, steps: Steps[T], vectors: Vectors | None = None) -> T:
+        return await self._run(lambda db: self._committed(db, steps, vectors or {}))
+
+    async def _look(self, steps: Steps[T]) -> T:
+        return await self._run(lambda db: driven(steps, lambda ids: tables.load(db, ids)).result)
+
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
+        return await self._run(lambda db: list(tables.page(db, prefix, after, limit)))
+
+    async def _vectors(self, items: Sequence[MemoryItem], models: Models | None) -> Vectors:
+        if self._embedder is None or not items:
+            return {}
+        try:
+            made = await self._embedder.embed([item.content for item in items], models=models)
+        except ModelCallFailure as error:
+            log.warning("%d items are kept without vectors, so only their words find them: %s", len(items), error)
+            return {}
+        return {key_of(item): vector for item, vector in zip(items, made.vectors, strict=True)}
+
+    def _committed(self, db: Db, steps: Steps[T], made: Vectors) -> T:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            change = driven(steps, lambda ids: tables.load(db, ids))
+            purged: set[int] = set()
+            for item in change.items:
+                n, tenant = tables.save(db, item)
+                if item.tombstoned_at is not None:
+                    purged.add(tenant)
+                elif (vector := made.get(key_of(item))) is not None and self._embedder is not None:
+                    values = n, self._embedder.model, vectors.packed(vector)
+                    db.execute("INSERT OR REPLACE INTO memory_vectors (n, model, vector) VALUES (?, ?, ?)", values)
+            for tenant in purged:
+                tables.purge(db, tenant)
+            db.execute("COMMIT")
+        finally:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+        if purged:  # the write-ahead log still has the forgotten words; the last checkpoint empties it if nobody else reads now
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return change.result
+
+    async def _run(self, work: Callable[[Db], T]) -> T:
+        return await asyncio.to_thread(self._with_db, work)
+
+    def _with_db(self, work: Callable[[Db], T]) -> T:
+        try:
+            with self._open() as db:
+                return work(db)
+        except RAISED as error:
+            raise translate(error, self.path) from error
+
+    @contextmanager
+    def _open(self) -> Generator[Db]:
+        """Give the connection to the caller alone, opened if it was not."""
+        with self._opening:
+            if self._db is None:
+                create_file(self.path)
+                real = store_files.register(self.path)
+                try:
+                    self._db, self._real = self._opened(), real
+                except BaseException:
+                    store_files.unregister(real)
+                    raise
+            with self._db.using:
+                yield self._db
+
+    def _opened(self) -> Db:
+        deadline = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                return self._opened_once()
+            except sqlite3.Error as error:  # SQLite does not wait for one who turns the write-ahead log on at this moment
+                if not is_busy(error) or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_RETRY_S)
+
+    def _opened_once(self) -> Db:
+        db = connect(self.path, synchronous="FULL", timeout_s=self._busy_timeout_s)
+        try:
+            db.execute("PRAGMA wal_autocheckpoint=1000").fetchall()
+            tables.prepare(db, self.path)
+            self._vectors_here.prepare(db)
+        except BaseException:
+            db.close()
+            raise
+        return db

@@ -1,0 +1,96 @@
+"""Content that an earlier run wrote, as a source of a later run: memory items, and entries of a session's conversation.
+
+It keeps the labels that it had. What a web page said is untrusted in every run that recalls it, and what the user said stays the user's. Content
+without a known origin is `memory`, or untrusted in a conversation. Content that does not fit its seal is untrusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from detent.core.events import Hop, Origin, Source
+from detent.policies.provenance.evidence import Evidence, add_data, can_carry
+from detent.ports.remembering import fits
+
+SAID = ("user", "agent", "approver", "trusted")
+"""The labels under which a source in an earlier run proves a value."""
+TAINTED = ("untrusted", "ambiguous")
+UNKNOWN = Origin()
+
+
+def origin_in(data: Any) -> Origin:
+    """Return the origin of a recalled item, as the log has it. One that cannot be read is unknown."""
+    try:
+        return msgspec.convert(data.get("origin"), Origin)
+    except (msgspec.ValidationError, AttributeError):
+        return UNKNOWN
+
+
+class Keepings:
+    """The kept content that a run or a pass has seen: `origins` by name (`memory:ID`, `session:MESSAGE.ENTRY`), and the names of what is not trusted.
+
+    `unknown` are those of unknown source, which count as trusted if the policy trusts memory.
+    """
+
+    __slots__ = ("_declared", "_evidence", "origins", "taints", "unknown")
+
+    def __init__(self, evidence: Callable[[Any], Evidence], declared: Callable[[str], str]) -> None:
+        self._evidence, self._declared = evidence, declared
+        self.origins: dict[str, Origin] = {}
+        self.taints: list[str] = []
+        self.unknown: list[str] = []
+
+    def add(self, name: str, content: Any, origin: Origin, *, unknown: str = "memory") -> None:
+        """Add what an earlier run wrote. `unknown` is its label if its source is not known."""
+        while self.origins.get(name, origin) != origin:
+            name += "'"  # ids are unique only in their scope
+        self.origins[name] = origin
+        sound = fits(origin, content)
+        good = [source for source in origin.sources if sound and source.label in SAID and self._declared(source.tool) != "untrusted"]
+        for source in good:
+            add_data(self._evidence(source.label), content if source.whole else list(source.values), name)
+        if origin.trusted and sound and len(good) == len([s for s in origin.sources if s.label in SAID]):
+            return
+        label = "untrusted" if (origin.seal and not sound) or origin.trusted or set(origin.labels) & set(TAINTED) else unknown
+        add_data(self._evidence(label), content, name)
+        if can_carry(content):
+            (self.unknown if label == "memory" else self.taints).append(name)
+
+
+def hops(name: str, origin: Origin, source: Source) -> Source:
+    """Return a source of kept content with the hop that brought it into this run. It proves nothing yet."""
+    hop = Hop(item=name, run_id=origin.run_id, call_id=origin.call_id, sequence=origin.sequence, digest=origin.digest)
+    return msgspec.structs.replace(source, via=(hop, *source.via)[:LONGEST], whole=False, values=())
+
+
+LONGEST = 8
+"""How many hops of a source are kept."""
+
+
+def sources_of(name: str, origin: Origin, label: str) -> list[Source]:
+    """Return the sources of kept content that have this label; those that are not trusted if `label` is not. At least one."""
+    wanted = [source for source in origin.sources if (source.label == label if label in SAID else source.label not in SAID)]
+    return [hops(name, origin, source) for source in wanted or [Source(label=label, run_id=origin.run_id)]]
+
+
+def told(source: Source) -> list[str]:
+    """Return the chain of a source as lines for a person: where it is now first, the run where it was seen first last."""
+    what = f"{source.tool} {source.said}".strip() or source.origin or "an unknown source"
+    where = [text for text in (f"call {source.origin}" if source.tool else "", f"run {source.run_id}" if source.run_id else "") if text]
+    return [*map(_hop, source.via), f"{source.label}: {what}" + (f" ({' of '.join(where)})" if where else "")]
+
+
+def _hop(hop: Hop) -> str:
+    verb = f"{hop.item}, " + ("remembered" if hop.item.startswith("memory:") else "said")
+    by = f", call {hop.call_id}" if hop.call_id else ""
+    at = f", record {hop.sequence}, digest {hop.digest[:12]}" if hop.sequence else ""
+    return f"{verb} in run {hop.run_id or 'unknown'}{by}{at}"
+
+
+def entries(conversation: Sequence[Any]) -> Iterator[tuple[str, Any, Origin]]:
+    """Yield name, content and origin of each message of a conversation."""
+    for index, message in enumerate(conversation):
+        yield f"session:{message.number}.{index}", message.text if message.content is None else message.content, message.origin

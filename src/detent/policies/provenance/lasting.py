@@ -1,0 +1,182 @@
+"""Computes the origin of what a run writes for later runs: memory items, summaries, entries of a session's conversation. Pure.
+
+The content is searched in what the run has seen, as the policy searches arguments. If a part of it is found nowhere, a model wrote it. Then it is
+untrusted if the run has seen anything untrusted, with all of that as its sources. Otherwise it stays the model's: it proves nothing later, except the
+values in it that were found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from detent.core.events import Origin, Source
+from detent.core.state import Item, RunState
+from detent.policies.provenance.evidence import Evidence
+from detent.policies.provenance.kept import SAID, Keepings, entries, sources_of
+from detent.policies.provenance.matching import EDGES, MIN_CHARS, Needle, needle, pieces
+from detent.policies.provenance.origins import Origins, Sources, leaves, traced
+from detent.ports.remembering import MemoryItem, sealed
+
+MOST_SOURCES = 16
+"""How many sources an origin names."""
+MOST_VALUES = 32
+"""How many values one source proves."""
+LONGEST_VALUE = 8
+"""How many words a value has at most."""
+MOST_WORDS = 512
+"""How many words of a content are searched for values."""
+SHOWN = 200
+"""How many characters of a call's arguments are kept."""
+
+
+def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = (), *, origins: Origins | None = None) -> Origin:
+    """Return where `content`, which a run writes now, came from. `call_id` is the call that writes it, "" if none does.
+
+    `conversation` has the earlier messages of the run's session. Pass `origins` if you call this often for one run.
+    """
+    origins = origins or Origins()
+    seen = origins.seen(state, conversation)
+    call = state.call(call_id) if call_id else None
+    calls = {item.call_id: item for known in state.passes.values() for item in known.results}
+
+    def named(name: str, label: str) -> list[Source]:
+        if (kept := seen.origin(name)) is not None:
+            return sources_of(name, kept, label)
+        made = calls.get(name)
+        said = msgspec.json.encode(made.arguments).decode()[:SHOWN] if made is not None and made.arguments else ""
+        return [Source(label=label, origin=name, run_id=state.run_id, tool=made.tool if made else "", said=said)]
+
+    if call is not None and call.edited:
+        sources = [Source(label="approver", origin=", ".join(call.approved_by), run_id=state.run_id, whole=True)]
+    else:
+        sources = _Search(seen.among, seen.taints, named, origins.needle).sources(content)
+    found = _origin(content, sources, state.run_id)
+    return msgspec.structs.replace(found, sequence=state.seq, digest=state.digest, call_id=call_id, person=state.host.principal)
+
+
+def origin_of_call(state: RunState, item: Item, conversation: Sequence[Any] = (), *, origins: Origins | None = None) -> Origin:
+    """Return the origin of the result of a call, for an entry of the conversation of a later run. A result that is not trusted keeps no values."""
+    origins = origins or Origins()
+    found = origin_of(state, "", item.content if item.error is None else item.error.message, conversation, origins=origins)
+    if item.call_id not in origins.seen(state, conversation).taints():
+        return found
+    said = msgspec.json.encode(item.arguments).decode()[:SHOWN] if item.arguments else ""
+    source = Source(label="untrusted", origin=item.call_id, run_id=state.run_id, tool=item.tool, said=said)
+    content = item.content if item.error is None else item.error.message
+    return sealed(msgspec.structs.replace(found, labels=("untrusted",), trusted=False, sources=(source,), items=()), content)
+
+
+def derived(content: Any, *, items: Sequence[MemoryItem] = (), conversation: Sequence[Any] = ()) -> Origin:
+    """Return the origin of a text that was made from kept content alone, such as a summary of memory items or of the messages of a conversation."""
+    sources: Sources = {}
+    keepings = Keepings(lambda label: sources.setdefault(label, Evidence()), lambda tool: "")
+    for item in items:
+        keepings.add(f"memory:{item.id}", item.content, item.origin)
+    for name, said, origin in entries(conversation):
+        keepings.add(name, said, origin, unknown="untrusted")
+
+    def named(name: str, label: str) -> list[Source]:
+        return sources_of(name, keepings.origins[name], label)
+
+    found = _Search((sources,), lambda: (*keepings.taints, *keepings.unknown), named, needle).sources(content)
+    return _origin(content, found, "")
+
+
+def raises_trust(proposal: MemoryItem, before: Iterable[MemoryItem]) -> bool:
+    """Return whether a proposal claims to be trusted although it replaces or is made from something that is not (`before`)."""
+    return proposal.origin.trusted and any(not item.origin.trusted for item in before)
+
+
+def _origin(content: Any, sources: list[Source], run_id: str) -> Origin:
+    labels = tuple(dict.fromkeys(source.label for source in sources))
+    items = tuple(dict.fromkeys(s.via[0].item.partition(":")[2] for s in sources if s.via and s.via[0].item.startswith("memory:")))
+    trusted = bool(labels) and all(label in SAID or label == "model" for label in labels)
+    return sealed(Origin(run_id=run_id, labels=labels, trusted=trusted, items=items, sources=tuple(sources)), content)
+
+
+class _Search:
+    """Finds the sources of one content."""
+
+    def __init__(
+        self,
+        among: tuple[Sources, ...],
+        taints: Callable[[], Iterable[str]],
+        named: Callable[[str, str], list[Source]],
+        look_for: Callable[[Any], Needle],
+    ) -> None:
+        self._among, self._taints, self._named, self._look_for = among, taints, named, look_for
+        self._found: dict[tuple[str, str], list[str]] = {}
+        self._words = MOST_WORDS
+        self._unknown = False
+
+    def sources(self, content: Any) -> list[Source]:
+        """Return the sources of all leaves of the content, the worst first."""
+        leafs = [value for _, value in leaves(content)]
+        for value in leafs:
+            self._leaf(value)
+        if not self._found:
+            self._unknown = True
+        whole = len(self._found) == 1 and not self._unknown
+        made: dict[Source, list[str]] = {}
+        if self._unknown:
+            tainted = list(islice(self._taints(), MOST_SOURCES))
+            for name in tainted:
+                for source in self._named(name, "untrusted"):
+                    made.setdefault(source, [])
+            if not tainted:
+                made[Source(label="model")] = []
+        for (label, name), values in self._found.items():
+            for source in self._named(name, label):
+                made.setdefault(source, []).extend(values if label in SAID else [])
+        ordered = sorted(made.items(), key=lambda one: one[0].label in SAID)[:MOST_SOURCES]
+        return [
+            msgspec.structs.replace(s, whole=whole and s.label in SAID, values=() if whole else tuple(dict.fromkeys(v))[:MOST_VALUES])
+            for s, v in ordered
+        ]
+
+    def _leaf(self, value: Any) -> None:
+        wanted = self._look_for(value)
+        if wanted.empty or not (wanted.keys or wanted.amounts or wanted.phrase):
+            return  # nothing that could prove anything
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        self._part(wanted, text)
+
+    def _part(self, wanted: Needle, text: str) -> None:
+        label, name = traced(wanted, self._among, "amount")
+        if label not in ("model", "empty"):
+            self._add(label, name, text)
+        elif parts := pieces(wanted):
+            for part in parts:
+                if part.keys or part.phrase:
+                    self._part(part, part.phrase or part.keys[0][1:])
+        else:
+            self._unknown = True
+            self._values(text)
+
+    def _add(self, label: str, name: str, text: str) -> None:
+        for one in name.split(", "):
+            self._found.setdefault((label, one), []).append(text)
+
+    def _values(self, text: str) -> None:
+        """Find the values in a text that was written by a model: the longest groups of words that a source has."""
+        words = text.split()[: self._words]
+        self._words -= len(words)
+        at = 0
+        while at < len(words):
+            longest = LONGEST_VALUE if any(c.isdigit() for c in words[at]) or self._proven(words[at]) else 0
+            for width in range(min(longest, len(words) - at), 0, -1):
+                value = " ".join(words[at : at + width]).strip(EDGES)
+                if (found := self._proven(value)) is not None:
+                    self._add(*found, value)
+                    at += width - 1
+                    break
+            at += 1
+
+    def _proven(self, value: str) -> tuple[str, str] | None:
+        value = value.strip(EDGES)
+        found = traced(self._look_for(value), self._among, "amount") if len(value) >= MIN_CHARS else ("model", "")
+        return found if found[0] in SAID else None

@@ -1,0 +1,207 @@
+"""The conversation of a session, from run to run: what the next run knows of the ones before it.
+
+Theory of operation. The conversation of message n + 1 is that of message n and what run n said, cut to the profile's budget. So it is made from two
+things, however long the session is. It is stored as an artifact of the new run before its first record, which names it by digest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from detent.core.actions import AskUser
+from detent.core.codec import read_record
+from detent.core.errors import CorruptLog
+from detent.core.events import ArtifactRef, MessageReceived, SessionEnded
+from detent.core.state import Item, RunState
+from detent.ports import EventStore
+from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Waiting
+from detent.running.artifacts import artifact
+
+replace = msgspec.structs.replace
+
+BYTES_PER_TOKEN = 4
+SHARE = 2
+"""A conversation may take one part in so many of the model's window."""
+KEPT = 3, 4
+"""How much of that is left when the oldest messages are dropped: so that the beginning of the prompt changes seldom, and caches of it hold."""
+_NEWS = (b'"body":{"type":"message_received"', b'"body":{"type":"session_ended"')
+_REPLIED = re.compile(rb'"signal":"message:([0-9a-f]{64})"')
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """What a log says about its session, beside its run's own work.
+
+    `sent` has the digests of the ids of messages that this run took (replies, and what it was told at work).
+    """
+
+    ended: bool = False
+    waiting: tuple[Waiting, ...] = ()
+    context: tuple[Message, ...] = ()
+    sent: tuple[str, ...] = ()
+
+
+def digest_of_id(message_id: str) -> str:
+    """Return the digest under which a sender's message id is kept."""
+    return sha256(message_id.encode(errors="surrogatepass")).hexdigest()
+
+
+def news_in(lines: Sequence[bytes]) -> News:
+    """Return what these lines say about their session. `interrupt` and `rollback` come before what was queued, the latest first."""
+    queued, first, context, sent, ended = list[Waiting](), list[Waiting](), list[Message](), list[str](), False
+    for line in lines:
+        if b'"signal":"message:' in line and b'"body":{"type":"answer_refused"' not in line:
+            sent += [found.decode() for found in _REPLIED.findall(line)]
+        if not any(news in line for news in _NEWS):
+            continue
+        event = read_record(line).event
+        ended = ended or isinstance(event, SessionEnded)
+        if not isinstance(event, MessageReceived):
+            continue
+        if event.rule == "context":
+            context.append(Message(kind="note", text=event.text))
+        elif event.rule != "steer":
+            one = Waiting(
+                text=event.text,
+                message_id=event.message_id,
+                rule=event.rule,
+                by=event.by,
+                attachments=event.attachments,
+                variables=event.variables,
+            )
+            (queued if event.rule == "enqueue" else first).append(one)
+    return News(ended=ended, waiting=(*reversed(first), *queued), context=tuple(context), sent=tuple(sent))
+
+
+async def conversation_of(store: EventStore, state: RunState) -> Conversation:
+    """Return what the run knows of its session. Raise `CorruptLog` if its artifact is missing, altered, or is not a conversation."""
+    ref = state.session.conversation if state.session is not None else None
+    if ref is None:
+        return NO_CONVERSATION
+    data = await artifact(store, state, ref.key)
+    try:
+        return msgspec.json.decode(data, type=Conversation)
+    except ValueError as error:  # msgspec's errors are ValueErrors
+        raise CorruptLog(state.run_id, 1, f"artifact {ref.key} is not a conversation: {error}") from error
+
+
+async def shown_of(store: EventStore, state: RunState) -> Sequence[Message]:
+    """Return what the planner of a run is shown of its session; raise as `conversation_of`."""
+    return shown(await conversation_of(store, state))
+
+
+def shown(conversation: Conversation) -> tuple[Message, ...]:
+    """Return the messages, with a note in front if there were earlier ones."""
+    if not conversation.dropped:
+        return conversation.messages
+    were = "1 earlier entry" if conversation.dropped == 1 else f"{conversation.dropped} earlier entries"
+    return (Message(kind="note", text=f"{were} of this conversation left out", trusted=True), *conversation.messages)
+
+
+def said_in(state: RunState, *, calls: bool, message_id: str = "") -> tuple[Message, ...]:
+    """Return what a run of a session adds to the conversation: the user's words, questions and replies, and the answer.
+
+    `calls`: also tool calls and their results. Calls with an effect of a run that gave no answer are always there: they happened.
+    """
+    number, run_id = (state.session.number if state.session is not None else 0), state.run_id
+    said = [
+        Message(kind="user", text=state.goal, number=number, run_id=run_id, message_id=message_id, attachments=_named(state.attachments))
+    ]
+    for item in (item for known in state.passes.values() for item in list(known.steps)[1:]):
+        said += _of(item, number, run_id, calls=calls, effects=state.status != "completed")
+    if state.status == "completed":
+        said.append(Message(kind="model", text=_text(state.output), number=number, run_id=run_id))
+    else:
+        if state.partial:
+            said.append(Message(kind="model", text=state.partial, number=number, run_id=run_id))
+        how = state.reason.replace("_", " ") or state.status.replace("_", " ")
+        said.append(Message(kind="note", text=f"no answer was given: {how}", number=number, run_id=run_id, trusted=True))
+    return tuple(said)
+
+
+def _of(item: Item, number: int, run_id: str, *, calls: bool, effects: bool) -> Iterator[Message]:
+    if item.kind == "user":
+        yield Message(kind="user", text=item.text, number=number, run_id=run_id)
+    elif item.kind == "model" and item.plan is not None:
+        for action in item.plan.actions:
+            if isinstance(action, AskUser):
+                yield Message(kind="model", text=action.question, number=number, run_id=run_id)
+    elif item.kind == "tool" and item.executed and (calls or (effects and item.changes)):
+        content = item.content if item.error is None else {"error": f"{item.error.code}: {item.error.message}"}
+        yield Message(kind="tool", tool=item.tool, args=item.args, ok=item.ok, content=content, number=number, run_id=run_id)
+
+
+def _named(attachments: Sequence[Any]) -> tuple[Any, ...]:
+    """Return attachments without their bytes: what they are is said, and the run that they were given to has them."""
+    told = ("type", "media_type", "name", "filename", "url", "artifact")
+    return tuple(
+        {key: value for key, value in dict(one).items() if key in told} if isinstance(one, dict) else "text" for one in attachments
+    )
+
+
+def _text(output: Any) -> str:
+    return output if isinstance(output, str) else msgspec.json.encode(output).decode()
+
+
+def effects_in(state: RunState) -> tuple[Item, ...]:
+    """Return the calls of a run that had an effect, or may have had one."""
+    return tuple(item for known in state.passes.values() for item in known.results if item.executed and item.changes)
+
+
+def after(earlier: Conversation, state: RunState, news: News, *, calls: bool) -> Conversation:
+    """Return the conversation after a run that knew `earlier`. It is not cut yet."""
+    place = state.session
+    said = said_in(state, calls=calls, message_id=place.message_id if place is not None else "")
+    number = place.number if place is not None else 0
+    ids = [*([digest_of_id(place.message_id)] if place is not None and place.message_id else []), *news.sent]
+    return replace(
+        earlier,
+        messages=(*earlier.messages, *said, *news.context),
+        sent={**earlier.sent, **{one[:ID_DIGITS]: number for one in ids}},
+        used=earlier.used.plus(state.usage),
+        running_ms=earlier.running_ms + state.running_ms,
+        total_ms=earlier.total_ms + state.running_ms + state.away_ms,
+        waiting=(*news.waiting, *earlier.waiting),
+    )
+
+
+ID_DIGITS = 16
+"""How much of a message id's digest a conversation keeps."""
+
+
+def cut(conversation: Conversation, window_tokens: int) -> Conversation:
+    """Return the conversation cut to the profile's budget: half of the window, the oldest dropped first. A single longer text is shortened."""
+    most = window_tokens * BYTES_PER_TOKEN // SHARE
+    messages = [_clamped(one, most) for one in conversation.messages]
+    sizes = [_size(one) for one in messages]
+    total, dropped = sum(sizes), 0
+    if total > most:
+        while dropped < len(messages) - 1 and total > most * KEPT[0] // KEPT[1]:
+            total -= sizes[dropped]
+            dropped += 1
+    return replace(conversation, messages=tuple(messages[dropped:]), dropped=conversation.dropped + dropped)
+
+
+def _size(message: Message) -> int:
+    return len(msgspec.json.encode(message))
+
+
+def _clamped(message: Message, most: int) -> Message:
+    """Return a message that alone is not larger than the budget."""
+    over = _size(message) - most
+    if over <= 0:
+        return message
+    whole = message.text if message.kind != "tool" else msgspec.json.encode(message.content).decode()
+    fits = whole.encode()[: max(0, len(whole.encode()) - over - 200)].decode(errors="ignore")
+    told = f"{fits}… [{len(whole) - len(fits)} characters left out]"
+    return replace(message, text=told) if message.kind != "tool" else replace(message, content=told)
+
+
+def encoded(conversation: Conversation) -> tuple[bytes, ArtifactRef]:
+    """Return a conversation as it is stored, and the reference to it."""
+    data = msgspec.json.encode(conversation)
+    return data, ArtifactRef(key=sha256(data).hexdigest(), size_bytes=len(data))

@@ -1,0 +1,63 @@
+"""The memories keep the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from detent.memories.ram import RamMemory
+from detent.memories.sqlite.memory import SqliteMemory
+from detent.ports import Embeddings, Memory, Models
+from detent.testing.conformance.memory import MemoryContract, MemoryMaker
+
+
+class RamMaker(MemoryMaker):
+    """One memory in memory: what it keeps is in the object."""
+
+    persistent = False
+
+    def __init__(self) -> None:
+        self._memory = RamMemory()
+
+    def memory(self) -> Memory:
+        return self._memory
+
+
+class TestRamMemory(MemoryContract):
+    @pytest.fixture
+    def maker(self) -> MemoryMaker:
+        return RamMaker()
+
+
+class Meanings:
+    """An embedder for which flats and apartments are the same, and everything else is different."""
+
+    model = "meanings"
+
+    async def embed(
+        self, texts: Sequence[str], *, purpose: Literal["document", "query"] = "document", models: Models | None = None
+    ) -> Embeddings:
+        told = [("flat" in text or "apartment" in text, "unch" in text) for text in texts]
+        return Embeddings(vectors=tuple((1.0 * home, 1.0 * lunch, 0.01) for home, lunch in told), model=self.model)
+
+
+class SqliteMaker(MemoryMaker):
+    """Memories in one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def memory(self) -> Memory:
+        return SqliteMemory(self._path)
+
+    async def with_paraphrases(self) -> Memory:
+        return SqliteMemory(self._path, embedder=Meanings())
+
+
+class TestSqliteMemory(MemoryContract):
+    @pytest.fixture
+    def maker(self, tmp_path: Path) -> MemoryMaker:
+        return SqliteMaker(tmp_path / "memory.db")

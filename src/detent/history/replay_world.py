@@ -197,9 +197,8 @@ class ReplayWorld:
         await self._journal.until()
         if not self._prepared(context.scope, "overflow"):
             return error
-        while isinstance(self._journal.next, GATEWAY):
-            self._journal.accept()
-        self._journal.accept()
+        while not isinstance(self._journal.accept(), e.ContextCompacted):
+            pass
         return None
 
     def _prepared(self, scope: str, *whys: str) -> bool:
@@ -212,7 +211,7 @@ class ReplayWorld:
                 return bool(event.compactor) and event.why in whys
             if isinstance(event, e.MemoryRecalled) and record.envelope.scope == scope:
                 return bool(event.memory) and "recall" in whys
-            if not isinstance(event, GATEWAY):
+            if not (isinstance(event, GATEWAY) or getattr(event, "phase", 0) == e.ASIDE):
                 return False
         return False
 

@@ -124,25 +124,25 @@ class Compacting:
         """Return what is in force from now on, and what was shown before."""
         state, options, shown = context.state, self._options, self._shown(context)
         told = state.compaction
-        limit = window or tokens
-        goal = int(options.to * limit)
-        wanted = tokens if why == "turns" else tokens - goal
+        estimated = max(1, shown.total() + tokens_around(context) + tokens_of_the_turn(context))
+        scale = tokens / estimated  # of the provider's count to the estimate
+        limit = int((window or tokens) / scale)
+        wanted = estimated if why == "turns" else estimated - int(options.to * limit)
         made = reducing.clear(shown, wanted)
         if made.freed < wanted:
             reducing.clamp(shown, made, max(200, limit // 4))
-        summary, failed, failures = state.summary, "", told.failures if told is not None else 0
+        summary, failed, failures = without_receipt(state.summary), "", told.failures if told is not None else 0
         compactor = made.tier
         gone = reducing.drop(shown, made, limit) if made.freed < wanted or why == "turns" else []
         if gone:
             summary, failed, compactor = await self._summary(context, shown, gone, limit, failures)
             failures = failures + 1 if failed else 0
-            made.freed -= tokens_in(text_size(summary)) - tokens_in(text_size(without_receipt(state.summary)))
-        if tokens - made.freed > options.at * limit:
+        if estimated - made.freed > options.at * limit:
             reducing.clamp(shown, made, max(100, limit // 16))
             compactor = compactor or made.tier
         summary = self._with_receipt(context, summary, made, shown)
-        around = text_size(summary) - text_size(without_receipt(summary)) - text_size(state.summary) + text_size(without_receipt(state.summary))
-        after = max(0, tokens - made.freed + tokens_in(max(0, around)))
+        made.freed -= tokens_in(text_size(summary)) - tokens_in(text_size(state.summary))
+        after = max(1, int(scale * (estimated - made.freed)))
         event = ContextCompacted(
             items=made.items,
             summary=summary,

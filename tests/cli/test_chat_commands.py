@@ -27,9 +27,7 @@ def test_a_line_is_a_command_or_a_message(typed: str, means: Line) -> None:
     assert read_line(typed) == means
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"), [("/aprove", "did you mean /approve"), ("/etc", "write //etc"), ("/exit now", "takes nothing")]
-)
+@pytest.mark.parametrize(("typed", "said"), [("/aprove", "did you mean /approve"), ("/etc", "write //etc"), ("/exit now", "takes nothing")])
 def test_a_line_that_is_neither_is_refused_with_what_to_type(typed: str, said: str) -> None:
     """A misspelt command is not sent to the model."""
     with pytest.raises(ConfigError, match=said):

@@ -7,6 +7,7 @@ functions of `approve`, `deny` and `reply`. The chat keeps nothing itself: kille
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,13 +49,13 @@ from detent.secrecy.redact import Redactor
 
 HISTORY = "chat-history"
 """The file of a state directory with what was typed."""
-MARKS = {"waiting_for_user": "reply> ", "waiting_for_approval": "/approve or /deny> "}
+MARKS = {"waiting_for_user": "reply> ", "waiting_for_approval": "waiting> "}
 SessionOption = Annotated[
     str | None,
     typer.Option(
         "--session",
         metavar="ID",
-        help="Continue this session: its id, a unique prefix, or `last`. Default: a new one.",
+        help=f"Continue this session: {o.SESSION_HELP}. Default: a new one.",
         autocompletion=o.complete_session,
     ),
 ]
@@ -83,7 +84,7 @@ def chat(
         last = await invocation.state((await find_session(invocation, session)).last) if session is not None else None
         who = _agent(invocation, asked, last)
         known = last.session.id if last is not None and last.session is not None else None
-        talk = Chat(invocation, engine, who, id=known, host=host, bounds=bounds)
+        talk = Chat(invocation, engine, who, known=known, host=host, bounds=bounds)
         return await talk.through(last)
 
     return invocation.drive(work)
@@ -115,7 +116,7 @@ class Leave(Exception):
 
 
 class Chat:
-    """One chat with a session: the one with this `id`, or a new one. A command is the method of its name, with what was typed after it."""
+    """One chat with a session: the `known` one, or a new one. A command is the method of its name, with what was typed after it."""
 
     def __init__(
         self,
@@ -123,13 +124,13 @@ class Chat:
         engine: Engine,
         agent: Agent,
         *,
-        id: str | None,
+        known: str | None,
         host: Host | None,
-        bounds: Budget,  # noqa: A002
+        bounds: Budget,
     ) -> None:
         self.invocation, self.engine, self.agent, self.host, self.bounds = invocation, engine, agent, host, bounds
         self.output = invocation.output
-        self.session = engine.session(agent, id, host)
+        self.session = engine.session(agent, known, host)
         self.last: RunState | None = None
         self._person, self._code, self._text = attended(self.output), 0, ""
         self._before: tuple[Session, int] | None = None
@@ -169,7 +170,7 @@ class Chat:
             except (DetentError, OSError) as error:
                 self._refused(error)
         if self.last is not None:
-            self.output.say(f"session {self.session.id} is kept; `{self._again()}` continues it", "dim")
+            self.output.say(f"the session is kept\n  next: {self._again()}", "dim")
         return 0 if self._person else self._code
 
     async def _greet(self, last: RunState | None) -> None:
@@ -312,8 +313,10 @@ class Chat:
         if not said:
             if not self._reader.edits or call.too_long:
                 raise ConfigError(f"write the arguments after it: /edit {call.call_id} JSON")
-            said = (await self._reader.read(Prompt(mark="arguments> ", text=as_json(call.args)))).strip()
+            with contextlib.suppress(EOFError):
+                said = (await self._reader.read(Prompt(mark="arguments> ", text=as_json(call.args)))).strip()
             if not said:
+                self.output.say("nothing was changed")
                 return
         args = json_object(said, "/edit")
         given = await approve_call(self.invocation, self.engine, self._last(), call.call_id, args=args)

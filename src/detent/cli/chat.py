@@ -21,6 +21,7 @@ from detent.cli.chat_commands import COMMANDS, candidates, help_lines, read_line
 from detent.cli.conversations import agent_of, effect_lines, exported, find_session, used
 from detent.cli.drawing import show_answer
 from detent.cli.invocation import Invocation, operator
+from detent.cli.logged import AGENT_FILE
 from detent.cli.looking import traced
 from detent.cli.model_calls import spent
 from detent.cli.option_sets import Without
@@ -42,6 +43,7 @@ from detent.core.budget import Budget
 from detent.core.errors import ConfigError, DetentError, Suspended
 from detent.core.state import Ask, RunState
 from detent.engine import Engine
+from detent.history.session_list import session_of_run
 from detent.history.sessions import Forking, Session
 from detent.ports.private_files import private_file
 from detent.running.results import Answered, Approval, Result, approvals_of
@@ -92,7 +94,7 @@ def chat(
 
 def _agent(invocation: Invocation, asked: Asked, last: RunState | None) -> Agent:
     """Return the agent of the next messages: the one that is named here, else that of the session's last run. Its tools are registered."""
-    if last is None or invocation.names_agent(asked):
+    if last is None or invocation.config.agent or Path(AGENT_FILE).is_file():
         who = invocation.agent(asked)
     else:
         who = asked.over(agent_of(last.agent))
@@ -184,7 +186,8 @@ class Chat:
         await self.session.refresh()
         self.output.say(f"the last message: {shortened(last.goal, 60)}", "dim")
         if last.terminal:
-            self._show_result(last)
+            if self._person:  # a program has it already
+                self._show_result(last)
             return
         try:
             await self._answered(None)
@@ -235,6 +238,8 @@ class Chat:
             except Unfit as error:
                 raise ConfigError(f"the reply does not fit the question: {error}") from None
             text = value if isinstance(value, str) else as_json(value, indent=None)
+        if self._waiting():
+            raise ConfigError("the message was not sent, because the call above waits: /approve, /deny REASON or /edit comes first")
         await self._turn(lambda progress: self.session.send(text, budget=self.bounds, by=operator(), observers=[progress]))
 
     async def _turn(self, work: Callable[[Progress], Awaitable[Result]]) -> None:
@@ -339,7 +344,8 @@ class Chat:
 
     async def _undo(self, _: str) -> None:
         session, number = self._before if self.last is None and self._before is not None else (self.session, self._number())
-        goal = next((one.text for one in await session.messages() if one.number == number and one.kind == "user"), "")
+        own = [one for one in await session.messages() if session_of_run(one.run_id) == session.id]
+        goal = next((one.text for one in own if one.number == number and one.kind == "user"), "")
         await self._continue_in(await session.fork(at=number))
         self._before, self._text = ((session, number - 1) if number > 1 else None), goal
         if not self._person or not self._reader.edits:

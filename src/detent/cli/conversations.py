@@ -20,7 +20,7 @@ from detent.core.budget import Usage
 from detent.core.errors import ConfigError, RunNotFound
 from detent.core.state import Item, RunState
 from detent.engine import Engine
-from detent.history.session_list import SessionHead
+from detent.history.session_list import SessionHead, session_of_run
 from detent.history.sessions import Session
 from detent.ports.conversing import Message
 
@@ -120,18 +120,18 @@ def effect_lines(effects: Sequence[Item]) -> list[str]:
 
 
 def markdown_of(session: str, messages: Sequence[Message]) -> str:
-    """Return a conversation as Markdown: a heading for each entry, and its text quoted."""
+    """Return a conversation as Markdown: a heading for each entry, and its text quoted. Messages from before a fork have no number."""
     parts = [f"# Session {clean(session)}"]
     for message in messages:
-        parts += [f"## {_heading(message)}", "\n".join(_quoted(message))]
+        own = session_of_run(message.run_id) == session
+        parts += [f"## {f'{message.number}. ' if own else ''}{_heading(message)}", "\n".join(_quoted(message))]
     return "\n\n".join(parts) + "\n"
 
 
 def _heading(message: Message) -> str:
-    number = f"{message.number}. " if message.number else ""
     if message.kind == "tool":
-        return f"{number}Tool {clean(message.tool)}{'' if message.ok is not False else ' failed'}"
-    return f"{number}{ROLES[message.kind]}"
+        return f"Tool {clean(message.tool)}{'' if message.ok is not False else ' failed'}"
+    return ROLES[message.kind]
 
 
 def _quoted(message: Message) -> Iterator[str]:

@@ -140,6 +140,17 @@ def test_a_chat_that_was_killed_in_a_turn_finishes_it_when_it_is_continued(desk:
     assert typed(desk, "last") == ["one", "three"]
 
 
+def test_a_session_is_continued_by_its_own_agent(desk: Desk) -> None:
+    """The agent file of the working directory does not take over a session of another agent; --agent does. A changed file counts."""
+    desk.write("other.toml", 'name = "other"\nrules = "other.yaml"\n')
+    desk.write("other.yaml", "- {name: answer, answer: first}\n")
+    assert piped(desk, "--agent", "other.toml", lines="one\n").out == "first\n"
+    desk.write("other.yaml", "- {name: answer, answer: changed}\n")
+    assert piped(desk, "--session", "last", lines="two\n").out == "changed\n"
+    assert piped(desk, "--session", "last", "--agent", "agent.toml", lines="three\n").out == "all done\n"
+    assert typed(desk, "last") == ["one", "two", "three"]
+
+
 def test_a_line_that_is_no_text_is_refused(desk: Desk) -> None:
     """Nothing is sent that the person did not write."""
     process = fork(["-m", "detent", "chat"], cwd=desk.home, env=desk.environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from detent.cli import options as o
@@ -21,7 +22,6 @@ from detent.cli.chat_commands import COMMANDS, candidates, help_lines, read_line
 from detent.cli.conversations import agent_of, effect_lines, exported, find_session, used
 from detent.cli.drawing import show_answer
 from detent.cli.invocation import Invocation, operator
-from detent.cli.logged import AGENT_FILE
 from detent.cli.looking import traced
 from detent.cli.model_calls import spent
 from detent.cli.option_sets import Without
@@ -84,7 +84,7 @@ def chat(
 
     async def work(engine: Engine) -> int:
         last = await invocation.state((await find_session(invocation, session)).last) if session is not None else None
-        who = _agent(invocation, asked, last)
+        who = _agent(invocation, asked, last, named=agent is not None)
         known = last.session.id if last is not None and last.session is not None else None
         talk = Chat(invocation, engine, who, known=known, host=host, bounds=bounds)
         return await talk.through(last)
@@ -92,13 +92,20 @@ def chat(
     return invocation.drive(work)
 
 
-def _agent(invocation: Invocation, asked: Asked, last: RunState | None) -> Agent:
-    """Return the agent of the next messages: the one that is named here, else that of the session's last run. Its tools are registered."""
-    if last is None or invocation.config.agent or Path(AGENT_FILE).is_file():
+def _agent(invocation: Invocation, asked: Asked, last: RunState | None, *, named: bool) -> Agent:
+    """Return the agent of the next messages, with its tools registered: the `named` one, else that of the session's last run.
+
+    Its file is read again, so changes to it count; a file that is gone, or an agent without one, is as the last run recorded it.
+    """
+    if last is None or named:
+        who = invocation.agent(asked)
+    elif Path(file := str(last.agent.meta.get("agent_file") or "")).is_file():
+        invocation.config = msgspec.structs.replace(invocation.config, agent=file)
         who = invocation.agent(asked)
     else:
-        who = asked.over(agent_of(last.agent))
-    if last is not None:
+        invocation.equip(last)
+        return asked.over(agent_of(last.agent))
+    if last is not None and not last.terminal:
         invocation.equip(last)
     return who
 

@@ -29,13 +29,16 @@ if TYPE_CHECKING:
     from detent.core.budget import Budget, Usage
     from detent.core.errors import DetentError, FatalToolError, NotExecuted, Suspended, ToolFailed
     from detent.engine import Engine
+    from detent.history.backtest import Backtest
     from detent.history.comparing import Diff, Parting
+    from detent.history.retention import Retained
     from detent.history.sessions import Session
     from detent.history.upgrading import Upgrade, Upgraded
     from detent.metering.tenants import TenantBudget
     from detent.ports import Plan, ToolContext, View
     from detent.running.receipts import Receipt
-    from detent.running.results import Outcome, Result
+    from detent.running.results import Answered, Approval, Doubt, Erasure, LoadedRun, Outcome, Replay, Result, Verification
+    from detent.running.working import Worked
     from detent.tools.functions.function import Tool, tool
     from detent.tools.mcp.settings import McpServer, ToolPins
 
@@ -44,18 +47,24 @@ __version__ = "0.1.0"
 __all__ = [
     "Abstain",
     "Agent",
+    "Answered",
+    "Approval",
     "AskUser",
+    "Backtest",
     "Bounds",
     "Budget",
     "CancelSubagent",
     "CompleteGoal",
     "DetentError",
     "Diff",
+    "Doubt",
     "Engine",
+    "Erasure",
     "FatalToolError",
     "FinalAnswer",
     "Host",
     "JoinSubagent",
+    "LoadedRun",
     "McpServer",
     "Models",
     "NotExecuted",
@@ -64,7 +73,9 @@ __all__ = [
     "Plan",
     "PushGoal",
     "Receipt",
+    "Replay",
     "Result",
+    "Retained",
     "Retention",
     "Schedule",
     "Session",
@@ -81,14 +92,18 @@ __all__ = [
     "Upgrade",
     "Upgraded",
     "Usage",
+    "Verification",
     "View",
+    "Worked",
     "WorkspaceConfig",
     "tool",
 ]
 
 _WHERE = {
+    "history.backtest": "Backtest",
     "history.comparing": "Diff Parting",
     "history.sessions": "Session",
+    "history.retention": "Retained",
     "config.agents": "Agent",
     "config.engines": "WorkspaceConfig",
     "config.groups": "Bounds Models Retention",
@@ -99,7 +114,8 @@ _WHERE = {
     "engine": "Engine",
     "ports": "Plan ToolContext View",
     "running.receipts": "Receipt",
-    "running.results": "Outcome Result",
+    "running.results": "Answered Approval Doubt Erasure LoadedRun Outcome Replay Result Verification",
+    "running.working": "Worked",
     "metering.tenants": "TenantBudget",
     "tools.functions.function": "Tool tool",
     "tools.mcp.settings": "McpServer ToolPins",

@@ -27,6 +27,7 @@ from detent.config.names import Names, plugged
 from detent.config.output_types import OutputT
 from detent.config.planners import Planners
 from detent.config.protocols import Protocols
+from detent.config.remembering import Memories, MemorySettings
 from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
@@ -45,6 +46,7 @@ from detent.ports import (
     Guard,
     Ids,
     KernelHooks,
+    Memory,
     Observer,
     Planner,
     Policy,
@@ -56,6 +58,7 @@ from detent.ports import (
     WorkerHost,
     noop_hooks,
 )
+from detent.ports.compacting import Compactor
 from detent.ports.options import checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
 from detent.running import answering, protocols, starting, working
@@ -105,14 +108,14 @@ class Engine:
     is approved. `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there. `mcp`: MCP servers by name,
     whose tools agents list as `NAME__tool` or `NAME__*`. They are connected when a run needs them, and closed with the engine. `ceiling`: the highest
     number of iterations that a budget may ask for. `kernel`: the kernel of runs whose agent names none.
-    `kernels`, `strategies`, `guards`, `verifiers`: more of them, by the names that agents use. `secrets`: where credentials are kept. A run that is
-    started without a host gets all of them. `capabilities`: the capabilities that agents may rely on.
+    `kernels`, `strategies`, `guards`, `verifiers`, `compactors`: more of them, by the names that agents use. `secrets`: where credentials are kept.
+    A run that is started without a host gets all of them. `capabilities`: the capabilities that agents may rely on.
     `models`: how models are called (`detent.config.groups`). `model_prices`: prices
     by "provider:name"; they override the price list. `bounds`: the bounds of every run. `tenant_budgets`: what all runs of a tenant together may use
     in a day or a month, by tenant; "*" for each tenant that is not named. `scheduler`: when the calls of all runs begin, such as
     `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` passes runs to workers, and how `work` acts as one.
     Without one: an `InProcessHost`, which uses the store as its queue. `grants`: which arguments may take their values from which tool's output, for
-    every agent.
+    every agent. `memory`: what outlives runs, for agents with a table `memory`: a URL, a `Memory`, several by name, or `MemorySettings`.
     """
 
     @checked_options
@@ -136,6 +139,7 @@ class Engine:
         strategies: Mapping[str, Strategy] | None = None,
         guards: Mapping[str, Guard] | None = None,
         verifiers: Mapping[str, Verifier] | None = None,
+        compactors: Mapping[str, Compactor] | None = None,
         hooks: KernelHooks = noop_hooks,
         redact: Sequence[str] = (),
         grants: Sequence[dict[str, Any]] = (),
@@ -147,9 +151,11 @@ class Engine:
         tenant_budgets: Mapping[str, TenantBudget] | None = None,
         scheduler: Scheduler | None = None,
         worker_host: WorkerHost | None = None,
+        memory: str | Memory | Mapping[str, str | Memory] | MemorySettings | None = None,
     ) -> None:
         check_engine(locals())
         from detent.config.assembly import made_workspace, store_at
+        from detent.memories.compactors import BUILT_IN as COMPACTORS
         from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import guards_for
         from detent.policies.guards import GUARDS
@@ -166,7 +172,9 @@ class Engine:
         self.protocols = Protocols(
             embedder=models.embedder, transcriber=models.transcriber, root=self._workspace_root, state=state_directory
         )
-        self.tools = Registry(tools, more=lambda name: self.protocols.tool(name) or BUILT_IN_META_TOOLS.get(name) or plugged("tool", name))
+        memories = Memories(memory)
+        makers = (self.protocols.tool, memories.tool, BUILT_IN_META_TOOLS.get, partial(plugged, "tool"))
+        self.tools = Registry(tools, more=lambda name: next(filter(None, (make(name) for make in makers)), None))
         work_in = WorkspaceConfig(root=str(workspace)) if isinstance(workspace, (str, Path)) else workspace or WorkspaceConfig()
         if work_in.root is not None:
             self.tools.add_all(made for made in made_workspace(work_in.root, work_in) if made.name not in self.tools)
@@ -206,6 +214,7 @@ class Engine:
             kernel=kernel or make_kernel(),
             kernels=self.kernels,
             strategies=self.strategies,
+            compactors=Names[Compactor]("compactor", {**COMPACTORS, **(compactors or {})}),
             clock=clock,
             ids=ids or RandomIds(),
             watcher=Watcher(self.store),
@@ -219,6 +228,7 @@ class Engine:
             traffic=Traffic(prices=self.prices, limits=limits_of(models.limits), retries=models.retries),
             titles=models.titles,
             scheduler=None if type(scheduler) is Together else scheduler,
+            memories=memories,
         )
         starting.know(self.runtime, agents)
 
@@ -342,6 +352,7 @@ class Engine:
     # Answer ---------------------------------------------------------------------------------------------------------------------
 
     approvals = opens(answering.approvals)
+    doubts = opens(answering.doubts)
     approve = opens(answering.approve)
     deny = opens(answering.deny)
     reply = opens(answering.reply)
@@ -354,6 +365,7 @@ class Engine:
 
     load = opens(looking.load)
     records = opens(looking.records)
+    follow = opens(looking.follow)
     artifact = opens(looking.artifact)
     list_runs = opens(looking.list_runs)
     replay = opens(looking.replay)

@@ -170,6 +170,18 @@ def test_an_agent_file_becomes_an_agent(home: Path) -> None:
     ("text", "said"),
     [
         ("instructions = 'x'", "a.toml: name: missing"),
+        (
+            "name = 'x'\nplanner = './p.py:Clerk'",
+            "a.toml: planner: your own planner serves every agent, so set it in detent.toml: planner = './p.py:Clerk'",
+        ),
+        (
+            "name = 'x'\npolicy = 'mine:Strict'",
+            "a.toml: policy: your own policy governs every agent, so set it in detent.toml: policy = 'mine:Strict'",
+        ),
+        (
+            "name = 'x'\nobservers = ['./o.py:Diary']",
+            "a.toml: observers: observers see every run, so set it in detent.toml: observers = ['./o.py:Diary']",
+        ),
         ("name = 'x'\nnmae = 'y'", "a.toml: nmae: unknown key; did you mean 'name'?"),
         ("name = 'x'\non_deny = 'ask'", "a.toml: on_deny: expected one of 'observe', 'fail', found the text 'ask'"),
         ("name = 'x'\ntools = 'read_file'", "a.toml: tools: expected a list of texts, found the text 'read_file'"),

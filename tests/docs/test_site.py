@@ -67,12 +67,30 @@ def test_the_reference_has_types_fields_and_errors(api: dict[str, str]) -> None:
     assert budget[1:] == ['<code class="type"><a href="#detent.Budget">Budget</a></code>', "`Budget()`", "The limits of a run."]
 
 
+def test_what_the_engine_returns_is_described(site: ModuleType) -> None:
+    """Every class that a method of the engine returns has an entry, and can be imported from a door to write its type down."""
+    reference = importlib.import_module("docs_reference").Reference()
+    missing: set[str] = set()
+    for name, method in reference.methods(reference.at("detent.engine.Engine")):
+        parts = method.returns.iterate(flat=True) if method.returns and not isinstance(method.returns, str) else []
+        found = {reference.path_of(part) for part in parts if hasattr(part, "canonical_path")}
+        missing |= {f"{name}: {path}" for path in found - set(reference.names) if path.startswith("detent.") and path[-1] != "T"}
+    assert missing <= {"call_sync: detent.engine.R", "hand: detent.running.working.Hand", "plans: detent.history.replaying.Answer"}
+
+
 def test_what_a_docstring_says_of_parameters_is_a_table(api: dict[str, str]) -> None:
     """Every option of the engine has its row."""
     engine = api["detent"].split("{ #detent.Engine }")[1].split("####")[0]
     told = {row[0].strip("`"): row[-1] for row in rows(engine)}
     assert {name for name, said in told.items() if not said} <= {"tools", "observers", "clock", "ids", "redact", "hooks", "kernel"}
     assert told["store"].startswith("A URL")
+
+
+def test_no_page_refers_to_what_readers_do_not_have(api: dict[str, str]) -> None:
+    """Numbers of rows and chapters of the specification are in comments: a reader of the site cannot look them up."""
+    numbered = re.compile(r"\b[Rr]ows? (?:[A-Z]+\d|S\d-\d|\d+\.\d)|\bDESIGN\b")
+    texts = {**api, **{name_of(page): page.read_text(encoding="utf-8") for page in pages()}}
+    assert [f"{name}: {line}" for name, text in texts.items() for line in text.splitlines() if numbered.search(line)] == []
 
 
 def test_the_list_of_modules_is_that_of_the_reference(api: dict[str, str]) -> None:

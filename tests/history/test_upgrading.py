@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from detent import AskUser, FinalAnswer, ToolCall, View, tool
+from detent import Agent, AskUser, Engine, FinalAnswer, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.errors import Divergence, NewerVersion, ToolsMissing, UnknownName
 from detent.core.state import RunState
@@ -17,6 +18,7 @@ from detent.kernel.think import think
 from detent.policies.tiers import TieredPolicy
 from detent.ports import Call, Verdict
 from detent.stores.ram import RamStore
+from detent.testing import ScriptedPlanner
 from history.family import events, run_async
 from laws.places import agent_of, engine_on
 
@@ -130,6 +132,25 @@ def test_a_tool_that_changed_is_put_on_record_and_used() -> None:
             assert result.tool_calls[1].content == "seen 3 False"
             assert events(await engine.records("run"), e.RunResumed)[-1].changed == ("tool:look",)
             assert (await engine.replay("run")).identical
+
+    run_async(main)
+
+
+def test_a_type_of_answers_that_changed_is_named() -> None:
+    """The run continues, its answer is checked by the recorded schema and comes back as JSON: whoever expects an instance hears it before."""
+
+    def typed(*fields: str) -> Agent:
+        kind = msgspec.defstruct("City", [(name, int) for name in fields])
+        return Agent(name="a", tools=["look"], output_type=kind)
+
+    async def main() -> None:
+        store = RamStore()
+        async with engine_on(store, plan, [look()]) as engine:
+            await engine.run(typed("people"), "look", run_id="run", turns=1)
+        for agent, changed in ((typed("people"), ()), (typed("people", "area"), ("output type City",))):
+            async with Engine(store=store, planner=ScriptedPlanner([plan]), tools=[look()], agents=[agent]) as engine:
+                (found,) = (await engine.check_upgrade()).runs
+                assert (found.goes_on, found.changed) == (True, changed)
 
     run_async(main)
 

@@ -1,8 +1,8 @@
 """What may happen, on a page: the reference model that every commit and every end of a schedule is held to.
 
 at each commit   the chain goes on; the records may follow; an outcome is there at most once, and no attempt follows one that is in doubt
-unless somebody settled it; a call that needs people has them, and a denied one never begins; nothing with an effect
-begins after a cancellation; no bound of the run is exceeded; what leaves the inbox is on record
+unless somebody settled it; a call that needs people has them and is decided again after they spoke, and a denied one never begins; nothing
+with an effect begins after a cancellation; no bound of the run is exceeded; what leaves the inbox is on record
 at each effect   its intent is durable, and it is the first of its kind
 at the end       the world has what the logs say and nothing else; accepted answers are in the log; accounts hold what the logs say; folds,
 snapshots and replays are equal; every run has ended, or waits for something that is shown
@@ -57,6 +57,7 @@ class Calls:
         self.ended: dict[str, str] = {}
         self.agreed: dict[str, set[str]] = {}
         self.denied: set[str] = set()
+        self.undecided: set[str] = set()
         self.late: set[str] = set()
         self.cancelled = self.cancels = False
         self.taken: list[str] = []
@@ -92,10 +93,11 @@ class Calls:
                 del self.open[call]
                 if outcome == "happened":
                     self.ended[call] = "done" if settled.error is None else settled.error.code
-            case e.ApprovalResolved(call=call, decision="approved", by=by):
+            case e.ApprovalResolved(call=call, decision="approved", by=by) | e.ApprovalEdited(call=call, by=by):
                 self.agreed.setdefault(call, set()).add(by)
-            case e.ApprovalEdited(call=call, by=by):
-                self.agreed.setdefault(call, set()).add(by)
+                self.undecided.add(call)
+            case e.PolicyDecided(call=call):
+                self.undecided.discard(call)
             case e.ApprovalResolved(call=call) | e.ApprovalExpired(call=call):
                 self.denied.add(call)
             case e.RunFinished(in_doubt=listed):
@@ -116,6 +118,7 @@ class Calls:
         if effect:
             demand(not self.cancelled, "nothing begins after a cancellation", what)
             demand(call not in self.denied, "what was denied does not run", what)
+            demand(call not in self.undecided, "what was approved is decided once more", what)
             people = len(self.agreed.get(call, ()))
             demand(people >= PEOPLE.get(tool, 0), "an approval before the effect", f"{what}, approved by {people}")
         if call in self.open and tool not in REPEATABLE:

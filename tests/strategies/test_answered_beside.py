@@ -78,6 +78,61 @@ def test_a_denial_that_stops_the_run_stops_it_though_the_pass_beside_waits() -> 
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_a_call_that_is_approved_while_those_before_it_run_is_decided_before_it_begins() -> None:
+    """The pass beside it picked the approval up: the call began without the decision that follows every approval, under arguments nobody had judged."""
+
+    async def plan(view: View) -> Any:
+        if view.results:
+            return FinalAnswer(content=view.scope)
+        if view.scope == "b":
+            return ToolCall(tool="approves", args={})
+        return Plan(actions=(ToolCall(tool="slow", args={}), ToolCall(tool="wipe", args={"n": 1})))
+
+    async def main() -> None:
+        approved = asyncio.Event()
+
+        @tool(side_effect="write")
+        async def slow() -> int:
+            """Run until the call behind it is approved."""
+            try:
+                await asyncio.wait_for(approved.wait(), 3)
+            finally:
+                for x in await events_of(made.store, "r"):
+                    print(repr(x)[:200])
+            return 1
+
+        @tool(side_effect="read")
+        async def approves() -> int:
+            """Approve the call of the other pass, with another argument."""
+            await made.approve("r", "a.1.1", by="bob", args={"n": 2}, resume=False)
+            return 1
+
+        @tool(side_effect="destructive")
+        async def wipe(n: int) -> int:
+            """Wipe it."""
+            return n
+
+        class Hears:
+            """Lets the first call end when the approval is in the log."""
+
+            async def on_record(self, record: Any, state: Any) -> None:
+                if isinstance(record.event, e.ApprovalEdited):
+                    approved.set()
+
+            def on_chunk(self, chunk: Any) -> None:
+                """Not told."""
+
+        async with engine(Planning(plan), slow, approves, wipe, strategies={"mine": both}, approver="caller", observers=[Hears()]) as made:
+            agent = Agent(name="a", strategy="mine", tools=["slow", "approves", "wipe"])
+            assert (await made.run(agent, "go", run_id="r")).status == "completed"
+            found = of(await events_of(made.store, "r"), e.ApprovalEdited, e.PolicyDecided, e.ToolStarted)
+            about = [type(one) for one in found if one.call == "a.1.1"]
+            assert about == [e.PolicyDecided, e.ApprovalEdited, e.PolicyDecided, e.ToolStarted]
+            await replays(made)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 class DiesAtTheCancellation(RamStore):
     """A store whose worker dies with the first commit that has the cancellation in it."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from amounts import times
-from detent import Agent, AskUser, Engine, FinalAnswer, NotExecuted, ToolCall, ToolContext, View, tool
+from detent import Agent, AskUser, Budget, Engine, FinalAnswer, NotExecuted, ToolCall, ToolContext, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, UnknownName
 from detent.ports import Block
@@ -273,6 +273,23 @@ def test_a_planner_that_remembers_is_found() -> None:
     assert "asked 3 times" in found.what
     assert found.why.startswith(f"the logs differ at record {found.record}: ")
     assert not [t for t in report.trials if t.problems and t.same_answer]
+
+
+@pytest.mark.parametrize("tight", [{"max_total_tokens": 2000}, {"max_model_calls": 1}], ids=["tokens", "calls"])
+def test_a_bound_that_a_crash_uses_up_is_named_with_what_leaves_room(tight: dict[str, int]) -> None:
+    """The dead call is charged with all that it had reserved, or counts: the planner is not to blame, and `max_tokens` or the bound helps."""
+
+    def found(budget: Budget, **settings: Any) -> Report:
+        agent = Agent(name="a", model_settings=settings)
+        return asyncio.run(
+            simulate(lambda store: Engine(store=store, planner=FakeModel([says("fine")])), agent, "go", faults=["crash"], budget=budget)
+        )
+
+    finding = found(Budget(**tight)).of("answer")[0]
+    (option,) = tight
+    assert "budget_exhausted" in finding.what and finding.why.startswith(f"{option} is ") and f"raise {option}" in finding.next
+    assert "depend only on the view" not in finding.next and ("max_tokens" in finding.next) is (option == "max_total_tokens")
+    assert kinds(found(Budget(max_total_tokens=2000), max_tokens=200)) == set(), "what it says to do helps"
 
 
 def test_a_run_that_nobody_can_take_on_is_found() -> None:

@@ -2,9 +2,11 @@
 
     POST /runs                               {"goal": "Close the account of bob"} starts a run and returns its id
     GET  /runs/{run_id}                      returns the status of the run
-    GET  /runs/{run_id}/events               streams that (server-sent events) until the run has ended
+    GET  /runs/{run_id}/events               streams what happens in it (server-sent events) until the run has ended
     GET  /approvals                          lists the calls that wait for a person
     POST /runs/{run_id}/approvals/{call_id}  {"approved": true, "digest": "...", "by": "ann"} decides
+    GET  /doubts                             lists the calls that may or may not have happened
+    POST /runs/{run_id}/doubts/{call_id}     {"happened": true, "result": "...", "by": "ann"} settles, after ann has looked
 
 Runs are in runs.db. Stop or kill the service whenever you like: the next start continues every run from the end of its log. There is no login
 here. Put one in front before anybody else can reach the service, and take `by` from it. For several tenants pass `host=Host(tenant=...)` to every
@@ -26,7 +28,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
-from detent import Agent, Bounds, DetentError, Engine
+from detent import Agent, Bounds, DetentError, Engine, Result
+from detent.extend import events as facts
 from tools import close_account, find_account
 
 HERE = Path(__file__).resolve().parent
@@ -43,8 +46,6 @@ RULES = [  # stand in for a model until the environment variable MODEL names one
 ]
 PLAN: dict[str, Any] = {"model": os.environ["MODEL"]} if os.environ.get("MODEL") else {"rules": RULES}
 AGENT = Agent(name="support", instructions="Close the account that the goal names, and say which.", tools=TOOLS, **PLAN)
-LOOK_S = 0.2
-"""How often a stream checks its run, in seconds."""
 
 
 class Goal(BaseModel):
@@ -58,6 +59,14 @@ class Decision(BaseModel):
 
     approved: bool
     digest: str
+    by: str
+
+
+class Finding(BaseModel):
+    """What a person found out about a call in doubt: it happened with this result, or it did not, and runs again."""
+
+    happened: bool
+    result: Any = None
     by: str
 
 
@@ -101,17 +110,14 @@ async def show(run_id: str) -> dict[str, Any]:
 
 @app.get("/runs/{run_id}/events")
 async def follow(run_id: str) -> StreamingResponse:
-    """Stream the status of a run after each change, until the run has ended."""
-    first = await show(run_id)
+    """Stream what the log of a run records, and its status when it waits or has ended."""
+    await show(run_id)  # an unknown run is refused before the stream begins
 
     async def events() -> AsyncIterator[str]:
-        said = first
-        yield f"data: {json.dumps(said)}\n\n"
-        while said["status"] not in ("completed", "failed", "stopped"):
-            await asyncio.sleep(LOOK_S)
-            if (now := await show(run_id)) != said:
-                said = now
-                yield f"data: {json.dumps(said)}\n\n"
+        async for item in app.state.engine.follow(run_id, through_waits=True):
+            ends = isinstance(item, Result) or isinstance(item.event, facts.RunWaiting)
+            said = await show(run_id) if ends else {"record": item.envelope.seq, "event": type(item.event).__name__}
+            yield f"data: {json.dumps(said)}\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -131,4 +137,21 @@ async def decide(run_id: str, call_id: str, body: Decision) -> dict[str, Any]:
     """Approve or deny a call; the worker continues the run. `posted` is not decided yet: of two answers, the first one counts."""
     answer = app.state.engine.approve if body.approved else app.state.engine.deny
     result = await answer(run_id, call_id, by=body.by, digest=body.digest, resume=False)
+    return {**await show(run_id), "answer": result.answered.outcome if result.answered else ""}
+
+
+@app.get("/doubts")
+async def doubts() -> list[dict[str, Any]]:
+    """List the calls that may or may not have happened. `key` is the idempotency key that the other system has seen."""
+    return [
+        {"run_id": one.run_id, "call_id": one.call_id, "tool": one.tool, "args": one.args, "why": one.why, "key": one.key}
+        for one in await app.state.engine.doubts()
+        if not one.answered_by
+    ]
+
+
+@app.post("/runs/{run_id}/doubts/{call_id}", status_code=202)
+async def settle(run_id: str, call_id: str, body: Finding) -> dict[str, Any]:
+    """Record whether a call happened; the worker continues the run."""
+    result = await app.state.engine.reconcile(run_id, call_id, happened=body.happened, result=body.result, by=body.by, resume=False)
     return {**await show(run_id), "answer": result.answered.outcome if result.answered else ""}

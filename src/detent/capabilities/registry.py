@@ -1,9 +1,9 @@
-"""Capabilities as data, and the registry that resolves them for a host (rows K86, K87).
+"""Capabilities as data, and the registry that resolves them for a host.
 
 A capability is something that an agent may rely on: a tool, a model, a memory, an environment. It names what it needs: other capabilities,
 scopes, credentials (by name, never by value), kinds of environment. Resolving returns what is available, what is missing, and what this host may
 not use and why.
-"""
+"""  # rows K86, K87
 
 from __future__ import annotations
 

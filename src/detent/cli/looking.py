@@ -22,15 +22,14 @@ from detent.cli.progress import Progress
 from detent.cli.rendering import render
 from detent.cli.standing import headline, next_commands, waits_for
 from detent.cli.trace import Trace, make_trace
-from detent.core.codec import read_log
 from detent.core.durations import seconds
 from detent.core.errors import ConfigError, CorruptLog, Divergence
-from detent.core.fold import evolve
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
+from detent.history.looking import looks
 from detent.history.session_list import session_of_run
-from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec, wait_for_news
+from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec
 from detent.ports.private_files import private_file
 from detent.running.results import Approval, Replay, Verification
 from detent.running.snapshots import base_of
@@ -168,18 +167,13 @@ def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "
 
 async def _follow(engine: Engine, run_id: str, invocation: Invocation, progress: Progress) -> RunState:
     """Show the records of a run as they are committed, until it ends; return its state."""
-    base = await base_of(engine.store, run_id, await engine.store.read(run_id, limit=1))
-    state, told = base or RunState(run_id=run_id), ""
+    state, told = RunState(run_id=run_id), ""
     clock = asyncio.get_running_loop().time
     quiet_from: float | None = clock()  # None: already reported
-    while True:
-        lines = await engine.store.read(run_id, after=state.seq)
-        quiet_from = clock() if lines else quiet_from
-        for record in read_log(run_id, lines, previous=state.digest, after=state.seq):
-            state = evolve(state, record)
-            progress.on_record(record, state)
-        if state.terminal:
-            return state
+    async for state, new in looks(engine.store, run_id, POLL_S):
+        quiet_from = clock() if new else quiet_from
+        for record, then in new:
+            progress.on_record(record, then)
         if state.status != told and state.status.startswith("waiting"):
             for line in [headline(state), *waits_for(state), *(f"next: {c}" for c in next_commands(state, invocation))]:
                 invocation.output.say(f"  {line}", "magenta")
@@ -190,7 +184,7 @@ async def _follow(engine: Engine, run_id: str, invocation: Invocation, progress:
             )
             quiet_from = None
         told = state.status
-        await wait_for_news(engine.store, POLL_S, records=True)
+    return state
 
 
 def verify(

@@ -1,11 +1,11 @@
-"""The output and the exit codes of the command line (DESIGN 9).
+"""The output and the exit codes of the command line.
 
 We draw our own tables, because rich's tables take 16 ms to import and cannot drop a column on a narrow terminal. rich measures the width of characters.
 
 Answers and documents go to stdout, messages about them to stderr. With `--json` stdout holds exactly one JSON document.
 All output passes through `expressions.display`: no text of a run, of an error or of a warning can control the terminal or hide anything. A text
 that shares a line with others is cleaned when that line is made, so that it cannot start a new line.
-"""
+"""  # DESIGN 9
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from detent.cli.output import FURTHER, as_text, clean, counted, shortened, style
 from detent.core.budget import Exhausted
 from detent.core.events import ArtifactRef
 from detent.core.state import RunState
-from detent.running.results import Result, approvals_of
+from detent.running.results import Result, approvals_of, doubts_of
 
 
 def document(result: Result, invocation: Invocation) -> dict[str, Any]:
@@ -111,10 +111,9 @@ def waits_for(state: RunState) -> list[str]:
         lines.append(f"question: {shortened(ask.question, None)}")
         if ask.expected is not None:
             lines.append(f"  answer with: {shortened(as_text(ask.expected), 200)}")
-    for call_id in state.in_doubt:
-        call = state.call(call_id)
-        what = f"{clean(call.tool)} {shortened(as_text(call.args), 200)}: {shortened(call.why, None)}" if call else ""
-        lines.append(f"in doubt: call {call_id}: {what}; check whether it happened")
+    for doubt in doubts_of(state):
+        what = f"{clean(doubt.tool)} {shortened(as_text(doubt.args), 200)}: {shortened(doubt.why, None)}"
+        lines.append(f"in doubt: call {doubt.call_id}: {what}; check whether it happened")
     for name, level in ({} if state.terminal else state.lowered).items():
         lines.append(f"tool {clean(name)} is declared {level} now; {state.levels[name]} holds until a person accepts the lower level")
     lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in (() if state.terminal else state.timers.values())]

@@ -1,8 +1,8 @@
 """A readable form of a log: for each iteration the decision, the calls with input, output and error, and the state after it.
 
-Plain data made from verified records; `rendering` writes it as text. Row R2: step number, model decision, tool invocation, tool input, tool
-output, error, state summary; row R9: every step, every call and the termination can be inspected.
-"""
+Plain data made from verified records; `rendering` writes it as text. It has step number, model decision, tool invocation, tool input, tool
+output, error and state summary, and the end: every step and every call can be inspected.
+"""  # rows R2, R9
 
 from __future__ import annotations
 

@@ -11,8 +11,10 @@ from typing import Any, Generic, cast
 
 import msgspec
 
+from detent.config.compaction import OFF, RECALLS, compaction_table
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.config.profile import sized
+from detent.config.remembering import memory_use
 from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.brief import brief
@@ -73,8 +75,14 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         self.answers_as()
         if self.output_schema is not None:
             refuse_unusable(self.output_schema, f"agent {self.name!r}: output_schema")
+        try:
+            memory_use(self.memory)
+        except ConfigError as error:
+            raise ConfigError(f"agent {self.name!r}: {error}") from None
         if self.max_corrections < 0:
             raise ConfigError(f"agent {self.name!r}: max_corrections is {self.max_corrections}; give 0 or more")
+        if compaction_table(self.compaction).get("use", OFF if self.rules or not self.compaction else "") != OFF and self.rules:
+            raise ConfigError(f"agent {self.name!r}: compaction: rules read the whole transcript; leave compaction out")
         if self.rules:
             from detent.planners.rules.files import build_rules
 
@@ -95,8 +103,9 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
                 raise ConfigError(f"agent {self.name!r}: {error}") from None
 
     def tool_names(self) -> tuple[str, ...]:
-        """Return the names of the listed tools, each once."""
-        return tuple(dict.fromkeys(t if isinstance(t, str) else t.name for t in self.tools))
+        """Return the names of the listed tools, each once. An agent that asks for compaction can read again what was dropped."""
+        asked = compaction_table(self.compaction).get("use", "") != OFF if self.compaction else False
+        return tuple(dict.fromkeys((*(t if isinstance(t, str) else t.name for t in self.tools), *((RECALLS,) if asked else ()))))
 
     def answers_as(self) -> OutputType[OutputT] | None:
         """Return the reader for `output_type`, or None without one. Raise `ConfigError`."""
@@ -117,6 +126,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         """Return the agent as the data that the log records."""
         said = {name: getattr(self, name) for name in AgentSpec.__struct_fields__}
         said |= {"tools": self.tool_names(), "profile": sized(self.profile, self.model), "policy": self._policy()}
+        said |= {"compaction": compaction_table(self.compaction)}
         said |= {name: str(getattr(self, name)) for name in ("strategy", "kernel")}  # only the text of an import path is recorded
         said["guards"] = tuple(str(name) for name in self.guards)
         said |= {name: _numbers(getattr(self, name)) for name in ("model_settings", "strategy_options")}

@@ -1,8 +1,8 @@
-"""Creates an engine's parts from a configuration, in the order of `_PARTS`, the store first (rows T7, T8).
+"""Creates an engine's parts from a configuration, in the order of `_PARTS`, the store first.
 
 An error names the part: "failed to create store: ...". Parts that the caller gives replace the created ones. `Planners` creates the planners of
 agents when they are needed.
-"""
+"""  # rows T7, T8
 
 from __future__ import annotations
 

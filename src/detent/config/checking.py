@@ -35,6 +35,8 @@ def check_engine(given: Mapping[str, Any]) -> None:
         check_functions(kind, **{name: given[name]})
     if given["kernel"] is not None:
         check_kind("kernel", "the kernel", given["kernel"])
+    if given["compactors"] is not None:
+        check_is(Mapping, compactors=given["compactors"])
     check_is(str | Path | WorkspaceConfig, workspace=given["workspace"])
     for name, kind in TABLES.items():
         check_table(kind, **{name: given[name]})

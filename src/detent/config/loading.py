@@ -121,6 +121,13 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
 
 IMPORTS = {kind: f"{kind}_imports" for kind in ("tool", "verify", "guard", "strategy", "kernel", "phase")}
 """The keys of `meta` that record import paths, by the kind of part."""
+OF_ENGINES = {
+    "planner": "your own planner serves every agent",
+    "policy": "your own policy governs every agent",
+    "observers": "observers see every run",
+    "store": "all runs are in one store",
+}
+"""The keys of `detent.toml` that an agent file does not have, or not with an import path, and why."""
 RECORDED = ("agent_file", "workspace", "sandbox", "skills", *IMPORTS.values())
 """The keys of an agent's `meta` that a later process needs to continue its runs."""
 
@@ -142,10 +149,11 @@ def load_agent(path: str | Path) -> Agent:
             f"{path}: grants: only the operator may set which values a tool may take from another, in a file that no tool can write: [[grants]] of "
             f"{state_directory('.') / OPERATORS_FILE}, or of one outside of the workspace that --config names"
         )
-    if ":" in str(table.get("planner", "")):
-        raise ConfigError(
-            f"{path}: planner: your own planner serves every agent, so set it in {CONFIG_FILE}: planner = {table['planner']!r}"
-        )
+    for key, what in OF_ENGINES.items():
+        given = table.get(key)
+        imported = isinstance(given, str) and ":" in given and not (file.parent / given).exists()
+        if imported or (given is not None and key not in AgentFile.__struct_fields__):
+            raise ConfigError(f"{path}: {key}: {what}, so set it in {CONFIG_FILE}: {key} = {given!r}")
     said = take(table, AgentFile, str(path))
     where, home = str(path), file.resolve().parent
     for key in RECORDED:

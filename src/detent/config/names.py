@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Names(Generic[T]):
-    """Parts of one `kind` by name, in registration order (rows S0-15, 16.1)."""
+    """Parts of one `kind` by name, in registration order."""  # rows S0-15, 16.1
 
     def __init__(self, kind: str, known: Mapping[str, T] | None = None) -> None:
         """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`."""
@@ -163,6 +163,10 @@ def check_kind(kind: str, what: str, value: Any) -> None:
     """Raise `ConfigError` for a value of the wrong kind. It names what was expected: a function with its number of arguments, a kernel, a store."""
     if kind in ("store", "memory") and not callable(value):
         raise ConfigError(f"{what} is a {type(value).__name__}; expected a function or class that creates a {kind}")
+    if kind == "compactor" and (isinstance(value, type) or not all(hasattr(value, part) for part in ("name", "due", "compact"))):
+        raise ConfigError(
+            f"{what} is {shown(value)}; expected an object with name, due(measured) and compact(dropped, ask=), see detent.extend.Compactor"
+        )
     if kind == "kernel" and (isinstance(value, type) or not hasattr(value, "phases")):
         raise ConfigError(f"{what} is {shown(value)} and has no phases; expected a kernel, made with make_kernel(phases=...)")
     if kind == "kernel":

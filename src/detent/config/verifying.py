@@ -191,11 +191,16 @@ class Verifiers:
                     log.warning(
                         "the output of agent %r is told as JSON: it is no %s any more: %s", agent.name, kind.name, type(error).__name__
                     )
-            elif "schema" in entry and any(name == entry.get("name") for name, _ in self._types):
-                log.warning(
-                    "the output of agent %r is returned as JSON: its %s has another schema now than in the run", agent.name, entry["name"]
-                )
+        for name in self.changed(agent) if output is not None else ():
+            log.warning("the output of agent %r is returned as JSON: its %s has another schema now than in the run", agent.name, name)
         return output
+
+    def changed(self, agent: AgentSpec) -> tuple[str, ...]:
+        """Return the types of an agent's answers, such as `output type City`, that have another schema here than in its run."""
+        named = {name for name, _ in self._types}
+        return tuple(
+            entry["name"] for entry in agent.verify if "schema" in entry and entry.get("name") in named and not self._type_of(entry)
+        )
 
     def add(self, functions: Mapping[str, Verifier]) -> None:
         """Register functions. Raise `ConfigError` if another function already has the name."""

@@ -17,10 +17,10 @@ from detent.core.errors import ConfigError, Explained
 
 
 class Host(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
-    """Who asks: a tenant, a workspace, a principal and the scopes granted to this call (rows K81, K138).
+    """Who asks: a tenant, a workspace, a principal and the scopes granted to this call.
 
     `credential_refs` name credentials but never contain them.
-    """
+    """  # rows K81, K138
 
     tenant: str = ""
     workspace: str = ""
@@ -82,6 +82,10 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     """Whether a run that reaches a limit of iterations, calls or failures gets one last turn without tools, to answer with what it has."""
     profile: dict[str, Any] = {}
     """How much context the model gets: `tier` (`local`, `mid`, `large`, `frontier`, or `auto`: from the model's name), and fields that override it."""
+    memory: dict[str, Any] | None = None
+    """What the agent recalls from the engine's memory, and what it may write there. An empty table takes the defaults; without one nothing is recalled."""
+    compaction: str | dict[str, Any] = {}
+    """How a long run is compacted: a compactor (`extractive`, `summary`, `none`), or a table with `use`, `at`, `to`, `turns`, `keep_turns`, `pins`, ..."""
     conversation: Literal["answers", "calls"] = "answers"
     """What the planner sees of earlier messages of a session: `answers`: user messages and answers; `calls`: also tool calls with their results."""
     rules: str | Sequence[dict[str, Any]] = ()
@@ -120,6 +124,7 @@ class AgentSpec(AgentOptions, frozen=True, kw_only=True, omit_defaults=True):
     tools: Sequence[str] = ()
     rules: Sequence[dict[str, Any]] = ()
     policy: dict[str, Any] = {}
+    compaction: dict[str, Any] = {}
     healing: bool = False
     verify: Sequence[dict[str, Any]] = ()
     plain_answers: bool = False

@@ -30,7 +30,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 class ToolError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Why a call failed: a stable `code` (row K80 and DESIGN 11), a message for the model and for people, and data."""
+    """Why a call failed: a stable `code`, a message for the model and for people, and data."""  # row K80 and DESIGN 11
 
     code: str
     message: str
@@ -347,18 +347,46 @@ def failure_of(value: Any) -> str | None:
 
 
 class ContextCompacted(Event, frozen=True, kw_only=True):
-    """From now on the planner sees `summary` in place of the first `items` transcript items."""
+    """From now on the planner sees `summary` in place of the first `items` transcript items.
+
+    The other fields belong to a run's own compaction. `compactor` names its last tier (`clear`, `clamp`, or the compactor that wrote the summary), ""
+    for one that a phase recorded. Then the goal stays, and each record states everything that is in force: `kept` are the positions of earlier items
+    that stay, `cleared` the calls whose results are shown as a handle, `clamped` the characters shown of a result, by call. `why` it was due (`tokens`,
+    `turns`, `overflow`), when the transcript had `steps` items. `tokens_before` and `tokens_after` are estimates of the prompt, `window` is the
+    model's context, lowered after a refused prompt. `failed` is the compactor's failure, `failures` counts those in a row. `idle` counts compactions
+    in a row without a gain: they freed nothing, or the run only read again what the one before had dropped.
+    """
 
     items: int
     summary: str
     usage: Usage = NOTHING
+    compactor: str = ""
+    why: str = ""
+    kept: tuple[int, ...] = ()
+    cleared: tuple[str, ...] = ()
+    clamped: dict[str, int] = {}
+    steps: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    window: int = 0
+    failed: str = ""
+    failures: int = 0
+    idle: int = 0
 
 
 class MemoryRecalled(Event, frozen=True, kw_only=True):
-    """Memory was searched. The view shows `items` until the next recall."""
+    """A memory was searched before a plan, because the query had changed.
+
+    With `memory`, the name of the engine's memory, `items` are those that the pass had not been shown yet: id, content, kind, scope, origin, score,
+    reasons. They join the transcript and stay there. `as_of`: what held at that time was searched. `error`: the memory could not be searched. Without
+    `memory` a phase recorded it, and the view shows `items` until the next recall.
+    """
 
     query: str
     items: tuple[Any, ...] = ()
+    memory: str = ""
+    as_of: datetime | None = None
+    error: str = ""
 
 
 class TenantBalance(Event, frozen=True, kw_only=True):
@@ -449,7 +477,7 @@ class PlanRejected(Event, frozen=True, kw_only=True):
 
 
 class Reflected(Event, frozen=True, kw_only=True):
-    """The run stalled, and the planner is told so. It gets more turns (DESIGN 6)."""
+    """The run stalled, and the planner is told so. It gets more turns."""  # DESIGN 6
 
     message: str
 
@@ -778,16 +806,21 @@ class SubagentCancelled(Event, frozen=True, kw_only=True):
 
 
 class MemoryProposed(Event, frozen=True, kw_only=True):
-    """Something worth remembering was proposed."""
+    """Something worth remembering was proposed to a memory: by `call`, or after the run's end. `refused`: the governor's reason why it is not kept."""
 
     item_id: str
     item: dict[str, Any]
+    memory: str = ""
+    call: str = ""
+    refused: str = ""
 
 
 class MemoryWritten(Event, frozen=True, kw_only=True):
-    """A proposal was accepted."""
+    """An item was written to a memory, by `call`."""
 
     item_id: str
+    memory: str = ""
+    call: str = ""
 
 
 class MemorySuperseded(Event, frozen=True, kw_only=True):
@@ -796,6 +829,8 @@ class MemorySuperseded(Event, frozen=True, kw_only=True):
     item_id: str
     by_id: str
     why: str = ""
+    memory: str = ""
+    call: str = ""
 
 
 class MemoryTombstoned(Event, frozen=True, kw_only=True):
@@ -803,6 +838,8 @@ class MemoryTombstoned(Event, frozen=True, kw_only=True):
 
     item_id: str
     why: str = ""
+    memory: str = ""
+    call: str = ""
 
 
 AnyEvent = (

@@ -110,7 +110,10 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.RunFinished():
             return _finished(state, event)
         case e.ModelCallFinished(call=call, usage=usage) | e.ModelCallFailed(call=call, usage=usage):
-            return replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
+            state = replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
+            known = state.passes.get(scope)
+            sized = known is not None and known.metered and usage.input_tokens > 0
+            return _with(state, replace(known, prompt=(usage.input_tokens, len(known.steps)))) if known is not None and sized else state
         case e.ModelCallStarted(call=call, reserved=reserved):
             if call in state.reserved:
                 raise IllegalEvent(state.run_id, f"model call {call!r} is open already")
@@ -159,10 +162,13 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.ApprovalExpired(call=call):
             state = _approval_closed(state, call, refused="approval_expired", why="nobody decided in time")
             return _end(state, scope, "approval_expired", error=f"approval of call {call} expired")
-        case e.MemoryRecalled(items=items):
-            return _with(state, replace(_pass(state, scope), memory=items, recalled=bool(items) or _pass(state, scope).recalled))
+        case e.MemoryRecalled():
+            return _recalled(state, scope, event)
         case e.ContextCompacted(items=items, summary=summary):
-            return _with(_use(state, scope, event.usage), replace(_pass(state, scope), compacted=items, summary=summary))
+            before = replace(_pass(state, scope), compacted=items, summary=summary)
+            if event.compactor:
+                before = replace(before, compaction=event, prompt=(event.tokens_after, len(before.steps)))
+            return _with(_use(state, scope, event.usage), before)
         case e.StrategySwitched(new=new):
             return replace(state, strategy=new)
         case e.RunResumed(running_ms=ms):
@@ -434,6 +440,15 @@ def _ended(state: KernelState, reason: str, *, output: Any = None, error: str = 
 def _with_item(state: RunState, scope: str, item: Item) -> RunState:
     before = _pass(state, scope)
     return _with(state, replace(before, steps=before.steps.append(replace(item, iteration=before.iteration))))
+
+
+def _recalled(state: RunState, scope: str, event: e.MemoryRecalled) -> RunState:
+    """Show what was recalled: in the transcript for good, or until the next recall if a phase recorded it."""
+    before, items = _pass(state, scope), event.items
+    if not event.memory:
+        return _with(state, replace(before, memory=items, recalled=bool(items) or before.recalled))
+    state = _with(state, replace(before, query=event.query))
+    return _with_item(state, scope, Item(kind="memory", arguments=items)) if items else state
 
 
 def _note(state: RunState, scope: str, text: str, kind: Literal["note", "user"] = "note") -> RunState:

@@ -21,6 +21,7 @@ from detent.core.events import (
     AnyEvent,
     ApprovalRequested,
     ArtifactRef,
+    ContextCompacted,
     InSession,
     Planned,
     SideEffect,
@@ -151,11 +152,12 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
 
 class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One pass of a kernel (rows S0-3 to S0-7).
+    """One pass of a kernel.
 
     `steps` has all transcript items, `results` the tool items among them, `calls` the calls of the current turn. `meta`, `scratchpad` and
-    `guidance` belong to phases and strategies. Every other field is a kernel fact that only events change.
-    """
+    `guidance` belong to phases and strategies. `prompt` is the size of the last prompt in tokens, and the number of `steps` in it. Every other field is
+    a kernel fact that only events change.
+    """  # rows S0-3 to S0-7
 
     task_id: str = ""
     strategy: str = "reactive"
@@ -177,6 +179,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     guidance: tuple[str, ...] = ()
     memory: tuple[Any, ...] = ()
     recalled: bool = False
+    query: str = ""
     wrapping_up: bool = False
     bound: Exhausted | None = None
     balance: TenantBalance | None = None
@@ -186,6 +189,8 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     refused: int = 0
     compacted: int = 0
     summary: str = ""
+    compaction: ContextCompacted | None = None
+    prompt: tuple[int, int] = (0, 0)
     partial: str = ""
     # the current turn
     plan: Planned | None = None
@@ -233,7 +238,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def turns_without_progress(self) -> int:
-        """Turns since the last progress, the current one included (c of DESIGN 6)."""
+        """Turns since the last progress, the current one included."""  # c of DESIGN 6
         if self.progressed:
             return 0
         return self.since_progress + (0 if self.polled or self.iteration == 0 else 1)
@@ -370,7 +375,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 def transition(state: KernelState, **changes: Any) -> KernelState:
-    """Return a new state with `changes`; a move to `failed` drops the output (row 1.3). Raise `IllegalEvent` for an illegal status."""
+    """Return a new state with `changes`; a move to `failed` drops the output. Raise `IllegalEvent` for an illegal status."""  # row 1.3
     status = changes.get("status")
     if status is not None and status != state.status:
         if status not in LEGAL_PASS[state.status]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,27 @@ import msgspec
 from detent.config.adapters import governing, policy_at
 from detent.core.agent import Host
 from detent.core.budget import Budget
-from detent.core.errors import DetentError, RunErased, UnknownName
+from detent.core.codec import read_log
+from detent.core.errors import DetentError, RunErased, RunNotFound, UnknownName
+from detent.core.fold import evolve
 from detent.core.records import Record, RunHead
+from detent.core.state import WAITING, RunState
 from detent.history import backtest as backtesting
 from detent.history import comparing, replaying, upgrading
 from detent.history.backtest import Backtest
 from detent.history.comparing import Diff, Parting
 from detent.history.replaying import Answer
 from detent.history.upgrading import Upgrade, Upgraded
-from detent.ports import Policy, RunQuery, View
+from detent.ports import EventStore, Policy, RunQuery, View, wait_for_news
 from detent.ports.options import check_is
 from detent.running import advancing, artifacts
 from detent.running.lineage import history
-from detent.running.results import LoadedRun, Replay, files_of, loaded
+from detent.running.results import LoadedRun, Replay, Result, files_of, loaded
 from detent.running.runtime import Runtime
-from detent.running.snapshots import load_run
+from detent.running.snapshots import base_of, load_run
+
+POLL_S = 0.2
+"""How often a followed run is read, in seconds, if its store cannot signal news."""
 
 
 async def load(runtime: Runtime, run_id: str, *, host: Host | None = None) -> LoadedRun:
@@ -40,6 +46,45 @@ async def records(runtime: Runtime, run_id: str, *, host: Host | None = None) ->
     """Return the verified records of a run."""
     run_id = await runtime.visible(run_id, host)
     return await advancing.load(runtime.store, run_id)
+
+
+async def follow(
+    runtime: Runtime, run_id: str, *, after: int = 0, through_waits: bool = False, host: Host | None = None
+) -> AsyncGenerator[Record | Result]:
+    """Yield the verified records of a run after their commit, whoever advances it; the `Result` is last.
+
+    `after`: begin after the record of this sequence. `through_waits`: continue while the run waits, until it has ended. It only reads: leaving early,
+    or cancelling the reader, changes nothing. If nobody advances the run, it waits. Raises `RunNotFound`, also if the run is deleted meanwhile,
+    `RunErased` and `CorruptLog`.
+    """
+    state = await runtime.standing(run_id, host)
+    async with contextlib.aclosing(looks(runtime.store, state.run_id)) as found:
+        async for state, new in found:
+            for record, _ in new:
+                if record.envelope.seq > after:
+                    yield record
+            if state.status in WAITING and not through_waits:
+                break
+    yield runtime.result(state)
+
+
+async def looks(store: EventStore, run_id: str, every_s: float = POLL_S) -> AsyncGenerator[tuple[RunState, list[tuple[Record, RunState]]]]:
+    """Yield, for each look at a run until it has ended, its state and its new records (or none), each with the state after it.
+
+    Raise as `follow` does.
+    """
+    state = await base_of(store, run_id, await store.read(run_id, limit=1)) or RunState(run_id=run_id)
+    while True:
+        new: list[tuple[Record, RunState]] = []
+        for record in read_log(run_id, await store.read(run_id, after=state.seq), previous=state.digest, after=state.seq):
+            state = evolve(state, record)
+            new.append((record, state))
+        if not new and await store.head(run_id) is None:
+            raise RunNotFound(run_id, store.url)
+        yield state, new
+        if state.terminal:
+            return
+        await wait_for_news(store, every_s, records=True)
 
 
 async def artifact(runtime: Runtime, run_id: str, key: str, *, host: Host | None = None) -> bytes:
@@ -150,5 +195,7 @@ async def check_upgrade(runtime: Runtime, run_id: str | None = None, *, host: Ho
     for name in wanted:
         with contextlib.suppress(DetentError):  # the check reports what cannot be read or reached
             await _prepare(runtime, name)
-        found.append(await upgrading.check_run(runtime.parts, name, partial(runtime.planner_of_run, check=False)))
+        found.append(
+            await upgrading.check_run(runtime.parts, name, partial(runtime.planner_of_run, check=False), runtime.verifiers.changed)
+        )
     return Upgrade(runs=tuple(found))

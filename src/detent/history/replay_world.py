@@ -188,9 +188,32 @@ class ReplayWorld:
 
     async def prepare(self, context: Any) -> None:
         """Take from the log what was compacted and recalled here."""
+        await self._journal.until()
+        while self._prepared(context.scope, "tokens", "turns", "recall"):
+            self._journal.accept()
 
-    async def makes_room(self, context: Any) -> bool:
-        """Return whether the log continues with a compaction."""
+    async def makes_room(self, context: Any, error: Exception) -> Exception | None:
+        """Return None if the log continues with a compaction, else the error."""
+        await self._journal.until()
+        if not self._prepared(context.scope, "overflow"):
+            return error
+        while isinstance(self._journal.next, GATEWAY):
+            self._journal.accept()
+        self._journal.accept()
+        return None
+
+    def _prepared(self, scope: str, *whys: str) -> bool:
+        """Whether the pass's next record of its own, behind those of model calls, is a compaction for one of these reasons, or a recall."""
+        for record in self._journal.records[self._journal.cursor :]:
+            event = record.event
+            if isinstance(event, e.RunResumed):
+                return False
+            if isinstance(event, e.ContextCompacted) and record.envelope.scope == scope:
+                return bool(event.compactor) and event.why in whys
+            if isinstance(event, e.MemoryRecalled) and record.envelope.scope == scope:
+                return bool(event.memory) and "recall" in whys
+            if not isinstance(event, GATEWAY):
+                return False
         return False
 
     def models(self, context: Any) -> None:
@@ -220,6 +243,8 @@ class ReplayWorld:
             case e.PassFinished(reason=reason, error=error):
                 self._bound_reached(expected)
                 raise PlannerFailed(error, reason=reason)
+            case e.ContextCompacted(why="overflow"):
+                raise PlannerFailed("the provider found the prompt too long", reason="context_overflow")
             case e.CancelRequested() | e.TurnStarted() | e.EffectRecorded() | e.StateChanged():
                 raise Interrupted  # the last two: of later phases
             case _:

@@ -32,7 +32,7 @@ class Upgraded(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one open run could continue with the installed code.
 
     `missing` are tools that are not registered here, `changed` names what differs since the run was opened (`tool:NAME`, `policy`, `kernel`,
-    `strategy`), `divergence` is the first record that is not reproduced, `problem` is what keeps the run from being read or executed.
+    `strategy`, `output type NAME`), `divergence` is the first record that is not reproduced, `problem` is what keeps the run from being read or executed.
     """
 
     run_id: str
@@ -65,13 +65,18 @@ async def open_runs(store: EventStore, *, tenant: str | None = None) -> list[str
     return [head.run_id for head in reversed(await store.list_runs(RunQuery(status=OPEN, tenant=tenant)))]
 
 
-async def check_run(parts: Parts, run_id: str, planner_for: Callable[[AgentSpec], Planner]) -> Upgraded:
-    """Return whether a run could continue; reads only. `planner_for` raises `ConfigError` if nobody here plans for an agent."""
+async def check_run(
+    parts: Parts, run_id: str, planner_for: Callable[[AgentSpec], Planner], types_changed: Callable[[AgentSpec], tuple[str, ...]]
+) -> Upgraded:
+    """Return whether a run could continue; reads only. `planner_for` raises `ConfigError` if nobody here plans for an agent.
+
+    `types_changed` names the types of its answers that differ here: its answers are still checked by the recorded schema.
+    """
     head = await parts.store.head(run_id)
     known: dict[str, Any] = {"run_id": run_id, "status": head.status if head else "unknown", "records": head.records if head else 0}
     try:
         state = await load_run(parts.store, run_id)
-        changed = await _changed(parts, state)
+        changed = (*await _changed(parts, state), *types_changed(state.agent))
         there = tools_of(state, parts, missing_ok=True)
         missing = tuple(name for name in state.agent.tools if name not in there)
         if missing:

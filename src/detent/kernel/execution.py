@@ -69,13 +69,15 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
         tool = context.tools.get(call.tool)
         spec = None if tool is None else tool.spec
         alone = spec is None or not (spec.read_only and spec.concurrency_safe) or spec.ends_turn
-        if alone or call.status in ("asked", "in_doubt"):
+        # planned: its answer came while those before it ran, and the next turn of the loop decides it
+        held = call.status in ("asked", "in_doubt") or (call.status == "planned" and not call.refused)
+        if alone or held:
             await _run_group(together, context, digests)
             together = []
             state = context.state
         if await context.run.world.cancels(call_id):
             raise Interrupted  # no later phase may continue from calls that were not begun: a replay could not tell why
-        if state.ended or call.status in ("asked", "in_doubt"):
+        if state.ended or held:
             break
         call = state.calls[call_id]
         refusal = await _refusal(call, tool, context, over=over)

@@ -12,14 +12,13 @@ from typing import Any
 
 import msgspec
 
-from detent.core.errors import UnrecordedChange
-from detent.core.events import CANCELLED, StateChanged
+from detent.core.events import CANCELLED
 from detent.core.state import KernelState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext
 from detent.kernel.guards import default_guards
 from detent.kernel.think import think
-from detent.ports import Guard, MetaTool, json_problem
+from detent.ports import Guard, MetaTool
 
 Phase = Callable[[KernelState, Any], Awaitable[KernelState]]
 
@@ -47,7 +46,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             returned = await phase(state, context)
             if returned is not context.run.journal.state.passes[context.scope]:
-                record_changes(number, returned, context)
+                context.run.changed(number, returned, context)
 
 
 def make_kernel(
@@ -58,7 +57,7 @@ def make_kernel(
     name: str = "react",
     version: int = 1,
 ) -> Kernel:
-    """Return a kernel of these phases, guards and meta-tools. The default is ReAct with the default guards (rows S1-1, S1-5)."""
+    """Return a kernel of these phases, guards and meta-tools. The default is ReAct with the default guards."""  # rows S1-1, S1-5
     return Kernel(
         phases=(think, act) if phases is None else tuple(phases),
         guards=default_guards if guards is None else tuple(guards),
@@ -66,20 +65,3 @@ def make_kernel(
         name=name,
         version=version,
     )
-
-
-def record_changes(number: int, returned: KernelState, context: KernelContext) -> None:
-    """Record a phase's own changes. Raise `UnrecordedChange` if they are not JSON data. `running.foreign` checks the kernel facts."""
-    now = context.state
-    changes: dict[str, Any] = {}
-    for field in ("meta", "scratchpad"):
-        before, after = getattr(now, field), getattr(returned, field)
-        changes[field] = {k: v for k, v in after.items() if k not in before or before[k] != v}
-        changes[f"removed_{field}"] = tuple(k for k in before if k not in after)
-    if returned.guidance != now.guidance:
-        changes["guidance"] = returned.guidance
-    if any(changes.values()) or "guidance" in changes:
-        if problem := json_problem(changes, escaping=True):
-            why = f"phase {number} changed its state to a value that is not JSON data, which the log cannot keep: {problem}"
-            raise UnrecordedChange(context.run.state.run_id, why)
-        context.run.record(context.scope, StateChanged(phase=number, **changes))

@@ -44,10 +44,11 @@ async def propose(context: KernelContext) -> Planned | None:
         except MalformedPlan as error:
             await _reject(context, error.problem, raw=error.raw, usage=error.usage, started=started)
         except Exception as error:  # noqa: BLE001 - foreign code: a planner may raise anything (row K6)
-            if getattr(error, "reason", "") == "context_overflow" and await world.makes_room(context):
+            failed = error
+            if getattr(error, "reason", "") == "context_overflow" and (failed := await world.makes_room(context, error)) is None:
                 continue
-            said = await world.scrub(raised_by(error, "the planner"), known=context.known)
-            reason = error.reason if isinstance(error, PlannerFailed) else PlannerFailed.code
+            said = await world.scrub(raised_by(failed, "the planner"), known=context.known)
+            reason = failed.reason if isinstance(failed, PlannerFailed) else PlannerFailed.code
             context.run.record(context.scope, PassFinished(status="failed", reason=reason, error=said))
         else:
             problem, event = check(answer, context, latency_ms=round(world.running_ms() - started, 3))

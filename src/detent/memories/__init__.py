@@ -1,7 +1,8 @@
-"""Memories keep what outlives a run: in memory, in a SQLite file, in PostgreSQL or in a directory of text files. `open_memory(url)` finds the right one.
+"""What outlives a turn or a run: memories, and the compactors of a long run. `open_memory(url)` finds the right memory.
 
-Rule: what an item may become is decided in one place (`lifecycle`), and every implementation only loads and saves rows in a transaction.
-Start with `lifecycle` and `ram`. `ranking` has what all searches share: terms, stems, joining two rankings.
+Rule: nothing here advances a run. What an item may become is decided in one place (`lifecycle`); every memory only loads and saves rows in a
+transaction. A compactor only writes the summary that stands for dropped items. `running` records what both gave.
+Start with `lifecycle` and `ram`, and with `compactors`. `ranking` has what all searches share: terms, stems, joining two rankings.
 """
 
 from detent.memories.urls import open_memory

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import mimetypes
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, cast
@@ -123,6 +124,39 @@ recall = declared(
     "Read a stored result or note again, whole or in part, or keep a note: results that were shown in part are read here by their key.",
     RecallArgs,
     _recall,
+)
+
+
+class RecallTurnArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `recall_turn`."""
+
+    turn: Annotated[int, Meta(ge=1, description="Which turn of this work.")]
+    start: Annotated[int, Meta(ge=0, description="From this character on.")] = 0
+
+
+async def _recall_turn(args: RecallTurnArgs, state: KernelState, context: Any) -> Answer:
+    steps = state.steps
+    first = bisect_left(steps, args.turn, key=lambda item: item.iteration)
+    lines: list[str] = []
+    for position in range(first, len(steps)):
+        item = steps[position]
+        if item.iteration != args.turn:
+            break
+        if item.kind == "tool":
+            said = item.error.message if item.error is not None else as_text(await _whole(item, context))
+            lines.append(f"[{item.call_id}] {item.tool}({as_text(item.arguments)}) {'failed: ' if item.error is not None else '-> '}{said}")
+        elif item.text:
+            lines.append(f"[{item.kind}] {item.text}")
+    if not lines:
+        return refused(f"recall_turn: there is no turn {args.turn}; turns go from 1 to {state.iteration}")
+    text = "\n".join(lines)
+    end = min(args.start + PIECE, len(text))
+    more = f"\n[characters {args.start} to {end} of {len(text)}; start={end} reads on]" if end < len(text) else ""
+    return Answer(content=text[args.start : end] + more)
+
+
+recall_turn = declared(
+    "recall_turn", "Read an earlier turn of this work again: what was said, the calls and their results.", RecallTurnArgs, _recall_turn
 )
 
 

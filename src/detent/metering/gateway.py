@@ -1,4 +1,4 @@
-"""The gateway: every model call of a run passes through here and is recorded (DESIGN 7).
+"""The gateway: every model call of a run passes through here and is recorded.
 
 Theory of operation. A call waits for its turn at the provider, then reserves what it may use at most: the estimate of its prompt plus the requested
 output. The output is clamped to what the bounds of run and pass leave after all open reservations. `ModelCallStarted` has the reservation.
@@ -11,7 +11,7 @@ error), its reservation is charged, marked as estimated. Nothing here runs in a 
 No library does the retries. tenacity (13 ms to import, 272 kB) and stamina (24 ms, 440 kB with tenacity) repeat a function. Here each attempt is its
 own reservation and record, and a pause ends with the run's time, its cancellation or a longer Retry-After. A library would replace only
 the formula in `ModelRetries.pause`.
-"""
+"""  # DESIGN 7
 
 from __future__ import annotations
 

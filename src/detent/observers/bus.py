@@ -85,11 +85,11 @@ class EventBus(Fan):
 
 
 def bus_hooks(bus: EventBus | None) -> KernelHooks:
-    """Return hooks that publish on `bus`. Without a bus they do nothing (row S0-14).
+    """Return hooks that publish on `bus`. Without a bus they do nothing.
 
     thought, action and observation each become a `ReasoningStepCompleted`. The observation of an executed call also becomes its only
-    `ToolCallCompleted` (row S0-13). done becomes `FinalAnswerProduced`. error publishes nothing.
-    """
+    `ToolCallCompleted`. done becomes `FinalAnswerProduced`. error publishes nothing.
+    """  # row S0-14; row S0-13
     if bus is None:
         return noop_hooks
 

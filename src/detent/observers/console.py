@@ -1,8 +1,8 @@
 """Prints what happens in a run, as lines for people or as JSON lines for machines.
 
-Levels are the severity numbers of OpenTelemetry (rows T21, T46): verbose 5, info 9, warning 13, error 17. `info` shows the start of a run, what it
+Levels are the severity numbers of OpenTelemetry: verbose 5, info 9, warning 13, error 17. `info` shows the start of a run, what it
 waits for, its answers and its end. `verbose` also shows every turn, call, plan and chunk.
-"""
+"""  # rows T21, T46
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notifications that the kernel's hooks publish on a bus, in addition to the log's events (rows S0-12, S0-13). They are never recorded."""
+"""The notifications that the kernel's hooks publish on a bus, in addition to the log's events. They are never recorded."""  # rows S0-12, S0-13
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@
     async for item in stream: ...            # Record | Chunk | Gap
 
 It never delays a run and never grows without limit. Text comes in batches: ten chunks, or the text of half a second, and always before the next
-record (row K99). If the reader is slower than the run, chunks beyond the limit are dropped, and records are replaced by a `Gap` that names the
+record. If the reader is slower than the run, chunks beyond the limit are dropped, and records are replaced by a `Gap` that names the
 missing ones. They are still in the log; `Engine.stream` reads them from there.
-"""
+"""  # row K99
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ Streamed: TypeAlias = Record | Chunk | Gap
 class StreamingObserver:
     """One run, with its children, as an async iterator that ends with the run.
 
-    It follows `run_id`, or the first run that it sees, and every run on the same goal; it ignores other runs (row K102). It ends when that run
+    It follows `run_id`, or the first run that it sees, and every run on the same goal; it ignores other runs. It ends when that run
     finishes or begins to wait (with `through_waits=True` only when it finishes), or with `close()`. Unread items can still be read then. It has one
     reader. You can stop reading at any time; `close()` frees the queue.
-    """
+    """  # row K102
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Checks of an answer that need no model (rows K126): common mistakes of models, and requirements of an agent's author.
+"""Checks of an answer that need no model: common mistakes of models, and requirements of an agent's author.
 
 Each is a verifier (`ports.verifying`) that can be written as data: `Agent(verify=[grounded()])` and `verify = [{grounded = true}]` are the same.
-"""
+"""  # rows K126
 
 from __future__ import annotations
 

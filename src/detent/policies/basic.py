@@ -1,4 +1,4 @@
-"""Two policies from lists of tool names: `BasicPolicy` (row K27) and `PermissionPolicy` with its six modes (row K29)."""
+"""Two policies from lists of tool names: `BasicPolicy` and `PermissionPolicy` with its six modes."""  # row K27; row K29
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from detent.ports.options import checked_options
 
 Mode = Literal["default", "allow", "deny", "ask", "auto", "headless"]
 Classifier = Callable[[Call, RunState], Verdict | None]
-"""Rates the risk of a call that is not read-only (row K34). None leaves the decision to the mode. It must be pure, like a policy."""
+"""Rates the risk of a call that is not read-only. None leaves the decision to the mode. It must be pure, like a policy."""  # row K34
 
 
 class BasicPolicy:
-    """Checks in order: delegation limits, steps, failures, allowed tools, tools that need approval; then it allows (row K27).
+    """Checks in order: delegation limits, steps, failures, allowed tools, tools that need approval; then it allows.
 
     Names are patterns. `max_steps` counts tool calls, including calls that are decided but have not begun. Only `delegation` decides about a
     delegation. Without delegation limits, a delegation is decided like any other call.
-    """
+    """  # row K27
 
     @checked_options
     def __init__(
@@ -88,14 +88,14 @@ class BasicPolicy:
 
 
 class PermissionPolicy(BasicPolicy):
-    """A permission mode, with lists that are checked first (row K29).
+    """A permission mode, with lists that are checked first.
 
     In order: delegation, steps, failures and allowed tools as in `BasicPolicy`; `denied_tools`; `always_ask` (beats every mode); mode `deny`;
     `require_approval_for`; then the mode. `default` and `allow` allow, `ask` asks, `headless` allows read-only calls and denies the rest. `auto`
     allows read-only calls and leaves the rest to `classifier`; without a classifier, or if it returns None, it asks. With
     `prompt_available=False` nobody can be asked, so a call that would ask is denied. An unknown mode is a `ConfigError` and not `default`,
     because a misspelt `headless` would allow everything.
-    """
+    """  # row K29
 
     @checked_options
     def __init__(

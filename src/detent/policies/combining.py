@@ -1,10 +1,10 @@
 """Combines the policy of an engine with the policy of an agent.
 
 Both policies decide and the strongest verdict wins, so an agent can tighten the engine's policy but never loosen it. Without an engine policy the
-agent's decides alone; without either, the tiers decide (DESIGN 7).
+agent's decides alone; without either, the tiers decide.
 
 The policy that a tenant gives to its fork only ever tightens (`narrowed`): it is combined with the engine's (or the tiers) and with the run's.
-"""
+"""  # DESIGN 7
 
 from __future__ import annotations
 

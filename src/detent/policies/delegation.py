@@ -1,7 +1,7 @@
-"""Limits on delegation: which agents may be started, how many, how deep, and with how much budget (row K28).
+"""Limits on delegation: which agents may be started, how many, how deep, and with how much budget.
 
 A delegation is decided like any call: the tool is `spawn_subagent`, its arguments are the fields of the action.
-"""
+"""  # row K28
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class DelegationPolicy:
         return Verdict(decision="allow", rule="delegation_allowed")
 
     def _refused(self, args: dict[str, Any], state: RunState) -> list[tuple[str, str]]:
-        """Return every limit that the delegation exceeds, as (rule, why), in the order of row K28."""
+        """Return every limit that the delegation exceeds, as (rule, why), in a fixed order."""  # that of row K28
         limits, refused = self.limits, list[tuple[str, str]]()
         if limits.max_children is not None and len(state.children) >= limits.max_children:
             refused.append(("max_child_runs_reached", f"{len(state.children)} child runs were started, {limits.max_children} are allowed"))

@@ -1,4 +1,4 @@
-"""Several policies as one: the strongest verdict wins (row K30)."""
+"""Several policies as one: the strongest verdict wins."""  # row K30
 
 from __future__ import annotations
 

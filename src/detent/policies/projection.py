@@ -1,8 +1,8 @@
-"""The part of a call that policy rules can read: a small fixed projection of the call and the state (DESIGN 7, expressions).
+"""The part of a call that policy rules can read: a small fixed projection of the call and the state.
 
 Only the names and argument fields that the rules read are computed, so a rule over a path costs the same with a megabyte of other arguments. Only
 `provenance` reads the transcript, and it is computed only if a rule names it.
-"""
+"""  # DESIGN 7, expressions
 
 from __future__ import annotations
 

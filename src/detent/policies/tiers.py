@@ -1,4 +1,4 @@
-"""The tier policy: decides by the declared side effect of a tool (DESIGN 7, row K31 as changed there)."""
+"""The tier policy: decides by the declared side effect of a tool."""  # DESIGN 7, row K31 as changed there
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from detent.ports.governance import shown_to
 from detent.ports.raised import raised_by
 
 RANK: dict[Decision, int] = {"allow": 0, "require_approval": 1, "deny": 2, "stop": 3}
-"""The strength of each decision (row K30)."""
+"""The strength of each decision."""  # row K30
 SPAWN = "spawn_subagent"
 """The tool name of a delegation: its arguments are the fields of `SpawnSubagent` (agent, goal, join, budget)."""
 
 NO_RULE = Verdict(decision="deny", rule="no_policy_rule_matched", reason="no rule of the policy matches this call")
-"""The verdict if nothing else decides (row K30)."""
+"""The verdict if nothing else decides."""  # row K30
 
 
 class Stage(Protocol):

@@ -1,10 +1,10 @@
-"""The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them (DESIGN 7).
+"""The seams: what the kernel needs from the world, as Protocols and the plain data that crosses them.
 
 Rule: the kernel imports these and nothing behind them. Each protocol has an in-process reference and a contract suite in
 `detent.testing.conformance`. Programs import these names from `detent.extend`.
 Start with `stores`, `planning`, `tools` and `governance`. `outside` is the world of one run as its kernel sees it, `telling` calls observers
 and hooks, `json_data` decides what counts as JSON data.
-"""
+"""  # DESIGN 7
 
 from detent.ports.clocks import Clock, Ids
 from detent.ports.embedded_calls import UNREADABLE, calls_in

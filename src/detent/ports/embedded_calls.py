@@ -1,8 +1,8 @@
-"""Calls inside the text of an answer: `tool({...})` as the whole answer, or as its end after a lead-in (row S0-11).
+"""Calls inside the text of an answer: `tool({...})` as the whole answer, or as its end after a lead-in.
 
 Rule: such an answer contains the call and nothing else. An answer that ends in any other call of an offered tool is refused, and its planner is
 told why.
-"""
+"""  # row S0-11
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What a policy decided, by which rule, and why (row K26).
+    """What a policy decided, by which rule, and why.
 
     For a request for approval: `approvers` different people must approve, it is open for `expires_s` seconds, and `on_reject` is the effect
     of a rejection ("": the agent's setting).
-    """
+    """  # row K26
 
     decision: Decision
     rule: str = ""
@@ -100,7 +100,7 @@ class Block(msgspec.Struct, metaclass=Explained, frozen=True):
 
 
 Guard = Callable[[Call, KernelState, RunState], Block | None]
-"""A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins (row S1-4)."""
+"""A synchronous check of one call: None allows, `Block(reason)` refuses; the first block wins."""  # row S1-4
 
 
 def guarding(guard: Guard) -> Guard:

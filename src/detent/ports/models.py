@@ -27,7 +27,7 @@ class ModelAnswer(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
 
 
 class Models(Protocol):
-    """The run's gateway to models (DESIGN 7). Every model call of a run goes through it and is recorded."""
+    """The run's gateway to models. Every model call of a run goes through it and is recorded."""  # DESIGN 7
 
     async def call(
         self,

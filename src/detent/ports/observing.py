@@ -92,7 +92,7 @@ class KernelHooks(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
 
 
 noop_hooks = KernelHooks()
-"""Hooks that do nothing (row S0-14)."""
+"""Hooks that do nothing."""  # row S0-14
 
 
 async def awaited(answer: Awaitable[Any]) -> Any:

@@ -140,8 +140,8 @@ class World(Protocol):
         """Before a plan: compact what the planner is shown, if that is due, and recall from memory, if the query changed. Each is recorded."""
         ...
 
-    async def makes_room(self, context: Any) -> bool:
-        """Compact once because the provider found the prompt too long. Return whether a smaller prompt can be tried."""
+    async def makes_room(self, context: Any, error: Exception) -> Exception | None:
+        """Compact once because the provider found the prompt too long. Return None if a smaller prompt can be tried, else what ends the pass."""
         ...
 
     async def plan(self, view: View, deadline_s: float | None) -> Plan: ...

@@ -201,6 +201,25 @@ class Memory(Protocol):
     async def close(self) -> None: ...
 
 
+class RunMemory(Protocol):
+    """The memory of one call, for the tools that write. Each method returns what became of it: `status` (`written`, `proposed`), and the `id`.
+
+    Raises `ToolFailed` (`memory_read_only`, `memory_refused`, `memory_not_found`, `memory_conflict`): nothing was written then.
+    """
+
+    async def remember(self, content: str, *, kind: Kind = "fact", held_from: str = "", held_until: str = "") -> dict[str, Any]:
+        """Write an item. Its id is made from run and call, so that writing again after a crash gives one item."""
+        ...
+
+    async def correct(self, items: Sequence[str], content: str, *, why: str = "", held_from: str = "") -> dict[str, Any]:
+        """Write an item that replaces others."""
+        ...
+
+    async def forget(self, items: Sequence[str], *, why: str = "") -> dict[str, Any]:
+        """Remove the content of items."""
+        ...
+
+
 class Governor(Protocol):
     """Decides on a proposal: "" accepts it, any other text is the reason why it is refused."""
 

@@ -104,10 +104,10 @@ OptionsT = TypeVar("OptionsT", bound=msgspec.Struct)
 
 
 class StrategyRun(Protocol):
-    """What a strategy may use: passes and recorded values, memoised by parent scope, label and occurrence (DESIGN 6).
+    """What a strategy may use: passes and recorded values, memoised by parent scope, label and occurrence.
 
     A strategy must not read anything else that may differ next time: no clock, no random source, no environment.
-    """
+    """  # DESIGN 6
 
     @property
     def goal(self) -> str: ...

@@ -1,8 +1,8 @@
 """Calls observers, bus handlers and hooks. No other module does.
 
-They are called one after the other. A failure is reported once, through `logging`, and the others are still called (row K9). A coroutine is
+They are called one after the other. A failure is reported once, through `logging`, and the others are still called. A coroutine is
 awaited as long as the run has patience (`PATIENCE`); a `CancelledError` that it raises by itself counts as a failure.
-"""
+"""  # row K9
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from detent.core.events import ArtifactRef, SideEffect
 from detent.core.state import KernelState
 from detent.ports.models import Models
 from detent.ports.options import check_fields
+from detent.ports.remembering import RunMemory
 
 
 class ToolSpec(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
@@ -72,15 +73,19 @@ class ToolContext:
     - `secret(name)`: the only way to a credential
     - `models`: the run's gateway; model calls through it are recorded, priced and limited like those of the planner (None: no gateway)
     - `attachments`: the attachments of the run
+    - `memory`: the run's memory, for this call; None if its agent has none
+    - `approved_by`: the people who approved this call
     """
 
     __slots__ = (
         "_attachments",
         "_key",
+        "_memory",
         "_models",
         "_progress",
         "_results",
         "_secrets",
+        "approved_by",
         "attempt",
         "call_id",
         "cancelled",
@@ -106,9 +111,12 @@ class ToolContext:
         results: Callable[[str], Awaitable[Any]] | None = None,
         models: Callable[[], Models] | None = None,
         attachments: Callable[[], Sequence[Any]] = tuple,
+        memory: Callable[[ToolContext], RunMemory] | None = None,
+        approved_by: tuple[str, ...] = (),
     ) -> None:
         self._results, self._models, self._attachments = results, models, attachments
         self.run_id, self.call_id, self.tool, self.host = run_id, call_id, tool, host
+        self._memory, self.approved_by = memory, approved_by
         self._key, self.attempt, self.deadline = idempotency_key, attempt, deadline
         self.cancelled = Cancellation() if cancelled is None else cancelled
         self._progress, self._secrets = progress, secrets
@@ -122,6 +130,11 @@ class ToolContext:
     def models(self) -> Models | None:
         """The way to models for this attempt, for use in the event loop; None outside of a run."""
         return None if self._models is None else self._models()
+
+    @property
+    def memory(self) -> RunMemory | None:
+        """The memory that this call may write to, under the policies of the agent, the scope and the items; None without one."""
+        return None if self._memory is None else self._memory(self)
 
     @property
     def attachments(self) -> Sequence[Any]:
@@ -184,7 +197,7 @@ class SecretSource(Protocol):
 
 
 class Denied(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """A capability that a host may not use; `reason` is, for example, `missing_required_credential:github` (row K87)."""
+    """A capability that a host may not use; `reason` is, for example, `missing_required_credential:github`."""  # row K87
 
     id: str
     reason: str

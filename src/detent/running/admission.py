@@ -61,7 +61,7 @@ def checked_spec(agent: Agent, goal: str, tools: Sequence[str]) -> AgentSpec:
 
 
 def refuse_unanswerable(spec: AgentSpec, toolbox: Toolbox, policy: Policy) -> None:
-    """Raise `ConfigError` if a listed tool may need approval; called when nobody could give one (DESIGN 7)."""
+    """Raise `ConfigError` if a listed tool may need approval; called when nobody could give one."""  # DESIGN 7
     listed = [toolbox.get(name) for name in spec.tools if name in toolbox.names()]
     asking = [tool.spec.name for tool in listed if policy.may_ask(tool.spec) or asks_of(tool) is not None]
     if asking:
@@ -77,8 +77,8 @@ def usable(
     """Return what the agent's capabilities resolve to for the host ("id@version" -> digest). Raise `ConfigError` for those that may not be used.
 
     It also raises for a tool whose credential the host was not given or no source has, for an exec without the sandbox that the agent requires, and
-    for a missing or denied capability (row K87).
-    """
+    for a missing or denied capability.
+    """  # row K87
     wrong: list[str] = []
     there = secrets.names() if secrets is not None else ()
     for name, tool in tools.items():
@@ -190,7 +190,7 @@ def refuse_unstorable(**names: str) -> None:
 
 
 def same_host(run_id: str, mine: Host, theirs: Host) -> None:
-    """Raise `RunContextMismatch` unless the host `theirs` may resume a run of the host `mine`: same tenant, workspace and principal (row K8)."""
+    """Raise `RunContextMismatch` unless the host `theirs` may resume a run of the host `mine`: same tenant, workspace and principal."""  # row K8
     wrong = [
         {"field": f"host.{field}", "expected": getattr(mine, field), "received": getattr(theirs, field)}
         for field in ("tenant", "workspace", "principal")
@@ -201,7 +201,7 @@ def same_host(run_id: str, mine: Host, theirs: Host) -> None:
 
 
 async def same_context(store: EventStore, run_id: str, wanted: RunStarted, patterns: Sequence[str] = ()) -> None:
-    """Raise `RunContextMismatch` unless the run was started with the same agent, goal and host (row K8)."""
+    """Raise `RunContextMismatch` unless the run was started with the same agent, goal and host."""  # row K8
     head = await store.head(run_id)
     if head is not None and head.tenant != wanted.host.tenant:
         mine = {"field": "host.tenant", "expected": "another tenant", "received": wanted.host.tenant}
@@ -270,6 +270,6 @@ def words_in(run_id: str, goal: str) -> bool:
 
 
 def slug(text: str) -> str:
-    """Return `text` as part of a run id: lower-case ASCII letters and digits, runs of space - _ / as one '-', 48 characters (row R19)."""
+    """Return `text` as part of a run id: lower-case ASCII letters and digits, runs of space - _ / as one '-', 48 characters."""  # row R19
     kept = re.sub(r"[^a-z0-9 \t\n\-_/]", "", text.lower())
     return re.sub(r"[ \t\n\-_/]+", "-", kept).strip("-")[:48].rstrip("-") or "goal"

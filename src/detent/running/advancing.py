@@ -51,6 +51,7 @@ from detent.running.parts import Parts, digests_of, make_run, tools_of, ways_of
 from detent.running.patience import patience_of
 from detent.running.people import poster
 from detent.running.phase_hooks import apart
+from detent.running.preparing import preparing_of
 from detent.running.scheduling import ScheduledWorld
 from detent.running.snapshots import SnapshotJournal, load_run
 from detent.running.titles import Titling
@@ -221,6 +222,7 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
+            preparing=preparing_of(parts.memories, parts.compactors, journal.state),
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
@@ -255,7 +257,7 @@ class Advancing:
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
         bare = bool(self.control.cancelled)  # ending it uses none of the code
-        digests, levels = (state.digests, state.levels) if bare else (digests_of(tools, parts, usable), levels_of(tools))
+        digests, levels = (state.digests, state.levels) if bare else (digests_of(tools, parts, usable, state.agent), levels_of(tools))
         for event in events:
             if isinstance(event, LevelsAccepted):
                 refuse_unfounded(event, state, levels)

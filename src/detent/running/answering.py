@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,10 +29,12 @@ from detent.running import admission
 from detent.running.advancing import ADVANCED
 from detent.running.inbox import MOST_REFUSED
 from detent.running.people import LONGEST, me, poster
-from detent.running.results import Answered, Approval, Result, approvals_of
+from detent.running.results import Answered, Approval, Doubt, Result, approvals_of, doubts_of
 from detent.running.rules import vetted
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
+
+AskedT = TypeVar("AskedT", Approval, Doubt)
 
 HEARD_S = 2.0
 """How long a sender waits to hear whether a signal counts, while somebody else advances the run."""
@@ -45,27 +47,41 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.1
 
 async def approvals(runtime: Runtime, *, run_id: str | None = None, host: Host | None = None) -> list[Approval]:
     """Return the calls that wait for a person, oldest run first; `answered_by` names who has answered one whose run has not continued since."""
+    return await _unsettled(runtime, approvals_of, "approval", await _waiting(runtime, "waiting_for_approval", run_id, host))
+
+
+async def doubts(runtime: Runtime, *, run_id: str | None = None, host: Host | None = None) -> list[Doubt]:
+    """Return the calls in doubt that a person must settle, oldest run first; `answered_by` is that of `approvals`.
+
+    With a run, also those that it left when it ended.
+    """
+    return await _unsettled(runtime, doubts_of, "reconcile", await _waiting(runtime, "waiting_for_reconciliation", run_id, host))
+
+
+async def _waiting(runtime: Runtime, status: str, run_id: str | None, host: Host | None) -> list[RunState]:
+    """Return the runs with this status, oldest first, or the one named."""
     if run_id is not None:
-        return await _open_approvals(runtime, [await runtime.standing(run_id, host)])
+        return [await runtime.standing(run_id, host)]
     await runtime.open()
-    heads = await runtime.store.list_runs(RunQuery(status=("waiting_for_approval",), tenant=host.tenant if host else None))
+    heads = await runtime.store.list_runs(RunQuery(status=(status,), tenant=host.tenant if host else None))
     found: list[RunState] = []
     for head in reversed(heads):
         with contextlib.suppress(RunErased, RunNotFound):  # in the meantime
             found.append(await load_run(runtime.store, head.run_id))
-    return await _open_approvals(runtime, found)
+    return found
 
 
-async def _open_approvals(runtime: Runtime, states: Sequence[RunState]) -> list[Approval]:
+async def _unsettled(runtime: Runtime, of: Callable[[RunState], list[AskedT]], kind: str, states: Sequence[RunState]) -> list[AskedT]:
+    """Return what runs ask of people, with who has answered it by a signal of this kind."""
     waiting = await runtime.store.signals([state.run_id for state in states])
-    found: list[Approval] = []
+    found: list[AskedT] = []
     for state in states:
         answers: dict[str, list[str]] = {}
         for signal in waiting.get(state.run_id, ()):
             with contextlib.suppress(NotAllowedNow):  # what does not count answers nothing
-                if (said := vetted(signal, state)).kind == "approval" and said.by:
+                if (said := vetted(signal, state)).kind == kind and said.by:
                     answers.setdefault(said.payload["call"], []).append(said.by)
-        found += [msgspec.structs.replace(one, answered_by=tuple(answers.get(one.call_id, ()))) for one in approvals_of(state)]
+        found += [msgspec.structs.replace(one, answered_by=tuple(answers.get(one.call_id, ()))) for one in of(state)]
     return found
 
 

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from detent.core.errors import UnrecordedChange
-from detent.core.events import AnyEvent, EffectRecorded, Planned
+from detent.core.events import AnyEvent, EffectRecorded, Planned, StateChanged
 from detent.core.state import Item, KernelState
 from detent.kernel.context import KernelContext
 from detent.kernel.kernel import FACTS, OWNED, Kernel, Phase
-from detent.ports import Answer, MetaTool, ModelAnswer, Models, Tool, View
+from detent.ports import Answer, MetaTool, ModelAnswer, Models, Tool, View, json_problem
 from detent.ports.copies import copied, ours
 from detent.ports.outside import Hold
 from detent.ports.phases import PhaseContext, SeenRun, SeenWorld
@@ -213,3 +213,20 @@ _NOWHERE = object()
 
 def _differing(fields: Any, one: Any, other: Any) -> str | None:
     return next((field for field in fields if getattr(one, field) != getattr(other, field)), None)
+
+
+def record_changes(number: int, returned: KernelState, context: KernelContext) -> None:
+    """Record a phase's own changes. Raise `UnrecordedChange` if they are not JSON data. `running.foreign` checks the kernel facts."""
+    now = context.state
+    changes: dict[str, Any] = {}
+    for field in ("meta", "scratchpad"):
+        before, after = getattr(now, field), getattr(returned, field)
+        changes[field] = {k: v for k, v in after.items() if k not in before or before[k] != v}
+        changes[f"removed_{field}"] = tuple(k for k in before if k not in after)
+    if returned.guidance != now.guidance:
+        changes["guidance"] = returned.guidance
+    if any(changes.values()) or "guidance" in changes:
+        if problem := json_problem(changes, escaping=True):
+            why = f"phase {number} changed its state to a value that is not JSON data, which the log cannot keep: {problem}"
+            raise UnrecordedChange(context.run.state.run_id, why)
+        context.run.record(context.scope, StateChanged(phase=number, **changes))

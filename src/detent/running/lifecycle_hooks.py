@@ -1,7 +1,7 @@
-"""Which record fires which of the five lifecycle hooks (`ports.KernelHooks`): in one place, after the commit (rows S0-12 to S0-14).
+"""Which record fires which of the five lifecycle hooks (`ports.KernelHooks`): in one place, after the commit.
 
 The state itself shows which call an outcome belongs to; hooks get copies of it.
-"""
+"""  # rows S0-12 to S0-14
 
 from __future__ import annotations
 

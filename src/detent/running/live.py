@@ -253,12 +253,18 @@ class LiveWorld(Calls):
 
     async def prepare(self, context: KernelContext) -> None:
         """See `World.prepare`. Without memory and compaction there is nothing to do."""
-        if self.preparing is not None:
-            await self.preparing.prepare(context)
+        if self.preparing is None:
+            return
+        self.proceed()
+        try:
+            await attended(self.control, self.preparing.prepare(context))
+        except Interrupted:
+            await self.cancels("planner")
+            raise
 
-    async def makes_room(self, context: KernelContext) -> bool:
+    async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
         """See `World.makes_room`."""
-        return self.preparing is not None and await self.preparing.makes_room(context)
+        return error if self.preparing is None else await self.preparing.makes_room(context, error)
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the access to models for the pass of `context`."""

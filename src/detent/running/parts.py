@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
+from detent.config.compaction import compacts
 from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
 from detent.config.profile import compression_for, make_profile
+from detent.config.remembering import Memories
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.codec import digest_of
@@ -38,13 +40,16 @@ from detent.ports import (
     ToolSpec,
     noop_hooks,
 )
+from detent.ports.compacting import Compactor
 from detent.ports.governance import guarding
 from detent.running.alike import Alike
 from detent.running.declarations import held
 from detent.running.endings import objection
+from detent.running.estimating import ESTIMATOR
+from detent.running.foreign import record_changes
 from detent.running.healing import heal
 from detent.running.verifying import Answers
-from detent.running.views import view_of
+from detent.running.views import Views
 from detent.running.watcher import Watcher
 
 
@@ -65,6 +70,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     kernel: Kernel
     kernels: Names[Kernel]
     strategies: Names[Strategy]
+    compactors: Names[Compactor]
     clock: Clock
     ids: Ids
     watcher: Watcher
@@ -82,6 +88,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: Scheduler | None = None
     affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
     planner_of_pass: Callable[[AgentSpec, Budget, Host], Planner] | None = None
+    memories: Memories = msgspec.field(default_factory=partial(Memories, None))
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 
@@ -120,11 +127,14 @@ def meta_tool_of_some_kernel(name: str, parts: Parts) -> MetaTool | None:
     return next((tool for kernel in kernels for tool in kernel.meta_tools if tool.spec.name == name), None)
 
 
-def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str]) -> dict[str, str]:
-    """Return the digests that a later resume compares: policy, kernel, each tool's schema, and each capability's descriptor."""
+def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str], agent: AgentSpec | None = None) -> dict[str, str]:
+    """Return the digests that a later resume compares: policy, kernel, each tool's schema, each capability's descriptor, and the version of the
+    estimator of prompts if runs of the agent are compacted.
+    """
     named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
     described = {f"capability:{name}": digest for name, digest in capabilities.items()}
-    return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described}
+    sized = {"estimator": ESTIMATOR} if agent is not None and compacts(agent) is not None else {}
+    return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described, **sized}
 
 
 def ways_of(state: RunState, parts: Parts) -> tuple[Strategy, Callable[[str], Kernel]]:
@@ -160,7 +170,8 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         compression=compression_for(profile),
         objection=objection,
         answers=parts.answers,
-        view=view_of,
+        view=Views(),
+        changed=record_changes,
         heal=heal if agent.healing else None,
     )
 

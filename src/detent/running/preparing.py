@@ -5,9 +5,21 @@ Both are records of the run, so a replay takes them from the log (`history.repla
 
 from __future__ import annotations
 
+from detent.config.compaction import compacts, window_of
+from detent.config.names import Names
+from detent.config.remembering import Memories
+from detent.core.state import RunState
 from detent.kernel.context import KernelContext
+from detent.ports.compacting import Compactor
 from detent.running.compacting import Compacting
-from detent.running.recalling import Recalling
+from detent.running.recalling import Recalling, recalling_of
+
+
+def preparing_of(memories: Memories, compactors: Names[Compactor], state: RunState) -> Preparing | None:
+    """Return what a run does before its plans, None if nothing. Raise `UnknownName`, and `ConfigError` if its memory is not here."""
+    recalling, options = recalling_of(memories, state), compacts(state.agent)
+    compacting = None if options is None else Compacting(options, compactors, window=window_of(state.agent, options))
+    return None if recalling is None and compacting is None else Preparing(compacting, recalling)
 
 
 class Preparing:
@@ -25,6 +37,6 @@ class Preparing:
         if self._recalling is not None:
             await self._recalling.recall(context)
 
-    async def makes_room(self, context: KernelContext) -> bool:
-        """Compact because the provider found the prompt too long. Return whether a smaller prompt can be tried."""
-        return self._compacting is not None and await self._compacting.makes_room(context)
+    async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
+        """See `World.makes_room`."""
+        return error if self._compacting is None else await self._compacting.makes_room(context, error)

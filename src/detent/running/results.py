@@ -95,7 +95,7 @@ class Readings:
 
     @property
     def steps(self) -> tuple[Item, ...]:
-        """The transcript of all passes, in the order in which they began (row S0-16)."""
+        """The transcript of all passes, in the order in which they began."""  # row S0-16
         return tuple(item for p in _state(self).passes.values() for item in p.steps)
 
     @property
@@ -139,7 +139,9 @@ class Readings:
 
 
 class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
-    """The result of a run so far. `completed` has an output; `failed` and `stopped` have none, and their best text so far is `partial`.
+    """The result of a run so far. `completed` has an output; `failed` and `stopped` have none, and may have a `partial`.
+
+    `partial` is the last text that the planner gave with its actions (`Plan.text`), "" if it gave none. Models do; your own planner sets it.
 
     `tool_calls` holds every executed or refused call that got an observation, in index order, without those of meta-tools. `answered` is set if
     something was sent to the run: its outcome. `stayed`: the calls with an effect of the run that this message of a session rolled back.
@@ -310,6 +312,41 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     def too_long(self) -> bool:
         """Whether the arguments are too long to read in a terminal: it shows only their digest, and approving needs it."""
         return len(msgspec.json.encode(self.args)) > SHOWN_WHOLE_BYTES
+
+
+class Doubt(msgspec.Struct, frozen=True, kw_only=True):
+    """A call in doubt: it may or may not have happened. Look at the system that it called, then tell `Engine.reconcile`.
+
+    `why`: what interrupted it. `key`: the idempotency key that the tool got, the same for each attempt; `attempt` counts these from 1.
+
+    `answered_by`, in the result of `Engine.doubts`: who has sent an answer that is decided when the run continues.
+    """
+
+    run_id: str
+    call_id: str
+    tool: str
+    args: Any
+    why: str
+    key: str = ""
+    attempt: int = 0
+    answered_by: tuple[str, ...] = ()
+
+
+def doubts_of(state: RunState) -> list[Doubt]:
+    """Return the calls in doubt of a run, also of one that has ended."""
+    known = [call for call_id in state.in_doubt if (call := state.call(call_id)) is not None]
+    return [
+        Doubt(
+            run_id=state.run_id,
+            call_id=call.call_id,
+            tool=call.tool,
+            args=msgspec.json.decode(msgspec.json.encode(call.args)),
+            why=call.why,
+            key=call.key,
+            attempt=call.attempt,
+        )
+        for call in known
+    ]
 
 
 def approvals_of(state: RunState) -> list[Approval]:

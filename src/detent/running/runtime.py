@@ -155,8 +155,8 @@ class Runtime:
         await self._give_up(self.parts.watcher.left(stopped=True))
         await self.parts.watcher.close()
         self.tools.rest()
-        await self.servers.close()
-        await self.planners.close()
+        for part in (self.servers, self.planners, self.parts.memories):
+            await part.close()
         if self._opened:
             self._opened = False
             if self.owns_store:
@@ -283,8 +283,8 @@ class Runtime:
         """Return the stored id of the run that a host calls `run_id`, whether or not the run exists.
 
         That is `run_id` itself if the run belongs to the host's tenant, else the tenant's own id (`tenants_id`): another tenant's run with this id
-        has no effect on the answer (DESIGN 8). The operator uses the stored ids.
-        """
+        has no effect on the answer. The operator uses the stored ids.
+        """  # DESIGN 8
         await self.open()
         if host is None or unstorable(run_id):
             return run_id
@@ -301,7 +301,7 @@ class Runtime:
         return kept
 
     async def same_host(self, run_id: str, host: Host | None) -> str:
-        """Return and raise as `visible` does. Raise `RunContextMismatch` if another host started the run (row K8)."""
+        """Return and raise as `visible` does. Raise `RunContextMismatch` if another host started the run."""  # row K8
         kept = await self.visible(run_id, host)
         if host is not None:
             admission.same_host(kept, (await load_run(self.store, kept)).host, host)

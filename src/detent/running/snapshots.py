@@ -179,7 +179,7 @@ class Histories:
 _UNTOUCHED = tuple(
     b'{"type":"%b"' % snake(kind.__name__).encode()
     for kind in (
-        *(e.PolicyDecided, e.TurnStarted, e.ModelCallStarted, e.StateChanged, e.EffectRecorded, e.MemoryRecalled, e.ModelCallFailed),
+        *(e.PolicyDecided, e.TurnStarted, e.ModelCallStarted, e.StateChanged, e.EffectRecorded, e.ModelCallFailed),
         *(e.RunStarted, e.RunResumed, e.RunReopened, e.RunWaiting, e.RunFinished, e.BudgetChanged, e.StrategySwitched, e.PassFinished),
         *(e.GuardBlocked, e.ApprovalRequested, e.ApprovalResolved, e.ApprovalExpired, e.ToolInDoubt, e.ContextCompacted, e.CancelRequested),
         *(e.TenantBalance, e.AnswerRefused, e.LevelsAccepted),
@@ -213,6 +213,11 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
                 passes[envelope.scope].planned(event, envelope.scope, envelope.iteration)
             case e.CallHealed():
                 passes[event.call.rsplit(".", 2)[0]].change(event.call, tool=event.tool, args=event.args)
+            case e.MemoryRecalled():
+                envelope = decode_envelope(head)
+                if event.memory and event.items:
+                    recalled = Item(kind="memory", iteration=envelope.iteration, arguments=event.items)
+                    passes[envelope.scope].steps.append(recalled)
             case e.ApprovalEdited():
                 passes[event.call.rsplit(".", 2)[0]].change(event.call, args=event.args, edited=True)
             case e.PassStarted():

@@ -172,7 +172,7 @@ async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunSt
     async with runtime.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
         if patterns:
             started = await _redacted(runtime, started, advancing.run_id, patterns)
-        digests, policy = digests_of(tools, runtime.parts, usable), kept_policy(runtime.parts.policy, patterns)
+        digests, policy = digests_of(tools, runtime.parts, usable, started.agent), kept_policy(runtime.parts.policy, patterns)
         declared = msgspec.structs.replace(started, digests=digests, levels=levels_of(tools), policy=policy)
         journal.record(declared)
         if reserved:
@@ -210,6 +210,7 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
             runtime.tools.get(name)  # a plug-in package may have it
         if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
             meta.append(name)
+    runtime.parts.memories.check(agent)
     runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools and name not in meta])
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     check_options(strategy, spec)

@@ -1,4 +1,4 @@
-"""One watcher for an engine: it sees signals for its runs within 500 ms, and keeps their leases alive (DESIGN 5)."""
+"""One watcher for an engine: it sees signals for its runs within 500 ms, and keeps their leases alive."""  # DESIGN 5
 
 from __future__ import annotations
 

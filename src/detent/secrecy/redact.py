@@ -4,8 +4,8 @@ Own code: detect-secrets (92 ms to import, 4.6 MB with requests) finds known kin
 
 A placeholder is `<secret:HASH>`, a keyed hash of the value and of its origin. Equal values of one origin get equal placeholders. A model that writes
 down every possible value cannot see which of them a tool returned. Digest, idempotency key, guards and policy see the placeholder, live and in
-replay alike (DESIGN 4).
-"""
+replay alike.
+"""  # DESIGN 4
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Strategies decide when, how often and with which settings the kernel runs. Each file has one plain async function over `StrategyRun` (DESIGN 6).
+"""Strategies decide when, how often and with which settings the kernel runs. Each file has one plain async function over `StrategyRun`.
 
 Rule: a strategy has no loop over tool calls and no planner input of its own; everything goes through passes, which the log records.
 Start with `reactive`, one pass. The planning strategies share `work` and `plans`. `wording` has the prompts, `showing` limits how much they show.
-"""
+"""  # DESIGN 6
 
 from __future__ import annotations
 

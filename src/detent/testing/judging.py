@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from detent.core import events as e
+from detent.core.budget import Exhausted
 from detent.core.records import Record
 from detent.testing.effects import effects_of
 from detent.testing.ends import ended, must_be_the_same, out_of_time, past, same_end
@@ -117,15 +118,23 @@ def _answer(attempt: Attempt, whole: Attempt, *, steady: bool) -> list[Finding]:
         why = "a time limit ended it" if out_of_time(attempt) else why
         return [Finding(kind="changed", what=what, why=why)]
     parting, record = _parting(attempt.records, whole.records)
-    return [
-        Finding(
-            kind="answer",
-            what=what,
-            why=parting,
-            record=record,
-            next="let planner and tools depend only on the view and their arguments: anything kept in the process is gone after a crash",
-        )
-    ]
+    depends = "let planner and tools depend only on the view and their arguments: anything kept in the process is gone after a crash"
+    why, next_step = _exhausted(attempt) or (parting, depends)
+    return [Finding(kind="answer", what=what, why=why, record=record, next=next_step)]
+
+
+def _exhausted(attempt: Attempt) -> tuple[str, str] | None:
+    """Return the bound that ended the run, and how to leave room for what a crash repeats; None if no bound did."""
+    state = attempt.state
+    if state is None or not state.dimension:
+        return None
+    bound = Exhausted(state.dimension, state.limit or 0, state.used or 0)
+    room = f"raise {bound.option} (of the run, or of the pass that has it) so that the repeated work fits"
+    if "tokens" in bound.dimension or "cost" in bound.dimension:
+        reserved = "a model call that dies with its process is charged with all that it had reserved"
+        room = f"give the agent `max_tokens` in model_settings, so that one call reserves less; or {room}"
+        return f"{bound.said}: {reserved}", room
+    return f"{bound.said}: what a crash repeats counts again", room
 
 
 def _parting(records: Sequence[Record], whole: Sequence[Record]) -> tuple[str, int]:

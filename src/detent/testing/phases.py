@@ -26,13 +26,13 @@ from detent.core.history import Seq
 from detent.core.records import Envelope, Record
 from detent.core.state import Item, KernelState, RunState
 from detent.kernel.context import PHASE_EVENTS
-from detent.kernel.kernel import Phase, record_changes
+from detent.kernel.kernel import Phase
 from detent.ports import ContextProfile, Models, ResultCompression, ToolSpec, View
 from detent.ports.copies import copied
 from detent.ports.outside import made
 from detent.ports.phases import KernelInput, PhaseContext, SeenRun, SeenWorld
 from detent.ports.raised import raised_by
-from detent.running.foreign import Given
+from detent.running.foreign import Given, record_changes
 from detent.testing.clocks import EPOCH
 from detent.testing.scripted import Entry, ScriptedPlanner
 

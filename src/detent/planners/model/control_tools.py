@@ -1,7 +1,7 @@
 """Control actions as tools that a model may call if its agent allows them: asking the user, stopping, goals, waiting, abstaining.
 
-If a model calls one next to other tools, the control action counts; the other calls are recorded as not run (DESIGN 4).
-"""
+If a model calls one next to other tools, the control action counts; the other calls are recorded as not run.
+"""  # DESIGN 4
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from detent.planners.model import control_tools
 from detent.planners.model.attachments import content_of, is_attachment, split_result
 from detent.planners.model.provider_parts import EPOCH, rebuilt, sayable, unused, usable
 from detent.planners.model.typed_answers import writable
-from detent.planners.trimming import observed
+from detent.planners.trimming import observed, recalled
 from detent.ports import ResultCompression, View
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ class Renderer:
                     await self._tool(done, item, view)
                 case "note":
                     _said(done, [f"[note] {item.text}"])
+                case "memory":
+                    _said(done, [recalled(item)])
         done.remember(transcript)
 
     def _goal(self, done: Rendering, view: View, text: str) -> None:

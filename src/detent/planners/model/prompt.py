@@ -54,7 +54,7 @@ def head(agent: AgentSpec, *, tools: bool) -> str:
 
 def tail(view: View, *, extra: Sequence[str] = ()) -> str:
     """Return the text for this turn only, "" if there is none."""
-    last = view.transcript[len(view.transcript) - 1] if len(view.transcript) else None
+    last = next((item for item in reversed(view.transcript) if item.kind != "memory"), None)
     noted = last.text if last is not None and last.kind == "note" else None
     lines = [text for text in view.guidance if text != noted]
     if view.memory:

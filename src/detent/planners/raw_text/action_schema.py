@@ -28,10 +28,10 @@ _FIELDS: dict[str, dict[str, Any]] = {
 def action_schema(
     tools: Sequence[ToolSpec], *, actions: Sequence[str] = DEFAULT_ACTIONS, output_schema: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the schema of one action: a call of one of `tools`, or one of the control `actions` (row K124).
+    """Return the schema of one action: a call of one of `tools`, or one of the control `actions`.
 
     A schema with references is placed under `$defs` with its tool's name, and its references are moved along.
-    """
+    """  # row K124
     shapes: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
     if "tool_call" in actions:

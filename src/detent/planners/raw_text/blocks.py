@@ -1,8 +1,8 @@
 """The transcript as messages, in whole turns, and which of them fit into a token budget.
 
-A block is an action and all its results. Blocks are kept or dropped whole, the newest are kept first, the last one always (row K122).
+A block is an action and all its results. Blocks are kept or dropped whole, the newest are kept first, the last one always.
 Rendered blocks are cached, which saves time and changes nothing: the same view gives the same messages in a fresh process.
-"""
+"""  # row K122
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import msgspec
 from detent.core.actions import AnyAction, FinalAnswer, ToolCall, snake
 from detent.core.state import Item
 from detent.planners.text.surrogates import whole_text
-from detent.planners.trimming import clipped, observed
+from detent.planners.trimming import clipped, observed, recalled
 from detent.ports import ResultCompression, ToolSpec, View
 
 ToolStyle = Literal["names", "names-and-types", "full"]
@@ -73,7 +73,7 @@ def system_text(
 
 
 def tool_line(tool: ToolSpec, style: ToolStyle) -> str:
-    """Return a tool in one line: `name(p1, p2): description` (row K123); a `?` marks an optional parameter."""
+    """Return a tool in one line: `name(p1, p2): description`; a `?` marks an optional parameter."""  # row K123
     properties: dict[str, Any] = tool.input_schema.get("properties") or {}
     required: list[str] = tool.input_schema.get("required") or []
     shown: list[str] = []
@@ -135,6 +135,8 @@ def outcome_text(item: Item, compression: ResultCompression, *, recalls: bool) -
     """Return the text of a past item for the model: an observation (see `trimming.observed`), a reply, a note."""
     if item.kind == "user":
         return f"User: {item.text}"
+    if item.kind == "memory":
+        return recalled(item)
     if item.kind != "tool":
         return f"Note: {item.text}"
     text = observed(item, compression, recalls=recalls)

@@ -3,8 +3,8 @@
 Theory of operation. Each plan reads from the view which rules fired and with what result (`histories`), then tries the rules from
 the top. The first rule that may still fire, and whose `when` is true, gives the next action. The planner remembers nothing, so a run can
 continue in a fresh process, be forked and be replayed. Expressions are compiled when the planner is created and see only
-the projection that `_Projection` builds (DESIGN 7).
-"""
+the projection that `_Projection` builds.
+"""  # DESIGN 7
 
 from __future__ import annotations
 

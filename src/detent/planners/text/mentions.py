@@ -77,6 +77,8 @@ def is_explained(text: str, offer: Offer) -> bool:
 def was_told(transcript: Sequence[Item], repairs: Sequence[str] = ()) -> bool:
     """Whether the model was last told why a call in its text did not run, and how to show one: in `repairs`, or in notes."""
     for item in reversed(transcript):
+        if item.kind == "memory":
+            continue
         if item.kind != "note":
             break
         repairs = (*repairs, item.text)

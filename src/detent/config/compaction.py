@@ -1,0 +1,64 @@
+"""The option `compaction` of an agent: a compactor's name, or a table of `CompactionOptions`.
+
+An agent with a model that says nothing is compacted with the defaults: against the window of its profile if it has one, and otherwise only after its
+provider has refused a prompt as too long. An agent with rules is never compacted, because rules read the whole transcript.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from detent.config.profile import make_profile
+from detent.core.agent import AgentSpec
+from detent.core.errors import ConfigError, UnknownName
+from detent.ports.compacting import CompactionOptions
+
+OFF = "none"
+RECALLS = "recall_turn"
+"""The tool that reads dropped turns again. An agent that asks for compaction gets it."""
+
+
+def compaction_table(given: Any) -> dict[str, Any]:
+    """Return the option as the log records it. Raise `ConfigError`, `UnknownName`."""
+    if isinstance(given, str):
+        return {"use": given} if given else {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"compaction is {given!r}; give the name of a compactor, or a table such as {{'at': 0.7, 'use': 'summary'}}")
+    table = dict(cast("Mapping[str, Any]", given))
+    make_compaction(table)
+    return table
+
+
+def make_compaction(given: dict[str, Any]) -> CompactionOptions:
+    """Return the options in a table, over the defaults. Raise `UnknownName` for an unknown key, `ConfigError` for an invalid value."""
+    for field in given:
+        if field not in CompactionOptions.__struct_fields__:
+            raise UnknownName("compaction option", field, CompactionOptions.__struct_fields__)
+    try:
+        options = msgspec.convert(msgspec.to_builtins(given), CompactionOptions)
+    except msgspec.ValidationError as error:
+        why, _, field = str(error).removesuffix("`").partition(" - at `$.")
+        raise ConfigError(f"compaction.{field}: {given.get(field)!r} does not fit: {why}") from None
+    if options.to >= options.at:
+        raise ConfigError(
+            f"compaction.to is {options.to} and compaction.at {options.at}; a compaction must make the prompt smaller: to < at"
+        )
+    return options
+
+
+def compacts(agent: AgentSpec) -> CompactionOptions | None:
+    """Return how runs of the agent are compacted, None if they are not."""
+    if not agent.compaction and (agent.rules or not agent.model):
+        return None
+    options = make_compaction(agent.compaction)
+    return None if options.use == OFF else options
+
+
+def window_of(agent: AgentSpec, options: CompactionOptions) -> int:
+    """Return the window against which prompts are measured, 0 if it is not known."""
+    if options.window_tokens:
+        return options.window_tokens
+    return make_profile(agent.profile).window_tokens if agent.profile or agent.compaction else 0

@@ -1,0 +1,223 @@
+"""The memories of an engine, and what an agent may do with one: from a URL, a table of `detent.toml` or an object.
+
+`Memories` opens each one on first use, so an engine without memory loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any, Literal, cast
+
+import msgspec
+
+from detent.core.agent import AgentSpec, Host
+from detent.core.errors import ConfigError, Explained, UnknownName
+from detent.ports.options import check_fields
+from detent.ports.remembering import ITEM_BYTES, Governor, Kind, Memory, Origin, Visibility, WritePolicy, below, scope_of
+
+OWN = "memory"
+"""The name of an engine's memory if it has only one."""
+TOOLS = ("remember", "correct", "forget")
+STRICTEST: tuple[WritePolicy, ...] = ("read_only", "proposal_only", "human_approved", "agent_write")
+"""The write policies, the strictest first."""
+
+
+def stricter(*policies: WritePolicy) -> WritePolicy:
+    """Return the strictest of these write policies."""
+    return min(policies, key=STRICTEST.index)
+
+
+class MemoryUse(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an agent uses a memory: its table `memory`."""
+
+    use: str = ""
+    """Which of the engine's memories; an engine with one needs no name."""
+    scope: str | None = None
+    """Where the agent's items are, below the tenant and workspace of its host; the default is the agent's name. `""`: all of the host's items."""
+    recall: bool = True
+    """Whether items are recalled before a plan."""
+    items: int = 5
+    """How many items are recalled before a plan, at most."""
+    tokens: int = 1000
+    """How many tokens they may have together."""
+    run_tokens: int = 16_000
+    """How many tokens all items that a pass recalls may have together."""
+    kinds: tuple[Kind, ...] = ()
+    """Only items of these kinds are recalled: `preference`, `fact`, `summary`, `lesson`, `artifact`, `transient`."""
+    as_of: str = ""
+    """Recall what held at this time, such as `2026-01-31`; also items that were replaced since."""
+    write_policy: WritePolicy = "agent_write"
+    """What the tools `remember`, `correct` and `forget` may do: write, wait for an approval, only propose, or nothing. The operator may set less."""
+    visibility: Visibility = "private"
+    """The visibility of the items that it writes."""
+    extract: Literal["", "rule", "model"] = ""
+    """Whether a run that has ended proposes what to remember of it: by a `rule`, or with the `small_model`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, least in (("items", 1), ("tokens", 50), ("run_tokens", 50)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"memory.{name} is {getattr(self, name)}; give at least {least}")
+        self.at()
+
+    def at(self) -> datetime | None:
+        """Return the time of `as_of`; raise `ConfigError` if it is not one."""
+        if not self.as_of:
+            return None
+        try:
+            at = datetime.fromisoformat(self.as_of)
+        except ValueError:
+            raise ConfigError(f"memory.as_of is {self.as_of!r}; give a date or a time, such as 2026-01-31T12:00:00Z") from None
+        return at if at.tzinfo is not None else at.astimezone()
+
+
+def memory_use(said: Mapping[str, Any] | None) -> MemoryUse | None:
+    """Return an agent's table `memory` as options; None if it has none. Raise `UnknownName` or `ConfigError`."""
+    if said is None:
+        return None
+    for field in said:
+        if field not in MemoryUse.__struct_fields__:
+            raise UnknownName("memory option", field, MemoryUse.__struct_fields__)
+    try:
+        return msgspec.convert(dict(said), MemoryUse)
+    except msgspec.ValidationError as error:
+        why, _, field = str(error).removesuffix("`").partition(" - at `$.")
+        raise ConfigError(
+            f"memory.{field}: {said.get(field.partition('[')[0])!r} does not fit: {why}" if field else f"memory: {why}"
+        ) from None
+
+
+class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
+    """An engine's memories and their rules: `Engine(memory=MemorySettings(...))` and `[memory]` of `detent.toml`.
+
+    `url` is the memory, `stores` are more of them by name: URLs, or objects. `governor` decides on proposals, in place of the default one.
+    """
+
+    url: str | Memory | None = None
+    stores: Mapping[str, str | Memory] = {}
+    policies: Mapping[str, WritePolicy] = {}
+    admit: Sequence[Mapping[str, Any]] = ()
+    max_bytes: int = ITEM_BYTES
+    governor: Governor | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for rule in self.admit:
+            if (
+                rule.keys() - {"source", "admit"}
+                or not isinstance(rule.get("source"), str)
+                or not isinstance(rule.get("admit", False), bool)
+            ):
+                raise ConfigError(f'memory.admit: {dict(rule)!r} is not a rule; write {{source = "PATTERN", admit = false}}')
+        for scope, policy in self.policies.items():
+            if policy not in STRICTEST:
+                raise ConfigError(f"memory.policies: {scope!r} is {policy!r}; give one of {', '.join(STRICTEST)}")
+
+    def admits(self, origin: Origin) -> str:
+        """Return which rule keeps this content out; "" if none does. The first rule that matches a source counts."""
+        said = (*origin.labels, f"run:{origin.run_id}", f"person:{origin.person}")
+        for rule in self.admit:
+            if (source := next((one for one in said if fnmatchcase(one, rule["source"])), None)) is not None:
+                return "" if rule.get("admit", False) else f"content from {source} is not admitted (rule {rule['source']!r})"
+        return ""
+
+    def policy_for(self, scope: str) -> WritePolicy:
+        """Return the strictest policy that the operator set for this scope or one above it."""
+        return stricter("agent_write", *(policy for prefix, policy in self.policies.items() if below(scope, prefix)))
+
+
+def settings_of(given: Any) -> MemorySettings:
+    """Return the settings for the argument `memory` of `Engine`. Raise `ConfigError`."""
+    if given is None:
+        return MemorySettings()
+    if isinstance(given, MemorySettings):
+        return given
+    if isinstance(given, Mapping):
+        return MemorySettings(stores=cast("Mapping[str, Any]", given))
+    if isinstance(given, str) or hasattr(given, "search"):
+        return MemorySettings(url=given)
+    raise ConfigError(
+        f'memory is {given!r}; give a URL such as "sqlite:///memory.db", a Memory, a table of these by name, or MemorySettings(...)'
+    )
+
+
+def memory_at(url: str) -> Memory:
+    """Return the memory at a URL, not opened yet. Raise `ConfigError`."""
+    if url == "ram:":
+        from detent.memories.ram import RamMemory
+
+        return RamMemory()
+    raise ConfigError(f"memory URL {url!r}: give ram:, or a Memory")
+
+
+class Memories:
+    """The memories of an engine by name, and the tools that write to them."""
+
+    def __init__(self, given: Any) -> None:
+        """`given` is the argument of `Engine`. Raise `ConfigError`."""
+        self.settings = settings_of(given)
+        self._given: dict[str, Any] = {**({} if self.settings.url is None else {OWN: self.settings.url}), **self.settings.stores}
+        self._made: dict[str, Memory] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._given)
+
+    def names(self) -> list[str]:
+        """Return the names of the memories."""
+        return list(self._given)
+
+    def named(self, name: str = "") -> tuple[str, Memory]:
+        """Return a memory and its name; "" is the only one. Raise `ConfigError` or `UnknownName`."""
+        if not self._given:
+            raise ConfigError('this engine has no memory: give Engine(memory="sqlite:///memory.db"), or url under [memory] in detent.toml')
+        if not name and len(self._given) > 1 and OWN not in self._given:
+            raise ConfigError(f"this engine has several memories: name one of {', '.join(self._given)}")
+        name = name or (OWN if OWN in self._given else next(iter(self._given)))
+        if name not in self._given:
+            raise UnknownName("memory", name, self._given)
+        if name not in self._made:
+            given = self._given[name]
+            if isinstance(given, str):
+                given = memory_at(given)
+            self._made[name] = given
+        return name, self._made[name]
+
+    def check(self, agent: AgentSpec) -> None:
+        """Raise `ConfigError` if the agent's memory, or what its tools need, is not here."""
+        use = memory_use(agent.memory)
+        if use is not None:
+            try:
+                self.named(use.use)
+            except ConfigError as error:
+                raise ConfigError(f"agent {agent.name!r} has the table memory: {error}") from None
+        elif listed := [name for name in agent.tools if name in TOOLS]:
+            raise ConfigError(f"agent {agent.name!r} lists {', '.join(listed)}, but has no table memory; give it memory={{}}")
+
+    def tool(self, name: str) -> Any:
+        """Return the tool that writes to a memory, None if there is no memory or no such tool."""
+        if not self._given or name not in TOOLS:
+            return None
+        from detent.tools.remembering import memory_tools
+
+        return memory_tools()[name]
+
+    async def close(self) -> None:
+        """Close the memories that were made from URLs."""
+        made, self._made = self._made, {}
+        for name, memory in made.items():
+            if isinstance(self._given[name], str):
+                await memory.close()
+
+
+def prefix_of(host: Host) -> str:
+    """Return the prefix of the scopes that a host may see: never "", which is the operator's."""
+    return scope_of(host.tenant, host.workspace)
+
+
+def scope_for(use: MemoryUse, agent: AgentSpec, host: Host) -> str:
+    """Return the scope of an agent's items."""
+    if use.scope is None:
+        return scope_of(host.tenant, host.workspace, agent.name)
+    return "/".join([prefix_of(host), *(scope_of("", part).removeprefix("-/") for part in use.scope.split("/") if part)])

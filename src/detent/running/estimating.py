@@ -1,0 +1,80 @@
+"""How many tokens a prompt has, estimated from its parts. The same parts give the same number in every process.
+
+A provider's own count replaces the estimate wherever the log has one; then only what came after it is estimated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from detent.core.actions import ToolCall
+from detent.core.state import Item
+from detent.kernel.context import KernelContext
+
+ESTIMATOR = "bytes-4.1"
+"""The version of these rules. `RunStarted` has it."""
+BYTES_PER_TOKEN = 4
+PER_ITEM = 8
+"""Tokens around each item: its role and its separators."""
+OF_A_FILE = 1_000
+"""The tokens of an image or another file in a result."""
+_FILE = b'"media_type"'
+_WHOLE = 1 << 62
+
+
+def tokens_in(size: int) -> int:
+    """Return the tokens of so many bytes, rounded up."""
+    return (size + BYTES_PER_TOKEN - 1) // BYTES_PER_TOKEN
+
+
+def text_size(text: str) -> int:
+    """Return the bytes of a text."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def json_size(value: Any) -> int:
+    """Return the bytes of JSON data."""
+    return len(msgspec.json.encode(value)) if value else 0
+
+
+def most_of(context: KernelContext) -> int:
+    """Return how many bytes of a result the planner is shown at most."""
+    return context.compression.budget_chars + 200 if context.agent.profile else _WHOLE
+
+
+def tokens_of_item(item: Item, most: int = _WHOLE) -> int:
+    """Return the tokens of a transcript item. Results are shown up to `most` bytes."""
+    if item.kind == "tool":
+        if item.error is not None:
+            return tokens_in(text_size(item.error.message)) + PER_ITEM
+        size = len(item.result)
+        if size > most and not item.meta:
+            size = most
+        elif size > BYTES_PER_TOKEN * OF_A_FILE and _FILE in bytes(item.result):
+            size = BYTES_PER_TOKEN * OF_A_FILE
+        return tokens_in(size) + PER_ITEM
+    size = text_size(item.text)
+    if item.plan is not None:
+        for action in (*item.plan.actions, *item.plan.dropped) if item.plan.dropped else item.plan.actions:
+            size += (len(action.tool) + json_size(action.args) + 24) if type(action) is ToolCall else 24
+    return tokens_in(size) + PER_ITEM
+
+
+def tokens_around(context: KernelContext) -> int:
+    """Return the tokens of the parts of a prompt that stay: instructions, tools, variables, attachments, the conversation."""
+    size = text_size(context.agent.instructions) + 400
+    size += sum(text_size(spec.description) + len(spec.name) + json_size(spec.input_schema) for spec in context.specs)
+    size += json_size(context.input.variables) + json_size(context.input.output_schema) + sum(map(text_size, context.input.guidance))
+    tokens = sum(min(OF_A_FILE, tokens_in(json_size(one))) for one in context.run.state.attachments)
+    return tokens_in(size) + tokens + sum(map(tokens_of_item, context.run.world.conversation))
+
+
+def tokens_of_the_turn(context: KernelContext) -> int:
+    """Return the tokens of the parts of a prompt that change from turn to turn: memory, notes, goals, guidance."""
+    state, goals = context.state, context.run.state.goals
+    if not (state.memory or state.scratchpad or state.guidance or goals):
+        return 0
+    size = json_size(state.memory) + sum(text_size(text) + len(key) for key, text in state.scratchpad.items())
+    return tokens_in(size + sum(text_size(goal.goal) for goal in goals) + sum(map(text_size, state.guidance)))

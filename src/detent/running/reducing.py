@@ -1,0 +1,177 @@
+"""What a compaction takes out of a transcript: pure functions of the transcript, of what was taken out before, and of the options.
+
+The tiers, cheapest first: results that were read again or are old are cleared (a handle stays), one part that is larger than the rest may be is
+cut, and whole turns go into a summary. A turn is an item of kind `model` and everything up to the next one, so a call and its result stay together.
+Positions are indices into the pass's whole transcript.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from detent.core.events import ContextCompacted
+from detent.core.history import Seq
+from detent.core.state import Item
+from detent.ports.compacting import CompactionOptions
+from detent.running.estimating import BYTES_PER_TOKEN, json_size, tokens_of_item
+
+LOADED = ("activate_skill",)
+"""The tools whose results are instructions: they stay in the prompt, word for word."""
+RECALLS = ("recall", "recall_turn", "find")
+HANDLE = 40
+"""The tokens of what stands for a cleared result."""
+WORDS = 0.15
+"""The share of the window that the user's replies may have. Older ones go into the summary."""
+LARGEST = 6
+"""How many parts are named if a prompt does not fit."""
+
+
+class Reduction(msgspec.Struct, kw_only=True):
+    """What a compaction takes out, as far as it is decided. `freed` are the tokens that it saves."""
+
+    items: int
+    kept: list[int]
+    cleared: list[str]
+    clamped: dict[str, int]
+    freed: int = 0
+    tier: str = ""
+
+
+class Shown:
+    """What a planner is shown of a transcript now, with the sizes of its items. `first` is the first position behind the summary."""
+
+    def __init__(self, steps: Seq[Item], told: ContextCompacted | None, start: int, options: CompactionOptions, most: int) -> None:
+        self.steps, self.told, self.options, self._most = steps, told, options, most
+        self.first = max(1, start)
+        self.cleared = frozenset(told.cleared) if told is not None else frozenset[str]()
+        self.clamped = dict(told.clamped) if told is not None else {}
+        self.kept = list(told.kept) if told is not None else []
+        self.boundary = self._boundary()
+
+    def tokens(self, position: int) -> int:
+        """Return the tokens of an item as it is shown."""
+        item = self.steps[position]
+        if item.call_id and item.call_id in self.cleared:
+            return HANDLE
+        if item.call_id and item.call_id in self.clamped:
+            return self.clamped[item.call_id] // BYTES_PER_TOKEN + HANDLE
+        return tokens_of_item(item, self._most)
+
+    def _boundary(self) -> int:
+        """Return the position from which on nothing is dropped: where the last turns begin."""
+        turns, boundary = 0, self.first
+        for position in range(len(self.steps) - 1, self.first - 1, -1):
+            if self.steps[position].kind == "model":
+                turns += 1
+                if turns == self.options.keep_turns:
+                    boundary = position
+                    break
+        return boundary
+
+    def pinned(self, item: Item) -> bool:
+        """Whether the results of this call stay as they are."""
+        return item.tool in LOADED or item.tool in self.options.pins
+
+    def clearable(self) -> Iterator[int]:
+        """Yield the positions of results that may be cleared: those that were read again later first, then from the oldest on."""
+        seen: set[tuple[str, bytes]] = set()
+        again: list[int] = []
+        once: list[int] = []
+        for position in range(len(self.steps) - 1, self.first - 1, -1):
+            item = self.steps[position]
+            if item.kind != "tool" or not item.ok:
+                continue
+            what = read_of(item)
+            if position < self.boundary and not self.pinned(item) and self.tokens(position) > 2 * HANDLE:
+                (again if what in seen else once).append(position)
+            seen.add(what)
+        yield from reversed(again)
+        yield from reversed(once)
+
+    def largest(self) -> list[tuple[int, str]]:
+        """Return the largest parts that are shown now, the largest first: tokens and what it is."""
+        sizes = [(self.tokens(p), _named(self.steps[p], p)) for p in (0, *self.kept, *range(self.first, len(self.steps)))]
+        return sorted(sizes, key=lambda part: -part[0])[:LARGEST]
+
+
+def read_of(item: Item) -> tuple[str, bytes]:
+    """Return what was read: the tool and its arguments."""
+    return item.tool, msgspec.json.encode(item.arguments, order="sorted")
+
+
+def clear(shown: Shown, wanted: int) -> Reduction:
+    """Clear results until `wanted` tokens are free: repeated reads, then the oldest. The rest of the transcript stays."""
+    kept = [*shown.cleared]
+    made = Reduction(items=shown.first if shown.first > 1 else 0, kept=shown.kept, cleared=kept, clamped=dict(shown.clamped))
+    for position in shown.clearable():
+        if made.freed >= wanted:
+            break
+        item = shown.steps[position]
+        made.freed += shown.tokens(position) - HANDLE
+        kept.append(item.call_id)
+        made.clamped.pop(item.call_id, None)
+        made.tier = "clear"
+    return made
+
+
+def clamp(shown: Shown, made: Reduction, most: int) -> None:
+    """Cut each shown result of more than `most` tokens to that size."""
+    for position in range(shown.first, len(shown.steps)):
+        item = shown.steps[position]
+        if item.kind != "tool" or not item.ok or item.call_id in made.cleared or shown.pinned(item):
+            continue
+        before = made.clamped[item.call_id] // BYTES_PER_TOKEN + HANDLE if item.call_id in made.clamped else shown.tokens(position)
+        if before > most + HANDLE:
+            made.clamped[item.call_id] = most * BYTES_PER_TOKEN
+            made.freed += before - most - HANDLE
+            made.tier = "clamp"
+
+
+def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
+    """Drop all turns but the last ones. Return the positions that a summary is to stand for.
+
+    What the user said and what instructs the agent stays: the newest within its share of the window, everything that is pinned.
+    """
+    dropped = range(shown.first, shown.boundary)
+    if not dropped:
+        return []
+    candidates, kept, room = [*shown.kept, *dropped], list[int](), int(window * WORDS)
+    instructed: set[tuple[str, bytes]] = set()
+    for position in reversed(candidates):
+        item = shown.steps[position]
+        if item.kind == "user" and shown.tokens(position) <= room:
+            room -= shown.tokens(position)
+            kept.append(position)
+        elif item.kind == "tool" and item.ok and shown.pinned(item) and read_of(item) not in instructed:
+            instructed.add(read_of(item))
+            kept.append(position)
+    kept.reverse()
+    gone = [position for position in candidates if position not in kept]
+    for position in gone:
+        item = shown.steps[position]
+        made.freed += HANDLE if item.call_id in made.cleared else shown.tokens(position)
+    here = {shown.steps[position].call_id for position in range(shown.boundary, len(shown.steps))} - {""}
+    made.items, made.kept = shown.boundary, kept
+    made.cleared = [call for call in made.cleared if call in here]
+    made.clamped = {call: size for call, size in made.clamped.items() if call in here}
+    return gone
+
+
+def only_read_again(steps: Sequence[Item], hidden: frozenset[tuple[str, bytes]]) -> bool:
+    """Whether everything that was done in these items was to read again what was `hidden` before."""
+    calls = [item for item in steps if item.kind == "tool"]
+    return bool(calls) and all(item.tool in RECALLS or read_of(item) in hidden for item in calls)
+
+
+def _named(item: Item, position: int) -> str:
+    match item.kind:
+        case "tool":
+            return f"the result of {item.tool} ({item.call_id})"
+        case "model":
+            return f"the plan of turn {item.iteration}" + (f" ({json_size(list(item.plan.actions)):,} bytes)" if item.plan else "")
+        case "user":
+            return "the goal" if position == 0 else f"what the user said in turn {item.iteration}"
+        case _:
+            return f"a note of turn {item.iteration}"

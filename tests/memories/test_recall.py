@@ -1,0 +1,190 @@
+"""Recall: an agent with memory is shown what was learnt before, once, from the log ever after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from detent import Agent, Budget, Engine, FinalAnswer, Host, ToolCall, View, tool
+from detent.core import events as e
+from detent.core.errors import ConfigError
+from detent.memories.ram import RamMemory
+from detent.ports.remembering import MemoryItem, scope_of
+from detent.testing import ScriptedPlanner
+
+ACME = Host(tenant="acme")
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own."""
+
+    @wraps(test)
+    def run(*args: Any, **options: Any) -> None:
+        asyncio.run(test(*args, **options))
+
+    return run
+
+
+@tool(side_effect="read")
+async def look(at: str) -> str:
+    """Look at something."""
+    return f"{at} is near the harbour"
+
+
+async def kept(*contents: str, scope: str = "", memory: RamMemory | None = None, **fields: Any) -> RamMemory:
+    memory = memory or RamMemory()
+    there = len(await memory.list(host=""))
+    for number, content in enumerate(contents, there):
+        await memory.write(MemoryItem(id=f"i{number}", scope=scope or scope_of("acme", "", "helper"), content=content, **fields), host="")
+    return memory
+
+
+def helper(**fields: Any) -> Agent:
+    return Agent(**{"name": "helper", "memory": {}, "tools": [look], **fields})
+
+
+def recalled(records: Any) -> list[e.MemoryRecalled]:
+    return [record.event for record in records if isinstance(record.event, e.MemoryRecalled)]
+
+
+@in_loop
+async def test_an_agent_with_memory_recalls_before_its_first_plan_and_the_log_says_what_and_why() -> None:
+    """Otherwise the planner would decide on something that the log does not have."""
+    memory = await kept("Ann's favourite colour is teal", "The office closes at six")
+    seen: list[Any] = []
+
+    def plan(view: View) -> FinalAnswer:
+        seen.extend(item.args for item in view.transcript if item.kind == "memory")
+        return FinalAnswer(content="teal")
+
+    async with Engine(memory=memory, planner=ScriptedPlanner([plan])) as engine:
+        result = await engine.run(helper(), "What is Ann's favourite colour?", host=ACME)
+        [event] = recalled(await engine.records(result.run_id))
+        assert event.query == "What is Ann's favourite colour?"
+        assert [item["content"] for item in event.items] == ["Ann's favourite colour is teal"]
+        assert event.items[0]["reasons"] and event.items[0]["score"] > 0 and event.items[0]["id"]
+        assert [[item["content"] for item in items] for items in seen] == [["Ann's favourite colour is teal"]]
+        assert (await engine.replay(result.run_id)).identical
+
+
+@in_loop
+async def test_a_replay_takes_what_was_recalled_from_the_log_though_the_memory_has_changed_since() -> None:
+    """Otherwise a replay would plan on what is known today."""
+    memory = await kept("Ann's favourite colour is teal")
+    async with Engine(memory=memory, planner=ScriptedPlanner([FinalAnswer(content="teal")])) as engine:
+        result = await engine.run(helper(), "What is Ann's favourite colour?", host=ACME)
+        for item in await memory.list(host=""):
+            await memory.tombstone(item.id, why="gone", at=result.state.updated_at, host="")
+        await kept("Ann's favourite colour is red", memory=memory)
+        replayed = await engine.replay(result.run_id)
+        assert replayed.identical and replayed.records == result.state.seq
+
+
+@in_loop
+async def test_recall_asks_again_only_when_the_query_changed_and_shows_no_item_twice() -> None:
+    """Otherwise each turn pays for a search, and the prompt repeats itself."""
+    memory = await kept("The harbour is closed on Mondays", "Ann's favourite colour is teal")
+    steps = [ToolCall(tool="look", args={"at": "Ann's boat"}), ToolCall(tool="nothing", args={}), FinalAnswer(content="done")]
+    async with Engine(memory=memory, planner=ScriptedPlanner(steps)) as engine:
+        result = await engine.run(helper(), "Find Ann's favourite boat", host=ACME)
+        first, second = recalled(await engine.records(result.run_id))  # the third turn saw no new success
+        assert [item["content"] for item in first.items] == ["Ann's favourite colour is teal"]
+        assert second.query == "Find Ann's favourite boat\nAnn's boat is near the harbour"
+        assert [item["content"] for item in second.items] == ["The harbour is closed on Mondays"]
+        assert (await engine.replay(result.run_id)).identical
+
+
+@in_loop
+async def test_a_run_sees_only_what_is_below_its_own_tenant_and_scope() -> None:
+    """A run without a tenant is not the operator: it must not see the items of tenants."""
+    memory = await kept("the word is alpha")
+    await kept("the word is beta", scope=scope_of("other", "", "helper"), memory=memory)
+    await kept("the word is gamma", scope=scope_of("", "", "helper"), memory=memory)
+    await kept("the word is delta", scope=scope_of("acme", "", "helper2"), memory=memory)
+    found: dict[str, list[str]] = {}
+    for name, host in (("acme", ACME), ("other", Host(tenant="other")), ("", None)):
+        async with Engine(memory=memory, planner=ScriptedPlanner([FinalAnswer(content="ok")])) as engine:
+            result = await engine.run(helper(), "Which word is it?", host=host)
+            found[name] = [item["content"] for event in recalled(await engine.records(result.run_id)) for item in event.items]
+    assert found == {"acme": ["the word is alpha"], "other": ["the word is beta"], "": ["the word is gamma"]}
+
+
+@in_loop
+async def test_what_is_recalled_is_bounded_in_items_and_tokens() -> None:
+    """Otherwise a large memory fills the prompt."""
+    memory = await kept(*(f"fact {n} about boats " + "x" * 400 for n in range(9)))
+    async with Engine(memory=memory, planner=ScriptedPlanner([FinalAnswer(content="ok")])) as engine:
+        result = await engine.run(helper(memory={"items": 4, "tokens": 250}), "boats?", host=ACME)
+        [event] = recalled(await engine.records(result.run_id))
+        assert len(event.items) == 2
+        assert sum(len(item["content"]) for item in event.items) <= 4 * 250
+
+
+@in_loop
+async def test_a_memory_that_fails_costs_the_run_nothing_but_its_memory_and_the_log_says_so() -> None:
+    """Otherwise a broken index ends every run."""
+
+    class Broken(RamMemory):
+        async def search(self, *args: Any, **options: Any) -> Any:
+            raise OSError("the disk is gone")
+
+    async with Engine(memory=Broken(), planner=ScriptedPlanner([FinalAnswer(content="ok")])) as engine:
+        result = await engine.run(helper(), "boats?", host=ACME)
+        assert result.status == "completed"
+        [event] = recalled(await engine.records(result.run_id))
+        assert event.items == () and "the disk is gone" in event.error
+        assert (await engine.replay(result.run_id)).identical
+
+
+@in_loop
+async def test_an_agent_without_memory_has_no_word_of_it_in_its_log() -> None:
+    """Runs that use no memory keep their bytes."""
+    async with Engine(memory=await kept("boats"), planner=ScriptedPlanner([FinalAnswer(content="ok")])) as engine:
+        result = await engine.run(helper(memory=None), "boats?", host=ACME)
+        assert not recalled(await engine.records(result.run_id))
+        assert b"memory" not in b"".join(await engine.store.read(result.run_id))
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"itms": 3}, "itms"),
+        ({"items": 0}, "memory.items is 0"),
+        ({"items": "many"}, "memory.items"),
+        ({"kinds": ["fact", "gossip"]}, "memory.kinds"),
+        ({"write_policy": "anything"}, "memory.write_policy"),
+        ({"as_of": "yesterday"}, "as_of"),
+    ],
+)
+def test_a_mistake_in_the_table_is_named_when_the_agent_is_made(said: dict[str, Any], problem: str) -> None:
+    """Otherwise it would be found in the middle of a run, or never."""
+    with pytest.raises(ConfigError, match=problem):
+        Agent(name="helper", memory=said)
+
+
+@in_loop
+async def test_an_agent_that_needs_a_memory_is_refused_where_there_is_none() -> None:
+    """Before anything is recorded, with the way out."""
+    async with Engine(planner=ScriptedPlanner([])) as engine:
+        with pytest.raises(ConfigError, match=r"Engine\(memory="):
+            await engine.run(helper(), "boats?")
+        assert not await engine.list_runs()
+
+
+@in_loop
+async def test_seed_memory_is_still_given_beside_what_is_recalled() -> None:
+    """Recall adds to what the caller forces in, and does not replace it."""
+    views: list[View] = []
+
+    def plan(view: View) -> FinalAnswer:
+        views.append(view)
+        return FinalAnswer(content="ok")
+
+    async with Engine(memory=await kept("boats are blue"), planner=ScriptedPlanner([plan])) as engine:
+        await engine.run(helper(), "boats?", host=ACME, seed_memory=["Ann is in charge"], budget=Budget(max_iterations=2))
+    assert views[0].memory == ("Ann is in charge",)
+    assert [item.args[0]["content"] for item in views[0].transcript if item.kind == "memory"] == ["boats are blue"]

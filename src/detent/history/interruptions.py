@@ -24,8 +24,8 @@ from detent.core.state import CLOSED, RunState
 from detent.ports.outside import BRANCH
 from detent.running.passes import Waits
 
-GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance)
-"""Events made outside of what is replayed (model calls, readings of tenants' accounts): their records are taken as they are, wherever they appear."""
+GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance, e.MessageReceived)
+"""Events made outside of what is replayed (model calls, readings of tenants' accounts, messages): their records are taken as they are, wherever they appear."""
 
 WORK = (e.Planned, e.PlanRejected, e.ToolStarted, e.ToolFinished, e.MetaToolAnswered)
 """What a pass does that has not found a cancellation."""

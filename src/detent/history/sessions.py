@@ -262,7 +262,7 @@ MOST_ID = 200
 
 def session(
     runtime: Runtime,
-    agent: Agent[Any] | str,
+    agent: Agent[Any] | str | None,
     id: str | None = None,  # noqa: A002 - the name that its users type
     host: Host | None = None,
     *,
@@ -271,6 +271,8 @@ def session(
     rule: Rule = "reject",
 ) -> Session:
     """Return the session with this id, or a new one. Nothing is read or recorded before its first message.
+
+    `agent`: who answers from the next message on, an agent or the name of one of `Engine(agents=[...])`; None: the agent of the last run.
 
     `context` is put before the first message: texts, or tables with `key`, `content` and `content_type`. `budget` bounds all runs of the session
     together. `rule` says what happens to a message that arrives while a run is in progress (`Session.send`). A session belongs to its host's tenant.
@@ -282,7 +284,9 @@ def session(
         budget = checked(budget, ceiling=10**9)
         if budget.max_calls_of:
             raise ConfigError("the budget of a session has no max_calls_of: give that to the agent, for each run")
-    starting.known_agent(runtime, agent)
+    if agent is not None:
+        agent = starting.known_agent(runtime, agent)
+        starting.equip(runtime, agent)
     talk = Talk(
         runtime=runtime,
         agent=agent,

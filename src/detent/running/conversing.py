@@ -7,7 +7,7 @@ things, however long the session is. It is stored as an artifact of the new run 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -16,7 +16,8 @@ import msgspec
 from detent.core.actions import AskUser
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog
-from detent.core.events import ArtifactRef, MessageReceived, SessionEnded
+from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, SessionEnded
+from detent.core.records import Record
 from detent.core.state import Item, RunState
 from detent.ports import EventStore
 from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Waiting
@@ -31,6 +32,28 @@ KEPT = 3, 4
 """How much of that is left when the oldest messages are dropped: so that the beginning of the prompt changes seldom, and caches of it hold."""
 _NEWS = (b'"body":{"type":"message_received"', b'"body":{"type":"session_ended"')
 _REPLIED = re.compile(rb'"signal":"message:([0-9a-f]{64})"')
+
+
+CONTINUED = "continued-"
+"""The keys of the blobs with which a run names the first runs of the sessions that were forked from it."""
+
+
+def run_of(session_id: str, number: int) -> str:
+    """Return the id of the run of a message."""
+    name, at, tenant = session_id.partition("@")
+    return f"{name}.{number}{at}{tenant}"
+
+
+def number_of(session_id: str, run_id: str) -> int:
+    """Return the number of the message that a run is of, 0 if it is not of this session."""
+    name, at, tenant = session_id.partition("@")
+    found = re.fullmatch(rf"{re.escape(name)}\.([1-9][0-9]{{0,8}}){re.escape(at + tenant)}", run_id)
+    return int(found[1]) if found else 0
+
+
+def prefix_of(session_id: str) -> str:
+    """Return the text with which the ids of a session's runs begin; those of other sessions may too."""
+    return f"{session_id.partition('@')[0]}."
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +112,14 @@ async def conversation_of(store: EventStore, state: RunState) -> Conversation:
         raise CorruptLog(state.run_id, 1, f"artifact {ref.key} is not a conversation: {error}") from error
 
 
-async def shown_of(store: EventStore, state: RunState) -> Sequence[Message]:
-    """Return what the planner of a run is shown of its session; raise as `conversation_of`."""
+async def shown_of(store: EventStore, state: RunState, records: Iterable[Record] = ()) -> Sequence[Message]:
+    """Return what the planner of a run is shown of its session; raise as `conversation_of`.
+
+    `records` may say that words of it were erased since (`ConversationErased`): then the rest.
+    """
+    for record in records:
+        if isinstance(record.event, ConversationErased) and state.session is not None:
+            state = replace(state, session=replace(state.session, conversation=record.event.kept))
     return shown(await conversation_of(store, state))
 
 
@@ -138,9 +167,8 @@ def _of(item: Item, number: int, run_id: str, *, calls: bool, effects: bool) -> 
 def _named(attachments: Sequence[Any]) -> tuple[Any, ...]:
     """Return attachments without their bytes: what they are is said, and the run that they were given to has them."""
     told = ("type", "media_type", "name", "filename", "url", "artifact")
-    return tuple(
-        {key: value for key, value in dict(one).items() if key in told} if isinstance(one, dict) else "text" for one in attachments
-    )
+    tables: list[Any] = [one if isinstance(one, dict) else {"type": "text"} for one in attachments]
+    return tuple({key: one[key] for key in told if key in one} for one in tables)
 
 
 def _text(output: Any) -> str:
@@ -176,6 +204,8 @@ ID_DIGITS = 16
 def cut(conversation: Conversation, window_tokens: int) -> Conversation:
     """Return the conversation cut to the profile's budget: half of the window, the oldest dropped first. A single longer text is shortened."""
     most = window_tokens * BYTES_PER_TOKEN // SHARE
+    if len(msgspec.json.encode(conversation.messages)) <= most:
+        return conversation
     messages = [_clamped(one, most) for one in conversation.messages]
     sizes = [_size(one) for one in messages]
     total, dropped = sum(sizes), 0

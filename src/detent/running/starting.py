@@ -179,8 +179,8 @@ async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunSt
             journal.release(reserved)
             await journal.commit()
     if turns == 0 or started.session is not None or not ours(runtime.parts.strategies.get(started.strategy)):
-        # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first.
-        # A run of a session exists before the claim on the run before it is released
+        # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first. A run of a
+        # session exists before the claim on the run before it is released
         await journal.commit(durable=turns == 0)
     return journal.state if turns == 0 else journal
 
@@ -231,11 +231,16 @@ def know(runtime: Runtime, agents: Iterable[Agent]) -> None:
         if agent.name in runtime.agents:
             raise ConfigError(f"agents has two called {agent.name!r}; give one of them another name")
         runtime.agents[agent.name] = agent
-        runtime.servers.add(agent.mcp)
-        runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
-        add_imported(runtime, agent)
-        runtime.verifiers.add(agent.verifiers())
-        runtime.verifiers.add_type(agent.answers_as())
+        equip(runtime, agent)
+
+
+def equip(runtime: Runtime, agent: Agent) -> None:
+    """Register what the runs of an agent need that were started elsewhere."""
+    runtime.servers.add(agent.mcp)
+    runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
+    add_imported(runtime, agent)
+    runtime.verifiers.add(agent.verifiers())
+    runtime.verifiers.add_type(agent.answers_as())
 
 
 def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]:

@@ -92,7 +92,7 @@ def agent_of(spec: AgentSpec) -> Agent:
 
 def session_of(engine: Engine, last: RunState) -> Session:
     """Return the session of a run."""
-    return engine.session(agent_of(last.agent), last.session.id if last.session is not None else None)
+    return engine.session(None, last.session.id if last.session is not None else None)
 
 
 async def exported(session: Session, *, as_data: bool) -> bytes:

@@ -169,7 +169,8 @@ class LifeContract:
         await memory.supersede("c", item("d", "Other.", origin=Origin(run_id="r4")), why="", host="acme")
         await memory.write(item("e", origin=Origin(run_id="r12", labels=("web",), person="an")), host="acme")
         sources: list[dict[str, Any]] = [{"run_id": "r1"}, {"label": "web:evil"}, {"person": "ann"}, {"item_ids": ("a",)}]
-        for source in (*sources, {"item_ids": ("acme/a",)}):
+        sources.append({"item_ids": ("acme/a",)})
+        for source in sources:
             assert [one.id for one in await memory.lineage(host="acme", **source)] == ["a", "b", "c"], f"from {source}"
         assert [one.id for one in await memory.lineage(host="acme/shop", run_id="r3")] == ["c"]
         assert await memory.lineage(host="acme") == []

@@ -33,6 +33,7 @@ from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
 from detent.history import forking, looking, retention, session_list, sessions, upkeep
+from detent.history.memory import EngineMemory
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
 from detent.metering.pricing import ModelPrice, Prices
@@ -284,6 +285,11 @@ class Engine:
         self.runtime.wrap(
             planner=planner, tools=tools(there.tools) if tools else there.tools, clock=clock or there.clock, ids=ids or there.ids
         )
+
+    @property
+    def memory(self) -> EngineMemory:
+        """The memories of this engine, for people and programs; agents use them in their runs."""
+        return EngineMemory(self.runtime)
 
     def _workspace_root(self) -> str:
         """Return the directory that confines the engine's workspace tools, "" without one."""

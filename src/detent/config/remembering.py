@@ -121,7 +121,8 @@ class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=T
 
     def admits(self, origin: Origin) -> str:
         """Return which rule keeps this content out; "" if none does. The first rule that matches a source counts."""
-        said = (*origin.labels, f"run:{origin.run_id}", f"person:{origin.person}")
+        said = [*origin.labels, f"run:{origin.run_id}", f"person:{origin.person}"]
+        said += [text for one in origin.sources for text in (one.label, one.tool, one.said, f"run:{one.run_id}") if text]
         for rule in self.admit:
             if (source := next((one for one in said if fnmatchcase(one, rule["source"])), None)) is not None:
                 return "" if rule.get("admit", False) else f"content from {source} is not admitted (rule {rule['source']!r})"

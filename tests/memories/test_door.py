@@ -131,7 +131,11 @@ async def test_another_tenant_can_use_no_method_on_an_item() -> None:
     async with engine_on(memory) as engine:
         door = engine.memory
         assert not await door.search("content", host=OTHER) and not await door.list(host=OTHER) and not await door.export(host=OTHER)
-        assert not await door.proposals(host=OTHER) and not await door.list(SCOPE, host=OTHER) and not await door.search("", scope=SCOPE, host=OTHER)
+        assert (
+            not await door.proposals(host=OTHER)
+            and not await door.list(SCOPE, host=OTHER)
+            and not await door.search("", scope=SCOPE, host=OTHER)
+        )
         tries: list[Callable[[str], Coroutine[Any, Any, Any]]] = [
             lambda name: door.get(name, host=OTHER),
             lambda name: door.explain(name, host=OTHER),

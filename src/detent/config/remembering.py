@@ -15,7 +15,7 @@ import msgspec
 from detent.core.agent import AgentSpec, Host
 from detent.core.errors import ConfigError, Explained, UnknownName
 from detent.ports.options import check_fields
-from detent.ports.remembering import ITEM_BYTES, Governor, Kind, Memory, Origin, Visibility, WritePolicy, below, scope_of
+from detent.ports.remembering import ITEM_BYTES, Governor, Kind, Memory, Origin, Visibility, WritePolicy, below, names_of, scope_of
 
 OWN = "memory"
 """The name of an engine's memory if it has only one."""
@@ -121,8 +121,7 @@ class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=T
 
     def admits(self, origin: Origin) -> str:
         """Return which rule keeps this content out; "" if none does. The first rule that matches a source counts."""
-        said = [*origin.labels, f"run:{origin.run_id}", f"person:{origin.person}"]
-        said += [text for one in origin.sources for text in (one.label, one.tool, one.said, f"run:{one.run_id}") if text]
+        said = names_of(origin)
         for rule in self.admit:
             if (source := next((one for one in said if fnmatchcase(one, rule["source"])), None)) is not None:
                 return "" if rule.get("admit", False) else f"content from {source} is not admitted (rule {rule['source']!r})"

@@ -25,10 +25,10 @@ from detent.ports.outside import BRANCH
 from detent.running.passes import Waits
 
 GATEWAY = (
-    *(e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance),
+    *(e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance, e.MessageReceived),
     *(e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned),
 )
-"""Events made outside of what is replayed (model calls, readings of tenants' accounts, writes to memories): their records are taken as they are,
+"""Events made outside of what is replayed (model calls, readings of tenants' accounts, writes to memories, messages): their records are taken as they are,
 wherever they appear."""
 
 

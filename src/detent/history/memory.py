@@ -325,3 +325,16 @@ def _said_by(by: str, content: str, *, trusted: bool) -> Origin:
         return Origin(person=by)
     source = Source(label="approver", origin=by or "the operator", whole=True)
     return sealed(Origin(labels=("approver",), trusted=True, person=by, sources=(source,)), content)
+
+
+async def remembered_of(runtime: Runtime, run_id: str, *, forget: bool, by: str, why: str, host: Host | None) -> tuple[str, ...]:
+    """Return the keys of the items, in all memories, that came from an erased run and still have their content; with `forget` remove it first."""
+    left: list[str] = []
+    for name in runtime.parts.memories.names():
+        memory = runtime.parts.memories.named(name)[1]
+        keys = [key_of(item) for item in await memory.lineage(host=_prefix(host), run_id=run_id)]
+        if forget and keys:
+            await memory.tombstone(*keys, why=_why(by, why or f"run {run_id} was erased"), at=runtime.parts.clock.now(), host=_prefix(host))
+            keys = [key_of(item) for item in await memory.lineage(host=_prefix(host), run_id=run_id)]
+        left += keys
+    return tuple(left)

@@ -225,7 +225,7 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             return _child_ended(state, child, "cancelled")
         case e.MemoryProposed() | e.MemoryWritten() | e.MemorySuperseded() | e.MemoryTombstoned():
             became = snake(type(event).__name__).removeprefix("memory_")
-            return replace(state, memories={**state.memories, event.item_id: became})
+            return replace(_use(state, "", getattr(event, "usage", NOTHING)), memories={**state.memories, event.item_id: became})
         case _:
             assert_never(event)
 

@@ -104,7 +104,7 @@ async def test_nothing_is_read_that_was_recalled_instructed_remembered_or_failed
 async def test_what_the_user_said_later_counts_too() -> None:
     """Replies are the user's words."""
     memory = RamMemory()
-    steps = [AskUser(question="Which boat?"), call("look", at="it"), FinalAnswer(content="done")]
+    steps = [lambda view: AskUser(question="Which boat?") if view.iteration == 1 else call("look", at="it"), FinalAnswer(content="done")]
     async with Engine(memory=memory, planner=ScriptedPlanner(steps)) as engine:
         result = await engine.run(helper(), "Where is it?", host=ACME)
         await engine.reply(result.run_id, "the Marie", by="ann")

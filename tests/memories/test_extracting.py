@@ -66,7 +66,9 @@ def proposed(records: Any) -> list[e.MemoryProposed]:
 async def test_a_run_proposes_after_its_answer_what_its_user_and_tools_said_and_it_waits_for_a_review() -> None:
     """The proposal is in the log behind the end, and the run replays."""
     memory = RamMemory()
-    engine = Engine(memory=memory, planner=ScriptedPlanner([call("look", at="the boat"), FinalAnswer(content="an answer in the model's words")]))
+    engine = Engine(
+        memory=memory, planner=ScriptedPlanner([call("look", at="the boat"), FinalAnswer(content="an answer in the model's words")])
+    )
     result = await ran(engine)
     [item] = await memory.list(host="")
     assert item.proposed and (item.kind, item.confidence, item.write_policy) == ("summary", 0.5, "proposal_only")
@@ -116,7 +118,11 @@ async def test_what_the_user_said_later_counts_too() -> None:
     ("steps", "agent", "why"),
     [
         ([FinalAnswer(content="done")], helper(), "no tool of it returned anything"),
-        ([call("look", at="it"), FinalAnswer(content="done")], helper(memory={"extract": "rule", "write_policy": "read_only"}), "read-only"),
+        (
+            [call("look", at="it"), FinalAnswer(content="done")],
+            helper(memory={"extract": "rule", "write_policy": "read_only"}),
+            "read-only",
+        ),
         ([call("look", at="it"), FinalAnswer(content="done")], helper("model"), "no model"),
     ],
 )
@@ -156,7 +162,10 @@ async def test_the_small_model_proposes_and_is_counted() -> None:
     planner = Modelled([call("look", at="the boat"), FinalAnswer(content="done")], said)
     engine = Engine(memory=memory, planner=planner)
     result = await ran(engine, agent=helper("model"))
-    assert sorted(item.content for item in await memory.list(host="", standings=("proposed",))) == ["Ann likes boats", "The boat lies near the harbour"]
+    assert sorted(item.content for item in await memory.list(host="", standings=("proposed",))) == [
+        "Ann likes boats",
+        "The boat lies near the harbour",
+    ]
     assert (await engine.load(result.run_id)).usage.input_tokens == result.usage.input_tokens + 100
     [asked] = planner.asked
     assert asked.small and not asked.tools and "the boat is near the harbour" in asked.goal

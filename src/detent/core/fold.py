@@ -448,7 +448,7 @@ def _recalled(state: RunState, scope: str, event: e.MemoryRecalled) -> RunState:
     if not event.memory:
         return _with(state, replace(before, memory=items, recalled=bool(items) or before.recalled))
     state = _with(state, replace(before, query=event.query))
-    return _with_item(state, scope, Item(kind="memory", arguments=items)) if items else state
+    return _with_item(state, scope, Item(kind="memory", arguments=list(items))) if items else state
 
 
 def _note(state: RunState, scope: str, text: str, kind: Literal["note", "user"] = "note") -> RunState:

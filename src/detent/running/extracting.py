@@ -198,8 +198,8 @@ def _is_said(item: Item) -> bool:
     """Whether a tool said this: successfully, and not from memory, instructions, or the run's own state."""
     if not item.ok or item.meta or not item.executed or item.tool in (*TOOLS, "activate_skill", "done"):
         return False
-    args = item.arguments.values() if isinstance(item.arguments, dict) else ()
-    return not any(isinstance(value, str) and is_instruction(value) for value in args)
+    args = cast("dict[str, Any]", item.arguments) if isinstance(item.arguments, dict) else {}
+    return not any(isinstance(value, str) and is_instruction(value) for value in args.values())
 
 
 def summary_of(said: list[dict[str, str]], most_bytes: int) -> str:
@@ -216,13 +216,13 @@ def _read(answer: Any) -> list[dict[str, str]]:
             answer = json.loads(text) if text else []
         except ValueError:
             return []
-    items: list[Any] = answer if isinstance(answer, list) else []
-    kinds = ("fact", "preference", "lesson")
-    return [
-        {"content": one["content"].strip(), "kind": one.get("kind") if one.get("kind") in kinds else "fact"}
-        for one in items
-        if isinstance(one, dict) and isinstance(one.get("content"), str) and one["content"].strip()
-    ]
+    found: list[dict[str, str]] = []
+    for one in cast("list[Any]", answer) if isinstance(answer, list) else []:
+        said: dict[str, Any] = one if isinstance(one, dict) else {}
+        content, kind = said.get("content"), said.get("kind")
+        if isinstance(content, str) and content.strip():
+            found.append({"content": content.strip(), "kind": kind if kind in ("preference", "lesson") else "fact"})
+    return found
 
 
 def _text(item: Item) -> str:

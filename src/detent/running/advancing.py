@@ -188,7 +188,7 @@ class Advancing:
                 outer.set("")
         ADVANCED.set(self.run_id)
         self._decides = self.control.ready = True  # later signals are in the inbox, which is read first
-        run = await self._run(journal)
+        run, ended = await self._run(journal), journal.state.terminal
         KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact), run.tools.values()).keep)
         try:
             await drive(run, *ways_of(journal.state, parts), turns=turns)
@@ -198,6 +198,8 @@ class Advancing:
             await self._refuse_late(run)
         if parts.tenants:
             await journal.commit()  # release what the run still has reserved
+        if journal.state.terminal and not ended:
+            parts.ended(journal.state)
         return journal.state
 
     async def _refuse_late(self, run: Run) -> None:

@@ -216,7 +216,7 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
             case e.MemoryRecalled():
                 envelope = decode_envelope(head)
                 if event.memory and event.items:
-                    recalled = Item(kind="memory", iteration=envelope.iteration, arguments=event.items)
+                    recalled = Item(kind="memory", iteration=envelope.iteration, arguments=list(event.items))
                     passes[envelope.scope].steps.append(recalled)
             case e.ApprovalEdited():
                 passes[event.call.rsplit(".", 2)[0]].change(event.call, args=event.args, edited=True)

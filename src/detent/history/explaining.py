@@ -110,13 +110,24 @@ async def _standing(place: Earlier, store: EventStore) -> Earlier:
     return msgspec.structs.replace(place, standing="changed" if not same else "erased" if record.event is None else "there")
 
 
+class _Leaf(msgspec.Struct):
+    sources: tuple[Source, ...] = ()
+
+
+class _Facts(msgspec.Struct):
+    args: dict[str, _Leaf] = {}
+
+
 def _earlier(steps: Iterable[Step]) -> tuple[Earlier, ...]:
     """Return where the last decision found the values of the arguments, in the runs before this one."""
-    decided = [step.data.get("facts", {}) for step in steps if step.kind == "policy_decided"]
-    args: dict[str, Any] = decided[-1].get("args", {}) if decided else {}
+    facts = [step.data.get("facts", {}) for step in steps if step.kind == "policy_decided"]
+    try:
+        args = msgspec.convert(facts[-1] if facts else {}, _Facts).args
+    except msgspec.ValidationError:  # the facts of another policy
+        return ()
     found: list[Earlier] = []
-    for path, said in args.items():
-        for source in msgspec.convert(said.get("sources", []), list[Source]) if isinstance(said, dict) else []:
+    for path, leaf in args.items():
+        for source in leaf.sources:
             for hop, line in zip((*source.via, None), told(source), strict=True):
                 place = Earlier(path=path, said=line, run_id=source.run_id, call_id=source.origin if source.tool else "")
                 if hop is not None:

@@ -19,6 +19,7 @@ from detent.extend import ProvenancePolicy
 from detent.history.explaining import Explanation, explain, follow
 from detent.memories.ram import RamMemory
 from detent.memories.sqlite.memory import SqliteMemory
+from detent.policies.tiers import TieredPolicy
 from detent.ports.remembering import MemoryItem
 from detent.running.lineage import history
 
@@ -261,6 +262,22 @@ async def test_what_the_user_said_in_an_earlier_message_is_paid() -> None:
         facts = account(list(await running.records(second.run_id)))
         assert (facts["label"], facts["origin"]) == ("user", "session:1:user")
         assert (await running.replay(second.run_id)).identical
+
+
+@in_loop
+async def test_whoever_is_asked_about_a_value_of_an_earlier_message_sees_where_it_came_from() -> None:
+    """With the policy, the page; with another one, at least that an earlier message may have said it. A backtest knows the conversation."""
+    steps = {"What is new at ACME?": [READ, FinalAnswer(content=f"{PLANTED}.")], "Pay ACME then": [PAY]}
+    for policy, label in ((ProvenancePolicy(), "untrusted"), (TieredPolicy({"write": "require_approval"}), "earlier")):
+        async with engine(steps, policy=policy) as running:
+            talk = running.session(TALKER)
+            for goal in steps:
+                await talk.send(goal)
+            (asked,) = await running.approvals()
+            assert asked.origins["account"]["label"] == label
+            assert (label == "untrusted") is ("web_fetch" in str(asked.origins))
+            if label == "untrusted":
+                assert not (await running.backtest(ProvenancePolicy())).changes
 
 
 @in_loop

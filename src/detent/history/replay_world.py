@@ -195,9 +195,8 @@ class ReplayWorld:
         await self._journal.until()
         if not self._prepared(context.scope, "overflow"):
             return error
-        while aside(self._journal.next):
-            self._journal.accept()
-        self._journal.accept()
+        while not isinstance(self._journal.accept(), e.ContextCompacted):
+            pass
         return None
 
     def _prepared(self, scope: str, *whys: str) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, Plan, Result, ToolCall, View, tool
+from detent.cli.main import run as detent
 from detent.core import events as e
 from detent.extend import ProvenancePolicy
 from detent.history.explaining import Explanation, explain, follow
@@ -276,6 +277,8 @@ async def test_whoever_is_asked_about_a_value_of_an_earlier_message_sees_where_i
             (asked,) = await running.approvals()
             assert asked.origins["account"]["label"] == label
             assert (label == "untrusted") is ("web_fetch" in str(asked.origins))
+            steps_ago = await follow(explain(await history(running.store, asked.run_id), asked.call_id), running.store)
+            assert [place.standing for place in steps_ago.earlier] == ["there", "there"]
             if label == "untrusted":
                 assert not (await running.backtest(ProvenancePolicy())).changes
 
@@ -328,3 +331,31 @@ async def test_an_item_that_a_program_wrote_without_an_origin_is_of_unknown_sour
     assert (await refused(memory))["label"] == "memory"
     await run("Pay the ACME account", PAY, memory=memory, policy=ProvenancePolicy(on_unproven="deny", trust_memory=True))
     assert PAID == [EVIL]
+
+
+def test_the_command_line_shows_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`detent approvals` before the decision, `detent explain` after it: the address of the page, and whether its run is still there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store, runs = f"sqlite:///{tmp_path / 'runs.db'}", list[str]()
+
+    async def work() -> None:
+        steps = {"What is new at ACME?": [READ, KEEP], "Pay the ACME account": [PAY]}
+        async with engine(steps, memory=RamMemory(), policy=ProvenancePolicy(), store=store) as running:
+            runs.extend([(await running.run(AGENT, goal)).run_id for goal in steps])
+
+    asyncio.run(work())
+    first, second = runs
+    assert detent(["approvals", "--store", store]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "account from untrusted: memory:" in shown
+        and f'from untrusted: web_fetch {{"url":"{URL}"}} (call main.1.0 of run {first})' in shown
+    )
+    assert detent(["explain", second, "main.1.0", "--store", store]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"remembered in run {first}, call main.2.0, record " in shown and "; that run is in this store" in shown
+    assert detent(["delete", first, "--yes", "--store", store]) == 0
+    capsys.readouterr()
+    assert detent(["explain", second, "main.1.0", "--store", store]) == 0
+    assert capsys.readouterr().out.count("; that run is not in this store") == 2

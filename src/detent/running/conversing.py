@@ -19,7 +19,6 @@ from detent.core.errors import CorruptLog
 from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, Origin, SessionEnded
 from detent.core.records import Record
 from detent.core.state import Item, RunState
-from detent.policies.provenance.lasting import Wrote
 from detent.ports import EventStore
 from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Waiting
 from detent.running.artifacts import artifact
@@ -141,6 +140,8 @@ def said_in(state: RunState, *, calls: bool, message_id: str = "", earlier: Sequ
     `calls`: also tool calls and their results. Calls with an effect of a run that gave no answer are always there: they happened. `earlier` is the
     conversation that the run knew: its answer is no cleaner than that.
     """
+    from detent.policies.provenance.lasting import Wrote
+
     wrote = Wrote(state, earlier)
     number, run_id = (state.session.number if state.session is not None else 0), state.run_id
     said = [
@@ -166,7 +167,7 @@ def said_in(state: RunState, *, calls: bool, message_id: str = "", earlier: Sequ
     return tuple(said)
 
 
-def _of(item: Item, number: int, run_id: str, wrote: Wrote, *, calls: bool, effects: bool) -> Iterator[Message]:
+def _of(item: Item, number: int, run_id: str, wrote: Any, *, calls: bool, effects: bool) -> Iterator[Message]:
     if item.kind == "user":
         yield Message(kind="user", text=item.text, number=number, run_id=run_id, origin=wrote.origin(item.text))
     elif item.kind == "model" and item.plan is not None:
@@ -175,7 +176,13 @@ def _of(item: Item, number: int, run_id: str, wrote: Wrote, *, calls: bool, effe
                 yield Message(kind="model", text=action.question, number=number, run_id=run_id, origin=wrote.origin(action.question))
     elif item.kind == "tool" and item.executed and (calls or (effects and item.changes)):
         content = item.content if item.error is None else {"error": f"{item.error.code}: {item.error.message}"}
-        said = {"tool": item.tool, "args": item.args, "ok": item.ok, "content": content, "origin": wrote.origin([item.args, content], item)}
+        said: dict[str, Any] = {
+            "tool": item.tool,
+            "args": item.args,
+            "ok": item.ok,
+            "content": content,
+            "origin": wrote.origin([item.args, content], item),
+        }
         yield Message(kind="tool", number=number, run_id=run_id, **said)
 
 

@@ -29,6 +29,7 @@ def complete_session(ctx: typer.Context, incomplete: str) -> list[str]:
     return COMPLETED["sessions"](ctx.params, incomplete) if COMPLETED else []
 
 
+SESSION_HELP = "its id, a unique prefix, `last`, or `last-1` for the one before"
 RUN_HELP = "A run: its id, a unique prefix or the last word of the id, `last`, or `last-1` for the one before."
 Goal = Annotated[
     list[str] | None,
@@ -64,7 +65,6 @@ Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show 
 Bounds = Annotated[list[str] | None, typer.Option("--budget", metavar="K=V", help="Set a limit, such as max_tool_calls=20. Repeatable.")]
 By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name for the log. Default: the login name.")]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the log.")]
-KeepLater = Annotated[bool, typer.Option("--keep-later", help="Leave the words of the run in the conversations of later runs of its session.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; required without a terminal.")]
 
 

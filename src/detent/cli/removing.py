@@ -18,7 +18,6 @@ def erase(
     *,
     why: o.Why = "",
     by: o.By = None,
-    keep_later: o.KeepLater = False,
     yes: o.Yes = False,
     setup: o.Looking,
 ) -> int:
@@ -28,14 +27,11 @@ def erase(
     confirm(f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
 
     async def work(engine: Engine) -> Erasure:
-        return await engine.erase(run_id, by=by or operator(), why=why, keep_later=keep_later)
+        return await engine.erase(run_id, by=by or operator(), why=why)
 
-    done = invocation.drive(work)
-    named = done.ids_with_goal_words
-    invocation.output.document({"run_id": run_id, "erased": True, "ids_with_goal_words": named, "later": done.later})
+    named = invocation.drive(work).ids_with_goal_words
+    invocation.output.document({"run_id": run_id, "erased": True, "ids_with_goal_words": named})
     invocation.output.say(f"erased run {invocation.short(run_id)}; `{invocation.command('verify', run_id)}` still checks its chain")
-    if done.later:
-        invocation.output.say(f"its words were also removed from the conversations of {', '.join(done.later)}")
     if named:
         why = "ids stay because the chain covers them; set `goal_words_in_ids = false` in detent.toml to get ids without them"
         invocation.output.say(f"words of its goal are left in {', '.join(named)}: {why}", "yellow")

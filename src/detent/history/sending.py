@@ -134,7 +134,7 @@ async def stand_of(talk: Talk, *, hint: int = 0) -> Stand | None:
 
 
 async def stand_at(talk: Talk, run_id: str, number: int) -> Stand:
-    """Return where a session stood with this run as its last."""
+    """Return the state of a session at this run of it."""
     store = talk.runtime.store
     state = await load_run(store, run_id)
     if talk.host is not None:

@@ -115,7 +115,7 @@ async def conversation_of(store: EventStore, state: RunState) -> Conversation:
 async def shown_of(store: EventStore, state: RunState, records: Iterable[Record] = ()) -> Sequence[Message]:
     """Return what the planner of a run is shown of its session; raise as `conversation_of`.
 
-    `records` may say that words of it were erased since (`ConversationErased`): then the rest.
+    If words of it were erased since, according to `records` (`ConversationErased`), return the rest.
     """
     for record in records:
         if isinstance(record.event, ConversationErased) and state.session is not None:
@@ -165,7 +165,7 @@ def _of(item: Item, number: int, run_id: str, *, calls: bool, effects: bool) -> 
 
 
 def _named(attachments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return attachments without their bytes: what they are is said, and the run that they were given to has them."""
+    """Return descriptions of attachments, without their bytes. The run that they were given to has these."""
     told = ("type", "media_type", "name", "filename", "url", "artifact")
     tables: list[Any] = [one if isinstance(one, dict) else {"type": "text"} for one in attachments]
     return tuple({key: one[key] for key in told if key in one} for one in tables)

@@ -45,6 +45,7 @@ from detent.running.conversing import (
     prefix_of,
     run_of,
     shown,
+    tally,
 )
 from detent.running.results import Result
 from detent.running.runtime import Runtime
@@ -116,9 +117,9 @@ class Stand(msgspec.Struct, frozen=True, kw_only=True):
     news: News = News()
 
     @property
-    def known(self) -> Conversation:
-        """The conversation after this run, not cut."""
-        return after(self.earlier, self.state, self.news, calls=self.state.agent.conversation == "calls")
+    def tally(self) -> Conversation:
+        """What the session has used and sent after this run, and what waits; its messages are those that the run knew."""
+        return tally(self.earlier, self.state, self.news)
 
 
 # Where it stands --------------------------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ class Sending:
             why = f"session {self._talk.id!r} was ended: it takes no further message. Fork it, or start another session"
             raise NotAllowedNow(stand.run_id, why, reason_code="session_ended")
         number, first = (stand.number + 1 if stand is not None else 1), self._said
-        if stand is not None and (waiting := stand.known.waiting) and (one := waiting[0]).message_id != first.message_id:
+        if stand is not None and (waiting := stand.tally.waiting) and (one := waiting[0]).message_id != first.message_id:
             first = Said(
                 text=one.text,
                 message_id=one.message_id,
@@ -405,7 +406,7 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
     else:
         found = after(stand.earlier, stand.state, stand.news, calls=agent.conversation == "calls")
         if said.rule == "rollback":
-            found = replace(found, messages=(*stand.earlier.messages, *stand.news.context), dropped=stand.earlier.dropped)
+            found = replace(found, messages=(*stand.earlier.messages, *stand.news.context), size=0, dropped=stand.earlier.dropped)
         left = tuple(replace(one, rule="enqueue") for one in found.waiting if one.message_id != said.message_id)
         found = replace(found, waiting=left, budget=talk.budget or found.budget)
     if forked:
@@ -425,7 +426,7 @@ def agent_of(talk: Talk, stand: Stand | None) -> Agent[Any] | str:
 
 def left_of(talk: Talk, stand: Stand | None, asked: Budget) -> Budget:
     """Return the bounds of the next run: the asked ones, and what the session's budget leaves. Raise `NotAllowedNow` if it leaves nothing."""
-    before = stand.known if stand is not None else NO_CONVERSATION
+    before = stand.tally if stand is not None else NO_CONVERSATION
     bounds = talk.budget or before.budget
     if bounds is None:
         return asked

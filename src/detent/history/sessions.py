@@ -69,7 +69,7 @@ class Session:
         """What the runs of the session have used together. Raise `ConfigError` before the session was read: `send`, `refresh` and others read it."""
         if self._hint < 0:
             raise ConfigError(f"session {self.id!r} has not been read yet: `await session.refresh()` reads it")
-        return NOTHING if self._stand is None else self._stand.known.used
+        return NOTHING if self._stand is None else self._stand.tally.used
 
     @property
     def status(self) -> Status:

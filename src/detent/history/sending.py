@@ -28,7 +28,7 @@ from detent.kernel.journal import Journal
 from detent.ports import Observer, RunQuery, wait_for_news
 from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Rule
 from detent.running import admission, answering, starting
-from detent.running.advancing import Advancing
+from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S
 from detent.running.conversing import (
     CONTINUED,
@@ -50,6 +50,7 @@ from detent.running.conversing import (
 from detent.running.results import Result
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
+from detent.secrecy.redact import hidden
 
 replace = msgspec.structs.replace
 
@@ -295,7 +296,7 @@ class Sending:
             if self._recorded:
                 await self._pauses.next()
                 return None
-            if self._said.rule == "reject":
+            if self._said.rule == "reject" or ADVANCED.get() == stand.run_id:  # from inside that run: it would wait for itself
                 raise SessionBusy(self._talk.id, stand.run_id, busy.holder) from busy
             return await self._tell(stand)
         return None
@@ -305,7 +306,7 @@ class Sending:
         runtime, said, run_id = self._runtime, self._said, stand.run_id
         payload = {
             "rule": said.rule,
-            "text": said.text,
+            "text": said.text if said.rule != "steer" or not said.attachments else msgspec.json.encode(said.whole).decode(),
             "message_id": said.message_id,
             "attachments": list(said.attachments),
             "variables": said.variables,
@@ -401,8 +402,10 @@ async def _let_alone(runtime: Runtime, stand: Stand | None) -> AsyncGenerator[No
 def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunStarted, *, forked: bool) -> Conversation:
     """Return what the next run knows of its session, cut to its agent's profile."""
     agent = started.agent
+    patterns = (*talk.runtime.parts.redact, *agent.redact)
+    context = tuple(replace(one, text=hidden(one.text, patterns)) for one in talk.context)
     if stand is None:
-        found = Conversation(messages=talk.context, budget=talk.budget)
+        found = Conversation(messages=context, budget=talk.budget)
     else:
         found = after(stand.earlier, stand.state, stand.news, calls=agent.conversation == "calls")
         if said.rule == "rollback":
@@ -410,7 +413,7 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
         left = tuple(replace(one, rule="enqueue") for one in found.waiting if one.message_id != said.message_id)
         found = replace(found, waiting=left, budget=talk.budget or found.budget)
     if forked:
-        found = Conversation(messages=(*found.messages, *talk.context), dropped=found.dropped, budget=talk.budget)
+        found = Conversation(messages=(*found.messages, *context), dropped=found.dropped, budget=talk.budget)
     return cut(found, make_profile(agent.profile).window_tokens)
 
 

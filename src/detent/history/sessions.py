@@ -112,8 +112,9 @@ class Session:
         - `interrupt`: the run in progress is cancelled; what it did stays in the conversation. The message is the next run.
         - `rollback`: the run in progress is cancelled and left out of the conversation. `Result.stayed` has its calls with an effect.
 
-        `by`: the sender; the user of this process. Raises `SessionBusy`, `SessionWaiting` (it waits for something else than a reply), `NotAllowedNow`
-        (`session_ended`, `session_budget_exhausted`), and what `Engine.run` raises; then the message was not recorded.
+        `variables` and `budget` apply where the message has a run of its own. `by`: the sender; the user of this process. Raises `SessionBusy`,
+        `SessionWaiting` (it waits for something else than a reply), `NotAllowedNow` (`session_ended`, `session_budget_exhausted`), and what
+        `Engine.run` raises; then the message was not recorded.
         """
         talk = self._talk
         check_is(Budget, budget=budget)
@@ -312,7 +313,7 @@ def session(
         host=host,
         budget=budget,
         rule=_rule(rule),
-        context=tuple(Message(kind="note", text=hidden(entry_text(entry), runtime.parts.redact)) for entry in context),
+        context=tuple(Message(kind="note", text=entry_text(entry)) for entry in context),
     )
     return Session(talk)
 

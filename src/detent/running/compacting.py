@@ -21,6 +21,7 @@ from detent.core.state import Item, KernelState, RunState
 from detent.kernel.context import KernelContext
 from detent.ports import Planner, models_asked
 from detent.ports.compacting import Ask, CompactionOptions, Compactor, Dropped, Measured
+from detent.ports.copies import copied, ours
 from detent.ports.outside import Interrupted
 from detent.ports.raised import raised_by
 from detent.running import reducing
@@ -165,7 +166,9 @@ class Compacting:
         """Return the summary of what is dropped, why the compactor gave none, and who wrote it."""
         before = without_receipt(context.state.summary)
         most = max(400, min(self._options.max_summary_bytes, limit * BYTES_PER_TOKEN // 8))
-        dropped = Dropped(items=[shown.steps[p] for p in gone], before=before, max_bytes=most, goal=context.run.state.goal)
+        items = [shown.steps[p] for p in gone]
+        items = items if ours(type(self._compactor)) else list(map(copied, items))
+        dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal)
         failed = OPEN if failures >= self._options.max_failures else ""
         if not failed:
             try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled
+from amounts import sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
@@ -462,3 +462,22 @@ def test_a_fork_behind_a_compaction_goes_on_from_it() -> None:
             assert max(map(size_of, planner.views)) <= 3000
 
     asyncio.run(main())
+
+
+def test_a_run_of_any_length_never_exceeds_its_window() -> None:
+    """10,000 turns in the soak: no prompt is larger than the window, and what is in force stays as small."""
+    turns, window = times(600, soak=10_000), 8_000
+    planner = Planned(reads(turns))
+    sizes: list[int] = []
+
+    def turn(view: View) -> Any:
+        sizes.append(size_of(view))
+        planner.views.clear()
+        return reads(turns)(view)
+
+    planner.turn = turn
+    budget = Budget(max_iterations=turns + 1, max_tool_calls=turns + 1)
+    result, events = run(planner, an_agent(window, budget=budget), ceiling=turns + 1)
+    assert (result.status, len(sizes)) == ("completed", turns)
+    assert max(sizes) <= window
+    assert max(len(event.summary) + len(event.cleared) for event in compactions(events)) < 16_000

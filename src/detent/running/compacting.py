@@ -8,6 +8,7 @@ between turns here only saves time, and follows from the log.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -212,13 +213,14 @@ class Compacting:
             return 0
         return (told.idle if told is not None else 0) + 1
 
-    def _hidden_before(self, context: KernelContext, state: KernelState, told: ContextCompacted) -> frozenset[tuple[str, bytes]]:
-        """Return what was read in the items that the last compaction had dropped or cleared."""
+    def _hidden_before(self, context: KernelContext, state: KernelState, told: ContextCompacted) -> Callable[[Item], bool]:
+        """Return whether a call reads what the last compaction had dropped or cleared."""
         at, known = self._hidden.get(context.scope, (0, set[tuple[str, bytes]]()))
         known.update(reducing.read_of(item) for item in state.steps[at : told.items] if item.kind == "tool")
         self._hidden[context.scope] = told.items, known
         cleared = frozenset(told.cleared)
-        return frozenset(known | {reducing.read_of(item) for item in state.steps[told.items : told.steps] if item.call_id in cleared})
+        here = {reducing.read_of(item) for item in state.steps[told.items : told.steps] if item.call_id in cleared}
+        return lambda item: (read := reducing.read_of(item)) in known or read in here
 
     def _with_receipt(self, context: KernelContext, summary: str, made: Reduction, shown: Shown) -> str:
         """Return the summary behind its receipt: how much was removed, how to read it again, and what must not be forgotten."""

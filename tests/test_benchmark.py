@@ -65,6 +65,15 @@ FIGURES: dict[str, tuple[str, ...]] = {
         *(f"{part} # us an iteration #" for part in ("nothing", "budgets", "guards", "rules", "rules and guards")),
         *("everything # us an iteration # target <= #", "backtest of # decisions # a second target >= #"),
     ),
+    "sessions": tuple(
+        line
+        for store in ("ram", "sqlite")
+        for line in (
+            f"{store}: floor, a run outside of a session # ms",
+            *(f"{store}: message #, {which} # ms" for which in ("a new session object", "the first of an engine")),
+            f"{store}: message # by message #, a new session object # x target #",
+        )
+    ),
     "strategies": (
         *("bare kernel, an iteration # us", "reactive, an iteration # us", "reactive adds # us (target: below #)"),
         "restart with # finished passes # ms (target: below #)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -72,3 +73,43 @@ def at_a_terminal(
     os.close(leader)
     out, _ = process.communicate(timeout=60)
     return Sat(process.returncode, seen.decode(), (out or b"").decode())
+
+
+_STEERS = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b[=>]|[\r\n\b]")
+
+
+def screen(shown: str, *, columns: int = 80) -> str:
+    """Return the lines that a terminal of this width has after all that was shown, with those that it scrolled away."""
+    lines, row, column, at = [[" "] * columns], 0, 0, 0
+    while at < len(shown):
+        found = _STEERS.match(shown, at)
+        at = found.end() if found else at + 1
+        if found is None:
+            if column == columns:
+                row, column = row + 1, 0
+            lines += [[" "] * columns for _ in range(row + 1 - len(lines))]
+            lines[row][column] = shown[at - 1]
+            column += 1
+            continue
+        number = int(found[1]) if (found[1] or "").isdigit() else 1
+        match found[2] or found[0]:
+            case "\r":
+                column = 0
+            case "\n" | "B":
+                row += number
+            case "\b" | "D":
+                column = max(0, column - number)
+            case "A":
+                row = max(0, row - number)
+            case "C":
+                column = min(columns - 1, column + number)
+            case "K" | "J":
+                erased = 0 if found[1] == "2" else column
+                lines += [[" "] * columns for _ in range(row + 1 - len(lines))]
+                lines[row][erased:] = [" "] * (columns - erased)
+                if found[2] == "J":
+                    del lines[row + 1 :]
+            case _:
+                pass
+        lines += [[" "] * columns for _ in range(row + 1 - len(lines))]
+    return "\n".join("".join(line).rstrip() for line in lines)

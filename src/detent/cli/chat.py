@@ -7,11 +7,13 @@ functions of `approve`, `deny` and `reply`. The chat keeps nothing itself: kille
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from detent.cli import options as o
@@ -41,6 +43,7 @@ from detent.core.budget import Budget
 from detent.core.errors import ConfigError, DetentError, Suspended
 from detent.core.state import Ask, RunState
 from detent.engine import Engine
+from detent.history.session_list import session_of_run
 from detent.history.sessions import Forking, Session
 from detent.ports.private_files import private_file
 from detent.running.results import Answered, Approval, Result, approvals_of
@@ -48,13 +51,13 @@ from detent.secrecy.redact import Redactor
 
 HISTORY = "chat-history"
 """The file of a state directory with what was typed."""
-MARKS = {"waiting_for_user": "reply> ", "waiting_for_approval": "/approve or /deny> "}
+MARKS = {"waiting_for_user": "reply> ", "waiting_for_approval": "waiting> "}
 SessionOption = Annotated[
     str | None,
     typer.Option(
         "--session",
         metavar="ID",
-        help="Continue this session: its id, a unique prefix, or `last`. Default: a new one.",
+        help=f"Continue this session: {o.SESSION_HELP}. Default: a new one.",
         autocompletion=o.complete_session,
     ),
 ]
@@ -81,21 +84,28 @@ def chat(
 
     async def work(engine: Engine) -> int:
         last = await invocation.state((await find_session(invocation, session)).last) if session is not None else None
-        who = _agent(invocation, asked, last)
+        who = _agent(invocation, asked, last, named=agent is not None)
         known = last.session.id if last is not None and last.session is not None else None
-        talk = Chat(invocation, engine, who, id=known, host=host, bounds=bounds)
+        talk = Chat(invocation, engine, who, known=known, host=host, bounds=bounds)
         return await talk.through(last)
 
     return invocation.drive(work)
 
 
-def _agent(invocation: Invocation, asked: Asked, last: RunState | None) -> Agent:
-    """Return the agent of the next messages: the one that is named here, else that of the session's last run. Its tools are registered."""
-    if last is None or invocation.names_agent(asked):
+def _agent(invocation: Invocation, asked: Asked, last: RunState | None, *, named: bool) -> Agent:
+    """Return the agent of the next messages, with its tools registered: the `named` one, else that of the session's last run.
+
+    Its file is read again, so changes to it count; a file that is gone, or an agent without one, is as the last run recorded it.
+    """
+    if last is None or named:
+        who = invocation.agent(asked)
+    elif Path(file := str(last.agent.meta.get("agent_file") or "")).is_file():
+        invocation.config = msgspec.structs.replace(invocation.config, agent=file)
         who = invocation.agent(asked)
     else:
-        who = asked.over(agent_of(last.agent))
-    if last is not None:
+        invocation.equip(last)
+        return asked.over(agent_of(last.agent))
+    if last is not None and not last.terminal:
         invocation.equip(last)
     return who
 
@@ -115,7 +125,7 @@ class Leave(Exception):
 
 
 class Chat:
-    """One chat with a session: the one with this `id`, or a new one. A command is the method of its name, with what was typed after it."""
+    """One chat with a session: the `known` one, or a new one. A command is the method of its name, with what was typed after it."""
 
     def __init__(
         self,
@@ -123,13 +133,13 @@ class Chat:
         engine: Engine,
         agent: Agent,
         *,
-        id: str | None,
+        known: str | None,
         host: Host | None,
         bounds: Budget,
     ) -> None:
         self.invocation, self.engine, self.agent, self.host, self.bounds = invocation, engine, agent, host, bounds
         self.output = invocation.output
-        self.session = engine.session(agent, id, host)
+        self.session = engine.session(agent, known, host)
         self.last: RunState | None = None
         self._person, self._code, self._text = attended(self.output), 0, ""
         self._before: tuple[Session, int] | None = None
@@ -169,7 +179,7 @@ class Chat:
             except (DetentError, OSError) as error:
                 self._refused(error)
         if self.last is not None:
-            self.output.say(f"session {self.session.id} is kept; `{self._again()}` continues it", "dim")
+            self.output.say(f"the session is kept\n  next: {self._again()}", "dim")
         return 0 if self._person else self._code
 
     async def _greet(self, last: RunState | None) -> None:
@@ -183,7 +193,8 @@ class Chat:
         await self.session.refresh()
         self.output.say(f"the last message: {shortened(last.goal, 60)}", "dim")
         if last.terminal:
-            self._show_result(last)
+            if self._person:  # a program has it already
+                self._show_result(last)
             return
         try:
             await self._answered(None)
@@ -234,6 +245,8 @@ class Chat:
             except Unfit as error:
                 raise ConfigError(f"the reply does not fit the question: {error}") from None
             text = value if isinstance(value, str) else as_json(value, indent=None)
+        if self._waiting():
+            raise ConfigError("the message was not sent, because the call above waits: /approve, /deny REASON or /edit comes first")
         await self._turn(lambda progress: self.session.send(text, budget=self.bounds, by=operator(), observers=[progress]))
 
     async def _turn(self, work: Callable[[Progress], Awaitable[Result]]) -> None:
@@ -312,8 +325,10 @@ class Chat:
         if not said:
             if not self._reader.edits or call.too_long:
                 raise ConfigError(f"write the arguments after it: /edit {call.call_id} JSON")
-            said = (await self._reader.read(Prompt(mark="arguments> ", text=as_json(call.args)))).strip()
+            with contextlib.suppress(EOFError):
+                said = (await self._reader.read(Prompt(mark="arguments> ", text=as_json(call.args)))).strip()
             if not said:
+                self.output.say("nothing was changed")
                 return
         args = json_object(said, "/edit")
         given = await approve_call(self.invocation, self.engine, self._last(), call.call_id, args=args)
@@ -336,7 +351,8 @@ class Chat:
 
     async def _undo(self, _: str) -> None:
         session, number = self._before if self.last is None and self._before is not None else (self.session, self._number())
-        goal = next((one.text for one in await session.messages() if one.number == number and one.kind == "user"), "")
+        own = [one for one in await session.messages() if session_of_run(one.run_id) == session.id]
+        goal = next((one.text for one in own if one.number == number and one.kind == "user"), "")
         await self._continue_in(await session.fork(at=number))
         self._before, self._text = ((session, number - 1) if number > 1 else None), goal
         if not self._person or not self._reader.edits:

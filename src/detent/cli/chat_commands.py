@@ -75,7 +75,7 @@ def help_lines() -> list[str]:
     return [
         *(f"  {usage:<{width}}  {summary}" for usage, summary in rows),
         "",
-        "Everything else is a message. Alt-Enter, or \\ at the end of a line, begins a new line.",
+        "Any other line is a message. Alt-Enter, or \\ at its end, begins a new line.",
         "Ctrl-C stops a turn and ends the chat, Ctrl-D ends it. The session is kept.",
     ]
 

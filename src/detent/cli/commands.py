@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Look": {
         "list": Command("looking:list_runs", "List runs, newest first"),
+        "sessions": Command("conversations:sessions", "List sessions, newest first"),
         "show": Command("looking:show", "Show what a run did, and why it ended"),
         "tail": Command("looking:tail", "Follow a run that another process advances"),
         "stats": Command("stats:stats", "Show success rates, durations and cost by agent and day"),
@@ -49,7 +50,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "explain": Command("governance:explain", "Explain why a call happened, or did not"),
         "verify": Command("looking:verify", "Check that a log is complete and unaltered"),
         "replay": Command("looking:replay", "Execute a log again with the current code"),
-        "export": Command("looking:export", "Write the records of a run to a file or stdout"),
+        "export": Command("looking:export", "Write the records of a run, or a conversation"),
     },
     "Compare": {
         "diff": Command("forking:diff", "Show what differs between two runs"),

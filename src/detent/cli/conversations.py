@@ -6,22 +6,61 @@ Rule: what people, models and tools wrote is quoted line by line, so no message 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from detent.cli import options as o
 from detent.cli.ids import LAST, LISTED
 from detent.cli.invocation import Invocation
-from detent.cli.output import as_json, as_text, clean, counted, plain, shortened
+from detent.cli.output import as_json, as_text, clean, counted, plain, shortened, style_of
 from detent.config.agents import Agent
 from detent.core.agent import AgentSpec
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError, RunNotFound
 from detent.core.state import Item, RunState
 from detent.engine import Engine
-from detent.history.session_list import SessionHead
+from detent.history.session_list import SessionHead, session_of_run
 from detent.history.sessions import Session
 from detent.ports.conversing import Message
 
 ROLES = {"user": "You", "model": "Agent", "tool": "Tool", "note": "Note"}
+
+
+def sessions(
+    *,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N sessions; 0 lists all.", min=0)] = 50,
+    setup: o.Looking,
+) -> int:
+    """List sessions, the one with the newest message first. `detent chat --session ID` continues one."""
+    invocation = Invocation(setup, bare=True)
+
+    async def work(engine: Engine) -> list[SessionHead]:
+        return await engine.sessions(limit=limit or None)
+
+    found, where = invocation.drive(work, missing=[]), invocation.engine.store.url
+    invocation.output.document(found)
+    if not found:
+        invocation.output.say(f"no sessions in {where}" if invocation.there else f"no sessions yet: {where} does not exist")
+        return 0
+    rows = [
+        (
+            one.id,
+            one.status,
+            str(one.messages),
+            f"{one.cost_usd:.4f}" if one.cost_usd else "-",
+            f"{one.updated_at:%Y-%m-%d %H:%M:%S}",
+            one.agent,
+            one.goal or "(erased)",
+        )
+        for one in found
+    ]
+    head = ("SESSION", "STATUS", "MESSAGES", "COST (USD)", "LAST (UTC)", "AGENT", "FIRST MESSAGE")
+    spare = ("LAST (UTC)", "COST (USD)", "AGENT", "MESSAGES")
+    invocation.output.table(head, rows, [style_of(one.status) for one in found], spare=spare)
+    if limit and len(found) == limit:
+        invocation.output.say(f"the newest {limit}; --limit 0 shows all")
+    return 0
 
 
 async def find_session(invocation: Invocation, asked: str) -> SessionHead:
@@ -53,7 +92,7 @@ def agent_of(spec: AgentSpec) -> Agent:
 
 def session_of(engine: Engine, last: RunState) -> Session:
     """Return the session of a run."""
-    return engine.session(agent_of(last.agent), last.session.id if last.session is not None else None)
+    return engine.session(None, last.session.id if last.session is not None else None)
 
 
 async def exported(session: Session, *, as_data: bool) -> bytes:
@@ -81,18 +120,18 @@ def effect_lines(effects: Sequence[Item]) -> list[str]:
 
 
 def markdown_of(session: str, messages: Sequence[Message]) -> str:
-    """Return a conversation as Markdown: a heading for each entry, and its text quoted."""
+    """Return a conversation as Markdown: a heading for each entry, and its text quoted. Messages from before a fork have no number."""
     parts = [f"# Session {clean(session)}"]
     for message in messages:
-        parts += [f"## {_heading(message)}", "\n".join(_quoted(message))]
+        own = session_of_run(message.run_id) == session
+        parts += [f"## {f'{message.number}. ' if own else ''}{_heading(message)}", "\n".join(_quoted(message))]
     return "\n\n".join(parts) + "\n"
 
 
 def _heading(message: Message) -> str:
-    number = f"{message.number}. " if message.number else ""
     if message.kind == "tool":
-        return f"{number}Tool {clean(message.tool)}{'' if message.ok is not False else ' failed'}"
-    return f"{number}{ROLES[message.kind]}"
+        return f"Tool {clean(message.tool)}{'' if message.ok is not False else ' failed'}"
+    return ROLES[message.kind]
 
 
 def _quoted(message: Message) -> Iterator[str]:

@@ -288,10 +288,6 @@ class Invocation:
         agent = load_agent(path)
         return path, replace(agent, mcp=allowed_servers(agent.mcp, self.config))
 
-    def names_agent(self, asked: Asked = NOT_ASKED) -> bool:
-        """Whether `agent` finds one: in the configuration, the options or the working directory."""
-        return bool(self.config.agent) or Path(AGENT_FILE).is_file() or asked.model is not None
-
     def agent(self, asked: Asked = NOT_ASKED) -> Agent:
         """Return the agent to run, with its tools registered and its workspace recorded; raise `ConfigError`.
 

@@ -9,10 +9,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from detent.cli import options as o
 from detent.cli.approving import request_lines
+from detent.cli.conversations import exported, find_session, session_of
 from detent.cli.invocation import Invocation
 from detent.cli.option_sets import Without
 from detent.cli.output import FAILED, as_text, clean, code_of_status, counted, plain, shortened, style_of
@@ -26,6 +28,7 @@ from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
 from detent.history.looking import looks
+from detent.history.session_list import session_of_run
 from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec
 from detent.ports.private_files import private_file
 from detent.running.results import Approval, Replay, Verification
@@ -50,18 +53,33 @@ def list_runs(
         str | None, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.", autocompletion=o.complete_agent)
     ] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Only runs started since: 30m, 12h, 7d, or a date.")] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session", metavar="ID", help=f"Only the runs of this session: {o.SESSION_HELP}.", autocompletion=o.complete_session
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs; 0 lists all.", min=0)] = 50,
     setup: o.Looking,
 ) -> int:
-    """List runs, newest first."""
+    """List runs, newest first. A message of a session is a run."""
     invocation = Invocation(setup, bare=True)
     most = limit or None
     query = RunQuery(
-        status=statuses_of(status or []), tenant=tenant, agent=agent, since=since_of(since) if since else None, limit=None if goal else most
+        status=statuses_of(status or []),
+        tenant=tenant,
+        agent=agent,
+        since=since_of(since) if since else None,
+        limit=None if goal or session else most,
     )
 
     async def work(engine: Engine) -> tuple[list[RunHead], dict[str, RunState], list[Approval]]:
-        found = await invocation.heads(query)
+        if session is not None:
+            wanted = (await find_session(invocation, session)).id
+            found = await invocation.heads(msgspec.structs.replace(query, starts_with=(f"{wanted.partition('@')[0]}.",)))
+            found = [h for h in found if session_of_run(h.run_id) == wanted][:most]
+        else:
+            found = await invocation.heads(query)
         if goal:
             found = [h for h in found if h.goal_id == goal or goal.lower() in f"{h.goal}\n{h.title}".lower()][:most]
         await invocation.name(*(h.run_id for h in found))
@@ -74,7 +92,7 @@ def list_runs(
         asked = [one for run_id, signals in told.items() if signals for one in await engine.approvals(run_id=run_id)]
         return found, dead, [one for one in asked if one.answered_by]
 
-    heads, dead, answered = invocation.drive(work, missing=([], {}, []))
+    heads, dead, answered = invocation.drive(work) if session is not None else invocation.drive(work, missing=([], {}, []))
     invocation.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
     if not heads:
         where = invocation.engine.store.url
@@ -234,8 +252,21 @@ def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
 
 
 def export(
-    run: o.RunArgument,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help=f"{o.RUN_HELP} Not with --session.", show_default=False, autocompletion=o.complete_run),
+    ] = None,
     *,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session",
+            metavar="ID",
+            help=f"Write the conversation of a session as Markdown instead: {o.SESSION_HELP}.",
+            autocompletion=o.complete_session,
+        ),
+    ] = None,
+    as_data: Annotated[bool, typer.Option("--json", help="With --session: write one JSON document.")] = False,
     file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of stdout.")] = None,
     script: Annotated[
         bool, typer.Option("--script", help="Write the run's plans as a script for tests (detent.testing.RecordedPlanner) instead.")
@@ -252,8 +283,19 @@ def export(
     config: o.ConfigFile = None,
     trust: o.Trust = False,
 ) -> int:
-    """Write a run's records as they are stored, one JSON object per line. Of a damaged log, write the readable part."""
+    """Write a run's records as they are stored, one JSON object per line, or a session's conversation.
+
+    Of a damaged log, write the readable part.
+    """
     invocation = Invocation(o.Setup(store=store, config=config, workspace=workspace, trust=trust), bare=not script)
+    if session is not None:
+        if run is not None or script or by_sequence or artifact:
+            raise ConfigError("--session writes a conversation; leave out RUN, --script, --by-sequence and --artifact")
+        return _export_session(invocation, session, file, as_data=as_data)
+    if run is None:
+        raise ConfigError("export needs a RUN, or --session ID; `detent list` and `detent sessions` list them")
+    if as_data:
+        raise ConfigError("--json is an option of --session; the records of a run are JSON anyway")
     if artifact and (script or by_sequence):
         raise ConfigError("--artifact writes a file that the run names, --script its plans; give one of them")
     if artifact:
@@ -270,6 +312,17 @@ def export(
     _written(invocation, file, b"".join(line + b"\n" for line in lines), f"{len(lines)} records")
     if damage is not None:
         raise damage
+    return 0
+
+
+def _export_session(invocation: Invocation, asked: str, file: Path | None, *, as_data: bool) -> int:
+    """Write a session's conversation."""
+
+    async def work(engine: Engine) -> bytes:
+        found = await find_session(invocation, asked)
+        return await exported(session_of(engine, await engine.load(found.last)), as_data=as_data)
+
+    _written(invocation, file, invocation.drive(work), "the conversation")
     return 0
 
 

@@ -29,6 +29,7 @@ def complete_session(ctx: typer.Context, incomplete: str) -> list[str]:
     return COMPLETED["sessions"](ctx.params, incomplete) if COMPLETED else []
 
 
+SESSION_HELP = "its id, a unique prefix, `last`, or `last-1` for the one before"
 RUN_HELP = "A run: its id, a unique prefix or the last word of the id, `last`, or `last-1` for the one before."
 Goal = Annotated[
     list[str] | None,

@@ -29,6 +29,7 @@ TIMEOUT_S = 1.0
 MOST_BYTES = 1 << 20
 
 BROUGHT: dict[str, tuple[str, ...]] = {
+    "chat": ("prompt_toolkit",),
     "models": ("pydantic-ai-slim",),
     "openai": ("pydantic-ai-slim", "openai"),
     "anthropic": ("pydantic-ai-slim", "anthropic"),

@@ -84,7 +84,7 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
     await refuse_damaged(parts.store, run_id, await parts.store.read(run_id))
     journal = ReplayJournal(records, await base_of(parts.store, run_id, await parts.store.read(run_id, limit=1)))
     world = make_world(journal, lambda key: artifact(parts.store, journal.state, key))
-    world.conversation = await shown_of(parts.store, journal.state)
+    world.conversation = await shown_of(parts.store, journal.state, records)
     earlier = (await history(parts.store, run_id))[: -len(records)] if isinstance(records[0].event, e.Forked) else ()
     above = [record.event for record in earlier]
     recorded = RecordedTools(parts.tools, parts.digest, above, journal)

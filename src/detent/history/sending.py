@@ -9,10 +9,10 @@ run needs first, and looks again, until its message has a run.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -30,15 +30,34 @@ from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Rule
 from detent.running import admission, answering, starting
 from detent.running.advancing import Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S
-from detent.running.conversing import ID_DIGITS, News, after, conversation_of, cut, digest_of_id, effects_in, encoded, news_in
+from detent.running.conversing import (
+    CONTINUED,
+    ID_DIGITS,
+    News,
+    after,
+    conversation_of,
+    cut,
+    digest_of_id,
+    effects_in,
+    encoded,
+    news_in,
+    number_of,
+    prefix_of,
+    run_of,
+    shown,
+)
 from detent.running.results import Result
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
 
 replace = msgspec.structs.replace
 
-PAGE = 50
+PAGE = 4
 """How many listing entries are read at a time to find a session's last run."""
+
+MOST_HINTS = 10_000
+_HINTS: WeakKeyDictionary[Runtime, dict[str, int]] = WeakKeyDictionary()
+"""Where an engine last saw the end of its sessions, so that it lists the runs of a session once. A run there is looked at again before it counts."""
 
 
 class Talk(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +67,7 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     runtime: Runtime
-    agent: Agent[Any] | str
+    agent: Agent[Any] | str | None
     id: str
     host: Host | None = None
     budget: Budget | None = None
@@ -58,20 +77,16 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
 
     def run_id(self, number: int) -> str:
         """Return the id of the run of a message."""
-        name, at, tenant = self.id.partition("@")
-        return f"{name}.{number}{at}{tenant}"
+        return run_of(self.id, number)
 
     def number(self, run_id: str) -> int:
         """Return the number of the message that a run is of, 0 if it is not of this session."""
-        name, at, tenant = self.id.partition("@")
-        found = re.fullmatch(rf"{re.escape(name)}\.([1-9][0-9]{{0,8}}){re.escape(at + tenant)}", run_id)
-        return int(found[1]) if found else 0
+        return number_of(self.id, run_id)
 
     def query(self, **more: Any) -> RunQuery:
         """Return the query for the session's runs."""
-        name, at, _ = self.id.partition("@")
-        tenant = self.host.tenant if self.host is not None else None if at else ""
-        return RunQuery(starts_with=(f"{name}.",), tenant=tenant, **more)
+        tenant = self.host.tenant if self.host is not None else None if "@" in self.id else ""
+        return RunQuery(starts_with=(prefix_of(self.id),), tenant=tenant, **more)
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +151,9 @@ async def last_number(talk: Talk, hint: int = 0) -> int:
 
     The listing names the newest run; if a clock was set back, or messages came meanwhile, the later ones are found one by one.
     """
-    store, number, last = talk.runtime.store, hint, None
-    if not hint or await store.head(talk.run_id(hint)) is None:
+    hints = _HINTS.setdefault(talk.runtime, {})
+    store, number, last = talk.runtime.store, hint or hints.get(talk.id, 0), None
+    if not number or await store.head(talk.run_id(number)) is None:
         number = 0
         while not number:
             page = await store.list_runs(talk.query(limit=PAGE, after=last))
@@ -147,6 +163,9 @@ async def last_number(talk: Talk, hint: int = 0) -> int:
             last = page[-1].run_id
     while number and await store.head(talk.run_id(number + 1)) is not None:
         number += 1
+    if len(hints) >= MOST_HINTS:
+        hints.clear()
+    hints[talk.id] = number
     return number
 
 
@@ -223,7 +242,7 @@ class Sending:
         mine, self._begun = said.message_id == self._said.message_id, False
         started = await starting.admitted(
             runtime,
-            talk.agent,
+            agent_of(talk, stand),
             said.text,
             host=talk.host,
             budget=self._budget if mine else None,
@@ -254,10 +273,14 @@ class Sending:
                 place = replace(place, before=base.run_id, sequence=base.state.seq, digest=base.state.digest)
                 if said.rule == "rollback" and (before := base.state.session) is not None:
                     place = replace(place, before=before.before, sequence=before.sequence, digest=before.digest)
+            if stand is None and base is not None:
+                key = f"{CONTINUED}{digest_of_id(run_id)[:16]}"  # before the first record: whoever erases the base finds this run
+                await store.put_blob(base.run_id, key, run_id.encode())
             conversation = conversation_for(talk, base, said, started, forked=stand is None and base is not None)
             if conversation != NO_CONVERSATION:
                 data, ref = encoded(conversation)
                 await store.put_blob(run_id, ref.key, data)
+                advancing.conversation = shown(conversation)
                 place = replace(place, conversation=ref)
             begun = await starting.record_start(runtime, advancing, started=replace(started, session=place), turns=None)
         self._begun = True
@@ -288,11 +311,12 @@ class Sending:
         }
         kind = "message" if said.rule == "steer" else "queued"
         signal = replace(runtime.signal("message", payload, by=said.by), id=f"{kind}:{digest_of_id(said.message_id)}")
-        answer = await answering.posted(runtime, stand.state, signal)
+        await answering.post(runtime, stand.state, signal)
         if said.rule in ("interrupt", "rollback"):
             await answering.cancel(runtime, run_id, by=said.by, why="a message of its session interrupts it")
-        while answer.outcome == "posted":
-            answer = await answering.decided(runtime, run_id, signal.id)
+        while (answer := await answering.decided(runtime, run_id, signal.id)).outcome == "posted":
+            with contextlib.suppress(RunBusy):
+                await runtime.go_on(run_id)
         if answer.outcome == "refused":
             if answer.code != "run_finished":
                 raise NotAllowedNow(run_id, answer.why, reason_code=answer.code)
@@ -389,20 +413,30 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
     return cut(found, make_profile(agent.profile).window_tokens)
 
 
+def agent_of(talk: Talk, stand: Stand | None) -> Agent[Any] | str:
+    """Return the agent of the next run: the one that was given, else that of the last run as its log has it."""
+    if talk.agent is not None:
+        return talk.agent
+    if stand is None:
+        raise ConfigError(f"session {talk.id!r} has no message yet: give engine.session the agent that answers it")
+    spec = stand.state.agent
+    return Agent(**{name: getattr(spec, name) for name in spec.__struct_fields__})
+
+
 def left_of(talk: Talk, stand: Stand | None, asked: Budget) -> Budget:
     """Return the bounds of the next run: the asked ones, and what the session's budget leaves. Raise `NotAllowedNow` if it leaves nothing."""
     before = stand.known if stand is not None else NO_CONVERSATION
     bounds = talk.budget or before.budget
     if bounds is None:
         return asked
-    clock = {"running_s": before.running_ms / 1000, "total_s": before.total_ms / 1000}
-    if (bound := exhausted(bounds, before.used, **clock)) is not None:
+    running_s, total_s = before.running_ms / 1000, before.total_ms / 1000
+    if (bound := exhausted(bounds, before.used, running_s=running_s, total_s=total_s)) is not None:
         why = (
             f"session {talk.id!r} has used {bound.used:g} of {bound.option}={bound.limit:g} over all its runs; "
             f"engine.session(..., budget=Budget({bound.option}=...)) raises it"
         )
         raise NotAllowedNow(stand.run_id if stand is not None else talk.run_id(1), why, reason_code="session_budget_exhausted")
-    left, both = remaining(bounds, before.used, **clock), dict[str, Any]()
+    left, both = remaining(bounds, before.used, running_s=running_s, total_s=total_s), dict[str, Any]()
     for field in FIELDS:
         most, mine = getattr(left, field), getattr(asked, field)
         if most is not None and (mine is None or most < mine):

@@ -43,8 +43,8 @@ async def sessions(runtime: Runtime, *, host: Host | None = None, starts_with: s
     while True:
         page = await list_runs(runtime, query, host=host)
         for head in page:
-            if place := RUN_OF_SESSION.fullmatch(head.run_id):
-                found.setdefault(f"{place['session']}{place['at'] or ''}", []).append(head)
+            if name := session_of_run(head.run_id):
+                found.setdefault(name, []).append(head)
         if len(page) < PAGE:
             break
         query = msgspec.structs.replace(query, after=page[-1].run_id)
@@ -55,6 +55,12 @@ async def sessions(runtime: Runtime, *, host: Host | None = None, starts_with: s
         if await _is_session(runtime, heads[0].run_id):
             listed.append(_listed(name, sorted(heads, key=_number)))
     return listed
+
+
+def session_of_run(run_id: str) -> str:
+    """Return the id of the session that a run with this id is a message of, "" if it can be of none."""
+    place = RUN_OF_SESSION.fullmatch(run_id)
+    return f"{place['session']}{place['at'] or ''}" if place else ""
 
 
 def _number(head: RunHead) -> int:

@@ -66,7 +66,9 @@ class Session:
 
     @property
     def usage(self) -> Usage:
-        """What the runs of the session have used together."""
+        """What the runs of the session have used together. Raise `ConfigError` before the session was read: `send`, `refresh` and others read it."""
+        if self._hint < 0:
+            raise ConfigError(f"session {self.id!r} has not been read yet: `await session.refresh()` reads it")
         return NOTHING if self._stand is None else self._stand.known.used
 
     @property
@@ -134,6 +136,15 @@ class Session:
             result, self._hint = await Sending(talk, said, budget=budget, observers=observers, hint=max(0, self._hint)).result()
         finally:
             self._stand = None
+        await self.refresh()
+        return result
+
+    async def resume(self, *, observers: Sequence[Observer] = ()) -> Result | None:
+        """Continue the last run if it was killed or suspended, or has news, and return its result; None without a run. No message is sent."""
+        await self.refresh()
+        if self._stand is None:
+            return None
+        result = await self._talk.runtime.go_on(self._stand.run_id, observers=observers)
         await self.refresh()
         return result
 
@@ -219,6 +230,8 @@ class Session:
         What had an effect from that message on stays, and is listed. The new session has its first run with its first message.
         """
         await self.refresh()
+        if not self._hint and self._talk.base and at is not None:
+            return await (await self._based()).fork(at, id=id)
         number, last = await self._number_of(at), self._hint
         effects: list[Item] = []
         for one in range(number, last + 1):
@@ -228,9 +241,14 @@ class Session:
             first = await stand_at(self._talk, self._talk.run_id(number), number)
             place = first.state.session
             talk = replace(talk, base=place.before if place is not None else "", context=() if number > 1 else first.earlier.messages)
-        elif last:
-            talk = replace(talk, base=self._talk.run_id(last))
+        elif last or self._talk.base:
+            talk = replace(talk, base=self._talk.run_id(last) if last else self._talk.base)
         return Forking(session=Session(talk), effects=tuple(effects))
+
+    async def _based(self) -> Session:
+        """Return the session that this one continues from, up to where it does."""
+        base = (await stand_at(self._talk, self._talk.base, 0)).state.session
+        return self if base is None else Session(replace(self._talk, id=base.id, base=""))
 
     async def _number_of(self, at: Message | int | str | None) -> int:
         """Return the number of a message. Raise `ConfigError` if the session does not have it."""
@@ -262,7 +280,7 @@ MOST_ID = 200
 
 def session(
     runtime: Runtime,
-    agent: Agent[Any] | str,
+    agent: Agent[Any] | str | None,
     id: str | None = None,  # noqa: A002 - the name that its users type
     host: Host | None = None,
     *,
@@ -271,6 +289,8 @@ def session(
     rule: Rule = "reject",
 ) -> Session:
     """Return the session with this id, or a new one. Nothing is read or recorded before its first message.
+
+    `agent`: who answers from the next message on, an agent or the name of one of `Engine(agents=[...])`; None: the agent of the last run.
 
     `context` is put before the first message: texts, or tables with `key`, `content` and `content_type`. `budget` bounds all runs of the session
     together. `rule` says what happens to a message that arrives while a run is in progress (`Session.send`). A session belongs to its host's tenant.
@@ -282,7 +302,9 @@ def session(
         budget = checked(budget, ceiling=10**9)
         if budget.max_calls_of:
             raise ConfigError("the budget of a session has no max_calls_of: give that to the agent, for each run")
-    starting.known_agent(runtime, agent)
+    if agent is not None:
+        agent = starting.known_agent(runtime, agent)
+        starting.equip(runtime, agent)
     talk = Talk(
         runtime=runtime,
         agent=agent,

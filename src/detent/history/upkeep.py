@@ -15,6 +15,7 @@ from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy,
 from detent.core.events import Erased
 from detent.core.records import RunHead
 from detent.core.state import RunState
+from detent.history.later_runs import without
 from detent.history.listed import Said
 from detent.kernel.journal import Journal, head_of
 from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back
@@ -172,14 +173,18 @@ async def _listing_problem(store: EventStore, run_id: str, said: Said, entry: Ru
     return f"a list of the runs of tenant {entry.tenant!r}, agent {entry.agent!r}, status {last!r} lacks the run, but its log says it belongs there"
 
 
-async def erase(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Erasure:
+async def erase(
+    runtime: Runtime, run_id: str, *, by: str = "", why: str = "", keep_later: bool = False, host: Host | None = None
+) -> Erasure:
     """Remove a run's content for good and keep its chain of hashes. Only a finished or waiting run can be erased.
 
-    Ids stay. The result names the ids that contain words of the goal: `Bounds(goal_words_in_ids=False)` creates ids without.
+    The conversations of later runs of its session lose its words, too; with `keep_later` they stay as they are. Otherwise `NotAllowedNow` is raised
+    (`session_open`) while one of those runs is open. Ids stay. The result names the ids that contain words of the goal:
+    `Bounds(goal_words_in_ids=False)` creates ids without.
     """
     admission.refuse_what_is_not_json(by=by, why=why)
     async with _claimed(runtime, run_id, host, "erased") as (kept, claim):
-        return await erase_held(runtime.parts, kept, by=by, why=why, claim=claim)
+        return await erase_held(runtime.parts, kept, by=by, why=why, claim=claim, keep_later=keep_later)
 
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
@@ -195,7 +200,7 @@ async def _claimed(runtime: Runtime, run_id: str, host: Host | None, doing: str)
         yield run_id, claim
 
 
-async def erase_held(parts: Parts, run_id: str, *, by: str, why: str, claim: int) -> Erasure:
+async def erase_held(parts: Parts, run_id: str, *, by: str, why: str, claim: int, keep_later: bool = False) -> Erasure:
     """Erase a run that is held: its records become tombstones, and all that belongs to them is removed, also in forks.
 
     Raise `NotAllowedNow` while it runs, `RunBusy` while somebody advances a fork of it; nothing was erased then. A run that continues from an erased
@@ -204,20 +209,22 @@ async def erase_held(parts: Parts, run_id: str, *, by: str, why: str, claim: int
     store = parts.store
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(unforked(store, run_id))
-        forks = await _held_forks(parts, run_id, stack)
+        forks, later = await _held_forks(parts, run_id, stack), tuple[str, ...]()
         try:
             state = await load_run(store, run_id)
         except RunErased:
             goal, above = await _erase_unfolded(store, run_id, claim), list[str]()
         else:
             goal, above = state.goal, [state.goal_id, *state.ancestors]
+            if not keep_later:
+                later = await stack.enter_async_context(without(parts, state, by=by, hold=held))
             await _erase_folded(parts, state, by=by, why=why, claim=claim)
         for fork, number in forks.items():
             await forget(store, fork, number)
         if goal is None:
             raise RunErased(run_id)
     there = dict.fromkeys((run_id, *above, *forks))
-    return Erasure(run_id=run_id, ids_with_goal_words=tuple(one for one in there if words_in(one, goal)))
+    return Erasure(run_id=run_id, ids_with_goal_words=tuple(one for one in there if words_in(one, goal)), later=later)
 
 
 async def _held_forks(parts: Parts, run_id: str, stack: contextlib.AsyncExitStack) -> dict[str, int]:

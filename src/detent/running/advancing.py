@@ -36,6 +36,7 @@ from detent.ports import (
     give_back,
     noop_hooks,
 )
+from detent.ports.conversing import Message
 from detent.ports.outside import BRANCH
 from detent.ports.raised import KEEP, tell
 from detent.running import admission, rules
@@ -73,7 +74,19 @@ async def load(store: EventStore, run_id: str) -> list[Record]:
 class Advancing:
     """One run while this process has its claim. Use as `async with Advancing(...) as run:`."""
 
-    __slots__ = ("_chunk", "_claim", "_decides", "_inline", "_journal", "_planner_for", "_sinks", "control", "parts", "run_id")
+    __slots__ = (
+        "_chunk",
+        "_claim",
+        "_decides",
+        "_inline",
+        "_journal",
+        "_planner_for",
+        "_sinks",
+        "control",
+        "conversation",
+        "parts",
+        "run_id",
+    )
 
     def __init__(
         self,
@@ -91,6 +104,7 @@ class Advancing:
         self._journal: Journal | None = None
         self._claim: int | None = None
         self._decides = False
+        self.conversation: Sequence[Message] | None = None  # what its artifact holds, where that was just made
         self.control = Control(run_id, grace_s=parts.grace_s, drain_s=parts.drain_s)
         self._sinks, self._chunk = sinks, chunk
 
@@ -204,7 +218,7 @@ class Advancing:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
         world = self._world(journal, planner)
         if journal.state.session is not None:
-            world.conversation = await shown_of(parts.store, journal.state)
+            world.conversation = await shown_of(parts.store, journal.state) if self.conversation is None else self.conversation
         return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
 
     def _world(self, journal: Journal, planner: Planner) -> LiveWorld:
@@ -223,6 +237,7 @@ class Advancing:
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
             preparing=preparing_of(parts.memories, parts.compactors, journal.state, planner),
+            memories=parts.memories,
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

@@ -214,11 +214,9 @@ async def answered_with(runtime: Runtime, state: RunState, payload: dict[str, An
     return await _deliver(runtime, state, said, resume=True)
 
 
-async def posted(runtime: Runtime, state: RunState, signal: Signal) -> Answered:
-    """Put a signal into the inbox of a run that somebody advances, and return what is known of it. Raise `NotAllowedNow` if it cannot count."""
+async def post(runtime: Runtime, state: RunState, signal: Signal) -> None:
+    """Put a signal into the inbox of a run that somebody advances. Raise `NotAllowedNow` if it cannot count."""
     await runtime.store.post(state.run_id, posted_to(state.run_id, vetted(signal, state)))
-    told, _ = await _heard(runtime, state.run_id, signal.id, after=state.seq)
-    return told
 
 
 async def _passing(runtime: Runtime, state: RunState, signal: Signal) -> Signal:

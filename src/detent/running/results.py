@@ -405,10 +405,14 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """What remains of an erased run beside its digests: `ids_with_goal_words`, which stay because the chain covers them (its own, its forks')."""
+    """What remains of an erased run beside its digests: `ids_with_goal_words`, which stay because the chain covers them (its own, its forks').
+
+    `later` are the later runs of its session whose conversations had its words, and have them no more.
+    """
 
     run_id: str
     ids_with_goal_words: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):

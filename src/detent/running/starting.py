@@ -18,7 +18,7 @@ from detent.config.names import Imported
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
-from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, UnknownName
+from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, StoreError, Suspended, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReopened, RunStarted, SideEffect
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
@@ -70,6 +70,7 @@ async def admitted(
         refuse_unusable(output_schema, "output_schema")
     agent = await _with_servers(runtime, known_agent(runtime, agent))
     spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+    spec = runtime.parts.memories.bound(spec, host or Host())
     started = RunStarted(
         goal=goal,
         agent=spec,
@@ -159,7 +160,13 @@ async def run(
     observers = one_of(observers)
     task = runtime.take_on(run_id, partial(record_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
     del agent, spec, started  # a run in progress needs its state, not its inputs
-    return await runtime.answered(await runtime.reached(task), observers, turns=turns)
+    try:
+        return await runtime.answered(await runtime.reached(task), observers, turns=turns)
+    except Suspended as error:
+        with contextlib.suppress(StoreError):  # the store is closed already
+            if await runtime.store.head(run_id) is None:  # it waited for its turn among `max_concurrent_runs`, or for its claim
+                error.args = (f"run {run_id!r} was stopped before it began ({error.why}): nothing is recorded, so start it again",)
+        raise
 
 
 async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:
@@ -179,8 +186,8 @@ async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunSt
             journal.release(reserved)
             await journal.commit()
     if turns == 0 or started.session is not None or not ours(runtime.parts.strategies.get(started.strategy)):
-        # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first.
-        # A run of a session exists before the claim on the run before it is released
+        # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first. A run of a
+        # session exists before the claim on the run before it is released
         await journal.commit(durable=turns == 0)
     return journal.state if turns == 0 else journal
 
@@ -231,11 +238,16 @@ def know(runtime: Runtime, agents: Iterable[Agent]) -> None:
         if agent.name in runtime.agents:
             raise ConfigError(f"agents has two called {agent.name!r}; give one of them another name")
         runtime.agents[agent.name] = agent
-        runtime.servers.add(agent.mcp)
-        runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
-        add_imported(runtime, agent)
-        runtime.verifiers.add(agent.verifiers())
-        runtime.verifiers.add_type(agent.answers_as())
+        equip(runtime, agent)
+
+
+def equip(runtime: Runtime, agent: Agent) -> None:
+    """Register what the runs of an agent need that were started elsewhere."""
+    runtime.servers.add(agent.mcp)
+    runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
+    add_imported(runtime, agent)
+    runtime.verifiers.add(agent.verifiers())
+    runtime.verifiers.add_type(agent.answers_as())
 
 
 def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]:

@@ -1,0 +1,106 @@
+"""What becomes of a session when its runs are erased, archived, moved or deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from detent import Engine
+from detent.core.errors import NotAllowedNow, RunErased
+from detent.history.moving import copy
+from sessions.talks import AGENT, Clerk, asks, engine_of
+
+
+async def stored(engine: Engine, run_id: str) -> bytes:
+    """Return everything that the store has of a run."""
+    keys = await engine.store.list_blobs(run_id)
+    blobs = [await engine.store.get_blob(run_id, key) or b"" for key in keys]
+    return b"\n".join([*await engine.store.read(run_id), *blobs])
+
+
+def test_the_words_of_an_erased_run_leave_the_later_runs_of_its_session() -> None:
+    """Otherwise what somebody asked to be erased would stay, in every conversation after it."""
+    clerk = Clerk()
+
+    async def main() -> None:
+        async with engine_of(clerk) as engine:
+            session = engine.session(AGENT, "trip")
+            for text in ("secret", "two", "three"):
+                await session.send(text)
+            forked = (await session.fork(at=3)).session
+            await forked.send("other")
+            erased = await engine.erase("trip.1", by="ann")
+            assert erased.later == ("trip.2", f"{forked.id}.1", "trip.3")
+            for run_id in ("trip.1", "trip.2", "trip.3", f"{forked.id}.1"):
+                assert b"secret" not in await stored(engine, run_id)
+                found = await engine.verify(run_id)
+                assert found.ok, found
+            for run_id in ("trip.2", "trip.3"):
+                assert (await engine.replay(run_id)).identical
+            assert await engine.gc() == 0
+            await session.send("four")
+            assert (await engine.verify("trip.4")).ok
+            with pytest.raises(RunErased):
+                await engine.load("trip.1")
+
+    asyncio.run(main())
+    assert clerk.saw[-1] == [
+        ("note", "2 earlier entries of this conversation left out"),
+        ("user", "two"),
+        ("model", "answer to two"),
+        ("user", "three"),
+        ("model", "answer to three"),
+    ]
+
+
+def test_later_conversations_stay_where_that_is_asked_for() -> None:
+    """Otherwise `keep_later` would be an option that nothing reads."""
+
+    async def main() -> None:
+        async with engine_of(Clerk()) as engine:
+            session = engine.session(AGENT, "trip")
+            for text in ("secret", "two"):
+                await session.send(text)
+            assert (await engine.erase("trip.1", by="ann", keep_later=True)).later == ()
+            assert b"secret" in await stored(engine, "trip.2")
+            assert [m.text for m in await session.messages()] == ["secret", "answer to secret", "two", "answer to two"]
+
+    asyncio.run(main())
+
+
+def test_a_run_is_not_erased_while_a_later_run_of_its_session_is_open() -> None:
+    """Otherwise a run would continue with words that its log names and nobody has."""
+
+    async def main() -> None:
+        async with engine_of(Clerk(two=[asks("Sure?")])) as engine:
+            session = engine.session(AGENT, "trip")
+            for text in ("secret", "two"):
+                await session.send(text)
+            before = await stored(engine, "trip.1"), await stored(engine, "trip.2")
+            with pytest.raises(NotAllowedNow, match=r"later run 'trip\.2' is waiting_for_user") as raised:
+                await engine.erase("trip.1", by="ann")
+            assert raised.value.reason_code == "session_open"
+            assert before == (await stored(engine, "trip.1"), await stored(engine, "trip.2"))
+            await session.send("yes")
+            assert (await engine.erase("trip.1", by="ann")).later == ("trip.2",)
+
+    asyncio.run(main())
+
+
+def test_a_run_of_a_session_is_moved_with_its_conversation(tmp_path: Path) -> None:
+    """Otherwise a run in an archive, or in another store, would not be complete."""
+
+    async def main() -> None:
+        async with engine_of(Clerk(), f"sqlite:///{tmp_path}/a.db") as engine, engine_of(Clerk(), f"sqlite:///{tmp_path}/b.db") as other:
+            session = engine.session(AGENT, "trip")
+            for text in ("one", "two"):
+                await session.send(text)
+            await other.list_runs()
+            await copy(engine.store, other.store, "trip.2")
+            assert (await other.verify("trip.2")).ok
+            assert (await other.replay("trip.2")).identical
+            assert (await other.session(AGENT, "trip").send("three")).run_id == "trip.3"
+
+    asyncio.run(main())

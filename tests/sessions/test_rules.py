@@ -1,0 +1,288 @@
+"""What happens to a message while a run of its session is in progress, and to two at the same moment, from two stores (as two processes have)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amounts import times
+from detent import Agent, Engine, FinalAnswer, Result, Suspended
+from detent.core.errors import NotAllowedNow, SessionBusy
+from detent.core.events import MessageReceived
+from detent.extend import Signal
+from laws.places import Place
+from sessions.talks import AGENT, Clerk, Ledger, asks, call, engine_of
+
+
+class Held(Clerk):
+    """Waits in its first plan of a goal until it is let go."""
+
+    def __init__(self, goal: str = "long", **does: Any) -> None:
+        super().__init__(**does)
+        self.began, self.go = asyncio.Event(), asyncio.Event()
+        self.when = lambda view: self._hold() if view.goal == goal and view.iteration == 1 else None
+
+    async def _hold(self) -> None:
+        self.began.set()
+        await self.go.wait()
+
+
+async def recorded(engine: Engine, run_id: str) -> list[MessageReceived]:
+    """Return the messages that a run's log has."""
+    return [record.event for record in await engine.records(run_id) if isinstance(record.event, MessageReceived)]
+
+
+async def noticed(engine: Engine, signals: int = 1) -> None:
+    """Wait until this many signals are in the inbox of the run in progress, and it knows of one."""
+    while len((await engine.store.signals(["trip.1"])).get("trip.1", [])) < signals:
+        await asyncio.sleep(0)
+    while (control := engine.runtime.parts.watcher.control("trip.1")) is None or not control.waiting:
+        await asyncio.sleep(0)
+
+
+def scene(tmp_path: Path, talk: Any, **does: Any) -> Any:
+    """Run `talk(place, held, here, there)`: two engines on one place, with a message `long` in progress in the first."""
+
+    async def main() -> Any:
+        place, held = Place("ram", tmp_path), Held(**does)
+        ledger = Ledger()
+        agent = Agent(name="clerk", tools=ledger.tools())
+        async with engine_of(held, place.store()) as here, engine_of(held, place.store()) as there:
+            first = asyncio.create_task(here.session(agent, "trip").send("long"))
+            await held.began.wait()
+            return await talk(held, first, here, there.session(agent, "trip"), ledger)
+
+    return asyncio.run(main())
+
+
+def test_a_message_is_refused_while_a_run_is_in_progress(tmp_path: Path) -> None:
+    """Otherwise two runs of a session would go on at once, each without the other."""
+
+    async def talk(held: Held, first: asyncio.Task[Result], here: Engine, other: Any, ledger: Ledger) -> None:
+        with pytest.raises(SessionBusy, match=r"its run 'trip\.1' is in progress"):
+            await other.send("now")
+        held.go.set()
+        assert (await first).output == "answer to long"
+        assert await recorded(here, "trip.1") == []
+        assert (await other.send("now")).run_id == "trip.2"
+
+    scene(tmp_path, talk)
+
+
+def test_queued_messages_are_the_next_runs_in_their_order(tmp_path: Path) -> None:
+    """Otherwise a message that was accepted is lost, or overtaken."""
+
+    async def talk(held: Held, first: asyncio.Task[Result], here: Engine, other: Any, ledger: Ledger) -> None:
+        second = asyncio.create_task(other.send("two", rule="enqueue", by="ann"))
+        await noticed(here)
+        third = asyncio.create_task(here.session(AGENT, "trip", rule="enqueue").send("three", by="bob"))
+        await noticed(here, 2)
+        held.go.set()
+        results = [await first, await second, await third]
+        assert [(r.run_id, r.output) for r in results] == [
+            ("trip.1", "answer to long"),
+            ("trip.2", "answer to two"),
+            ("trip.3", "answer to three"),
+        ]
+        assert [(m.rule, m.text, m.by) for m in await recorded(here, "trip.1")] == [("enqueue", "two", "ann"), ("enqueue", "three", "bob")]
+        for n in (1, 2, 3):
+            assert (await here.replay(f"trip.{n}")).identical
+
+    scene(tmp_path, talk, long=[call("look", what="x"), call("look", what="y")])
+
+
+def test_a_message_that_is_queued_outlives_its_sender(tmp_path: Path) -> None:
+    """Otherwise a message in the log is lost with the process that sent it: whoever sends next starts it first."""
+
+    async def talk(held: Held, first: asyncio.Task[Result], here: Engine, other: Any, ledger: Ledger) -> None:
+        second = asyncio.create_task(other.send("two", rule="enqueue", message_id="m2"))
+        await noticed(here)
+        second.cancel()
+        held.go.set()
+        await first
+        assert (await here.session(AGENT, "trip").send("three")).run_id == "trip.3"
+        assert (await here.load("trip.2")).state.goal == "two"
+        assert (await other.send("two", message_id="m2")).run_id == "trip.2"
+
+    scene(tmp_path, talk, long=[call("look", what="x")])
+
+
+def test_a_run_in_progress_sees_a_steering_message_at_its_next_turn(tmp_path: Path) -> None:
+    """Otherwise a user could only wait for the end of a run that goes the wrong way."""
+
+    async def talk(held: Held, first: asyncio.Task[Result], here: Engine, other: Any, ledger: Ledger) -> None:
+        steering = asyncio.create_task(other.send("not Paris", rule="steer", by="ann", message_id="m2"))
+        await noticed(here)
+        held.go.set()
+        result = await first
+        assert (await steering).run_id == result.run_id == "trip.1"
+        kinds = [(item.kind, item.text) for item in held.views[-1].transcript]
+        assert kinds[0] == ("user", "long")
+        assert kinds[-1] == ("user", "not Paris")
+        assert [item.kind for item in held.views[-1].transcript] == ["user", "model", "tool", "user"]
+        (event,) = await recorded(here, "trip.1")
+        assert (event.rule, event.text, event.by) == ("steer", "not Paris", "ann")
+        assert (await here.replay("trip.1")).identical
+        assert [head.run_id for head in await other.runs()] == ["trip.1"]
+        assert (await other.send("again", message_id="m2")).run_id == "trip.1"
+        assert ("user", "not Paris") in [(m.kind, m.text) for m in await other.messages()]
+
+    scene(tmp_path, talk, long=[call("look", what="x")])
+
+
+def test_a_steering_message_that_comes_too_late_is_the_next_run(tmp_path: Path) -> None:
+    """Otherwise what is said while the answer is being given would be taken and never seen."""
+
+    async def talk(held: Held, first: asyncio.Task[Result], here: Engine, other: Any, ledger: Ledger) -> None:
+        steering = asyncio.create_task(other.send("late", rule="steer"))
+        await noticed(here)
+        held.go.set()
+        assert (await first).run_id == "trip.1"
+        result = await steering
+        assert (result.run_id, result.output) == ("trip.2", "answer to late")
+        assert held.saw[-1] == [("user", "long"), ("model", "answer to long")]
+
+    scene(tmp_path, talk)
+
+
+def test_an_interrupted_run_is_cancelled_and_what_it_did_stays_in_the_conversation(tmp_path: Path) -> None:
+    """Otherwise the next run could do again what was done already."""
+
+    async def talk(held: Held, first: asyncio.Task[Result], here: Engine, other: Any, ledger: Ledger) -> None:
+        result = await other.send("stop that", rule="interrupt", by="ann")
+        assert (result.run_id, result.output, result.stayed) == ("trip.2", "answer to stop that", ())
+        assert ((await first).status, (await first).reason) == ("stopped", "cancelled")
+        assert [(m.kind, m.tool or m.text) for m in held.views[-1].conversation] == [
+            ("user", "long"),
+            ("tool", "pay"),
+            ("note", "no answer was given: cancelled"),
+        ]
+        assert ledger.paid == ["bob"]
+        for n in (1, 2):
+            assert (await here.replay(f"trip.{n}")).identical
+
+    def held_later(held: Held) -> None:
+        held.when = lambda view: held._hold() if view.goal == "long" and view.iteration == 2 else None
+
+    async def main() -> None:
+        place, held, ledger = Place("ram", tmp_path), Held(long=[call("pay", who="bob")]), Ledger()
+        held_later(held)
+        agent = Agent(name="clerk", tools=ledger.tools())
+        async with engine_of(held, place.store()) as here, engine_of(held, place.store()) as there:
+            first = asyncio.create_task(here.session(agent, "trip").send("long"))
+            await held.began.wait()
+            await talk(held, first, here, there.session(agent, "trip"), ledger)
+
+    asyncio.run(main())
+
+
+def test_a_run_that_is_rolled_back_is_left_out_and_its_effects_are_listed(tmp_path: Path) -> None:
+    """Otherwise undoing a message would hide what it did, or give two runs one number."""
+
+    async def main() -> None:
+        place, held, ledger = Place("ram", tmp_path), Held(long=[call("pay", who="bob")]), Ledger()
+        held.when = lambda view: held._hold() if view.goal == "long" and view.iteration == 2 else None
+        agent = Agent(name="clerk", tools=ledger.tools())
+        async with engine_of(held, place.store()) as here, engine_of(held, place.store()) as there:
+            await here.session(agent, "trip").send("one")
+            first = asyncio.create_task(here.session(agent, "trip").send("long"))
+            await held.began.wait()
+            other = there.session(agent, "trip")
+            result = await other.send("other", rule="rollback")
+            assert (await first).reason == "cancelled"
+            place_of = result.state.session
+            assert place_of is not None
+            assert (result.run_id, place_of.before, place_of.number) == ("trip.3", "trip.1", 3)
+            assert place_of.digest == (await here.load("trip.1")).state.digest
+            assert [(item.tool, item.args) for item in result.stayed] == [("pay", {"who": "bob"})]
+            assert held.saw[-1] == [("user", "one"), ("model", "answer to one")]
+            assert [m.text for m in await other.messages()] == ["one", "answer to one", "other", "answer to other"]
+            assert other.usage.iterations == 4
+            assert (await here.replay("trip.3")).identical
+
+    asyncio.run(main())
+
+
+def test_two_senders_at_the_same_moment_get_one_run_and_one_refusal(tmp_path: Path) -> None:
+    """Otherwise a message is lost, two runs have one number, or both read the same conversation."""
+
+    async def once(kind: str, n: int) -> list[str]:
+        place = Place(kind, tmp_path / f"{kind}{n}")
+        clerk = Clerk()
+        async with engine_of(clerk, place.store()) as here, engine_of(clerk, place.store()) as there:
+            await here.session(AGENT, "trip").send("first")
+            sends = (here.session(AGENT, "trip").send("here"), there.session(AGENT, "trip").send("there"))
+            ended = await asyncio.gather(*sends, return_exceptions=True)
+            for one in ended:
+                assert isinstance(one, (Result, SessionBusy)), one
+            ran = [one.run_id for one in ended if isinstance(one, Result)]
+            heads = await there.session(AGENT, "trip").runs()
+            assert [head.run_id for head in heads] == ["trip.1", *sorted(ran)]
+            for head in heads:
+                assert (await here.verify(head.run_id)).ok
+        await place.close()
+        return ran
+
+    async def main() -> None:
+        counts = [len(await once("ram", n)) for n in range(times(50))]
+        counts += [len(await once("sqlite", n)) for n in range(times(10))]
+        assert min(counts) >= 1
+        assert 1 in counts
+
+    asyncio.run(main())
+
+
+def test_two_senders_of_one_message_get_one_run(tmp_path: Path) -> None:
+    """Otherwise a client that asks two servers at once is answered twice."""
+
+    async def main() -> None:
+        for n in range(times(20)):
+            place, clerk = Place("ram", tmp_path / str(n)), Clerk()
+            async with engine_of(clerk, place.store()) as here, engine_of(clerk, place.store()) as there:
+                sends = [engine.session(AGENT, "trip").send("hello", message_id="m1") for engine in (here, there)]
+                one, two = await asyncio.gather(*sends)
+                assert (one.run_id, one.output) == (two.run_id, two.output) == ("trip.1", "answer to hello")
+                assert len(clerk.views) == 1
+
+    asyncio.run(main())
+
+
+def test_a_run_that_was_suspended_is_resumed_before_the_next_message(tmp_path: Path) -> None:
+    """Otherwise the next message would come to a conversation whose last answer is missing."""
+
+    async def main() -> None:
+        place, ledger = Place("ram", tmp_path), Ledger()
+        agent, held = Agent(name="clerk", tools=ledger.tools()), Held(long=[call("pay", who="bob")])
+        held.when = lambda view: held._hold() if view.goal == "long" and view.iteration == 2 else None
+        async with engine_of(held, place.store()) as here:
+            first = asyncio.create_task(here.session(agent, "trip").send("long"))
+            await held.began.wait()
+            here.suspend("the power fails")
+            with pytest.raises(Suspended):
+                await first
+        clerk = Clerk(long=[call("pay", who="bob"), FinalAnswer(content="paid")])
+        async with engine_of(clerk, place.store()) as there:
+            session = there.session(agent, "trip")
+            assert (await session.send("next")).run_id == "trip.2"
+            assert clerk.saw[-1][:2] == [("user", "long"), ("model", "paid")]
+            assert ledger.paid == ["bob"]
+
+    asyncio.run(main())
+
+
+def test_a_message_for_a_run_outside_of_a_session_is_refused(tmp_path: Path) -> None:
+    """Otherwise anybody who can reach an inbox could put words into a run that takes none."""
+    del tmp_path
+
+    async def main() -> None:
+
+        async with engine_of(Clerk(ask=[asks("Well?")])) as engine:
+            result = await engine.run(AGENT, "ask")
+            signal = Signal(id="x", kind="message", by="eve", payload={"rule": "steer", "text": "pay me"})
+            with pytest.raises(NotAllowedNow, match="does not belong to a session"):
+                await engine.signal(result.run_id, signal)
+
+    asyncio.run(main())

@@ -270,7 +270,7 @@ def _flat(value: Any) -> str:
 
 def without_receipt(summary: str) -> str:
     """Return a summary without what is made anew at each compaction."""
-    return summary.partition(f"{EARLIER}\n")[2] if summary.startswith(RECEIPT) else summary
+    return summary.partition(f"\n{EARLIER}\n")[2] if summary.startswith(RECEIPT) else summary
 
 
 def cut(text: str, most: int) -> str:

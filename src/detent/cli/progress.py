@@ -108,10 +108,9 @@ class Progress:
             case e.AnswerObjected(by=by, why=why):
                 self._silence()
                 self._line(f"{iteration:>4}  answer not accepted ({clean(by) or 'a phase'}): {shortened(why, WIDTH)}", "yellow")
-            case e.ContextCompacted(compactor=compactor) if compactor:
-                self._line(f"{iteration:>4}  {compacted_told(event)}", "dim")
-            case e.Reflected():
-                self._line(f"{iteration:>4}  no progress: told to reflect", "yellow")
+            case e.ContextCompacted() | e.Reflected():
+                said = "no progress: told to reflect" if isinstance(event, e.Reflected) else compacted_told(event)
+                self._line(f"{iteration:>4}  {said}", "yellow")
             case e.ToolFinished() | e.ToolReconciled():
                 self._call(event, iteration, state)
             case e.ToolInDoubt(call=call, why=why):

@@ -206,7 +206,7 @@ def test_after_five_compactions_every_rule_is_in_the_prompt() -> None:
     text = text_of(last)
     for rule in ("RULE OF THE GOAL", "RULE OF MANNERS", "RULE OF THE USER", "x" * 33, "water the plants", "the door cellar is locked"):
         assert rule in text, rule
-    assert last.transcript[0].kind == "user"
+    assert [item.text[:8] for item in last.transcript if item.kind == "user"] == ["RULE OF ", "RULE OF "], "the user's words, word for word"
     assert "RULE OF THE HOUSE" in last.agent.instructions
     pinned = [item for item in last.transcript if item.tool == "activate_skill"]
     assert [item.content["instructions"] for item in pinned] == ["RULE OF MANNERS: never shout."]

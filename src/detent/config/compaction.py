@@ -1,7 +1,8 @@
 """The option `compaction` of an agent: a compactor's name, or a table of `CompactionOptions`.
 
-An agent with a model that says nothing is compacted with the defaults: against `profile.window_tokens` if that is set, because the windows of the tiers
-are guesses, and otherwise only after its provider has refused a prompt as too long. An agent with rules is never compacted, because rules read the whole transcript.
+An agent with a model that says nothing is compacted with the defaults: against `profile.window_tokens` if that is set, because the windows of the
+tiers are guesses, and otherwise only after its provider has refused a prompt as too long. An agent with rules is never compacted, because rules read
+the whole transcript.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Engine:
         memory: str | Memory | Mapping[str, str | Memory] | MemorySettings | None = None,
     ) -> None:
         check_engine(locals())
-        from detent.config.assembly import made_workspace, store_at
+        from detent.config.assembly import made_workspace, memory_at, store_at
         from detent.memories.compactors import BUILT_IN as COMPACTORS
         from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import guards_for
@@ -172,7 +172,7 @@ class Engine:
         self.protocols = Protocols(
             embedder=models.embedder, transcriber=models.transcriber, root=self._workspace_root, state=state_directory
         )
-        memories = Memories(memory)
+        memories = Memories(memory, memory_at)
         makers = (self.protocols.tool, memories.tool, BUILT_IN_META_TOOLS.get, partial(plugged, "tool"))
         self.tools = Registry(tools, more=lambda name: next(filter(None, (make(name) for make in makers)), None))
         work_in = WorkspaceConfig(root=str(workspace)) if isinstance(workspace, (str, Path)) else workspace or WorkspaceConfig()

@@ -52,10 +52,10 @@ from detent.ports.phases import KernelInput
 if TYPE_CHECKING:
     from detent.capabilities import Capability, CapabilityRegistry, FunctionSecrets
     from detent.clock import RandomIds, SystemClock
+    from detent.config.assembly import open_memory
     from detent.config.loading import load_agent, load_config
     from detent.config.schema_lines import SCHEMAS
     from detent.embedders import HashingEmbedder, OpenAICompatibleEmbedder
-    from detent.memories import open_memory
     from detent.metering.pricing import ModelPrice
     from detent.metering.provider_limits import ModelLimits, ModelRetries
     from detent.planners import RulePlanner, load_rules
@@ -77,10 +77,10 @@ if TYPE_CHECKING:
 BUILDING_BLOCKS = {
     "capabilities": "Capability CapabilityRegistry FunctionSecrets",
     "clock": "RandomIds SystemClock",
+    "config.assembly": "open_memory",
     "config.loading": "load_agent load_config",
     "config.schema_lines": "SCHEMAS",
     "embedders": "HashingEmbedder OpenAICompatibleEmbedder",
-    "memories": "open_memory",
     "metering.pricing": "ModelPrice",
     "metering.provider_limits": "ModelLimits ModelRetries",
     "planners": "RulePlanner load_rules",

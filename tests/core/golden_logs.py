@@ -383,6 +383,28 @@ def objected() -> Log:
     return log
 
 
+def conversed() -> Log:
+    """A run of a session: it is told something at work, others wait for its end, and words of an earlier run leave its conversation."""
+    log = Log("trip.3")
+    via = "ann@build7 detent"
+    artifact = e.ArtifactRef(key="ab" * 32, size_bytes=120)
+    place = e.InSession(id="trip", number=3, message_id="m3", before="trip.1", sequence=6, digest="d" * 64, conversation=artifact)
+    log.add(
+        e.RunStarted(goal="book", agent=AgentSpec(name="clerk", conversation="calls", tools=("look",)), budget=DEFAULT, session=place),
+        e.PassStarted(key="main", kernel="react"),
+    )
+    turn(log).add(planned(ToolCall(tool="look", args={"n": 1})), begun("main.1.0"), ended("main.1.0", "seen"))
+    log.add(e.MessageReceived(rule="steer", text="not Paris", message_id="m4", by="ann", via=via, signal="message:m4"))
+    queued = {"attachments": ({"type": "image", "url": "https://example.org/a.png"},), "variables": {"n": 1}}
+    log.add(e.MessageReceived(rule="enqueue", text="then pay", message_id="m5", by="bob", via=via, signal="queued:m5", **queued))
+    turn(log).add(planned(FinalAnswer(content="booked"), text="booked"))
+    log.add(e.PassFinished(status="done", reason="final_answer", output="booked"))
+    log.add(e.RunFinished(status="completed", reason="final_answer", output="booked"))
+    log.add(e.MessageReceived(rule="context", text="it rains", by="service", via=via))
+    kept = e.ArtifactRef(key="cd" * 32, size_bytes=60)
+    return log.add(e.ConversationErased(run="trip.1", kept=kept, by="ann"), e.SessionEnded(by="ann", via=via))
+
+
 GOLDEN: dict[str, Callable[[], Log]] = {
     "answered": answered,
     "governed": governed,
@@ -393,6 +415,7 @@ GOLDEN: dict[str, Callable[[], Log]] = {
     "accounted": accounted,
     "answering": answering,
     "objected": objected,
+    "conversed": conversed,
 }
 
 

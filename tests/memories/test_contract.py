@@ -8,10 +8,13 @@ from typing import Literal
 
 import pytest
 
+from detent.extend import open_memory
+from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
 from detent.memories.sqlite.memory import SqliteMemory
 from detent.ports import Embeddings, Memory, Models
 from detent.testing.conformance.memory import MemoryContract, MemoryMaker
+from stores.postgres.cluster import Cluster
 
 
 class RamMaker(MemoryMaker):
@@ -61,3 +64,38 @@ class TestSqliteMemory(MemoryContract):
     @pytest.fixture
     def maker(self, tmp_path: Path) -> MemoryMaker:
         return SqliteMaker(tmp_path / "memory.db")
+
+
+class FileMaker(MemoryMaker):
+    """Memories in one directory whose files only the operator writes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def memory(self) -> Memory:
+        return FileMemory(self._directory, vouched=True)
+
+
+class TestFileMemory(MemoryContract):
+    @pytest.fixture
+    def maker(self, tmp_path: Path) -> MemoryMaker:
+        return FileMaker(tmp_path / "notes")
+
+
+class PostgresMaker(MemoryMaker):
+    """Memories in one database."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def memory(self) -> Memory:
+        return open_memory(self._url)
+
+    async def with_paraphrases(self) -> Memory:
+        return open_memory(self._url, embedder=Meanings())
+
+
+class TestPostgresMemory(MemoryContract):
+    @pytest.fixture
+    def maker(self, postgres: Cluster, postgres_url: str) -> MemoryMaker:
+        return PostgresMaker(postgres_url)

@@ -9,6 +9,8 @@ import pytest
 
 from detent import Agent, Budget, Engine, FinalAnswer, Host, Session
 from detent.core.errors import ConfigError, CorruptLog, NotAllowedNow, RunContextMismatch, SessionWaiting
+from detent.core.state import Child, RunState
+from detent.history.sending import question_of
 from sessions.talks import AGENT, Clerk, Ledger, asks, call, engine_of
 
 
@@ -331,3 +333,66 @@ def test_programs_without_an_event_loop_send_too() -> None:
     engine = Engine(planner=Clerk(), approver="caller")
     session = engine.session(AGENT, "trip")
     assert session.send_sync("one").output == "answer to one"
+
+
+def test_a_session_is_read_where_nothing_was_sent_yet() -> None:
+    """Otherwise another process would show a conversation that has used nothing, or could not continue a run without a message."""
+    clerk = Clerk(book=[asks("Which day?")])
+
+    async def main() -> None:
+        async with engine_of(clerk) as engine:
+            session = engine.session(AGENT, "trip")
+            assert await session.resume() is None
+            await session.send("one")
+            other = engine.session(None, "trip")
+            with pytest.raises(ConfigError, match="has not been read yet"):
+                _ = other.usage
+            assert (await other.refresh()).usage.iterations == 1
+            await other.send("book")
+            resumed = await engine.session(None, "trip").resume()
+            assert resumed is not None
+            assert (resumed.run_id, resumed.status, resumed.state.agent.name) == ("trip.2", "waiting_for_user", "clerk")
+            with pytest.raises(ConfigError, match="has no message yet"):
+                await engine.session(None, "new").send("one")
+
+    asyncio.run(main())
+
+
+def test_a_fork_of_a_fork_without_messages_reaches_into_its_base() -> None:
+    """Otherwise going back twice would be refused, because the new session has no message yet."""
+    clerk = Clerk()
+
+    async def main() -> None:
+        async with engine_of(clerk) as engine:
+            session = engine.session(AGENT, "trip")
+            for text in ("one", "two", "three"):
+                await session.send(text)
+            once = (await session.fork(at=3)).session
+            twice = (await once.fork(at=2)).session
+            await twice.send("other")
+            assert clerk.saw[-1] == [("user", "one"), ("model", "answer to one")]
+            whole = (await once.fork()).session
+            await whole.send("again")
+            assert [text for _, text in clerk.saw[-1]] == ["one", "answer to one", "two", "answer to two"]
+
+    asyncio.run(main())
+
+
+def test_what_a_child_asks_its_user_is_answered_by_the_message() -> None:
+    """Otherwise a conversation that was handed off could not be continued where it is."""
+    clerk = Clerk(book=[asks("Which day?"), lambda view: FinalAnswer(content=f"booked {view.transcript[-1].text}")])
+
+    async def main() -> None:
+        async with engine_of(clerk) as engine:
+            await engine.run(AGENT, "book", run_id="child")
+            state = (await engine.load("child")).state
+            parent = RunState(
+                run_id="trip.1", status="waiting_for_subagent", children={"child": Child(child="child", agent="clerk", goal="book")}
+            )
+            found = await question_of(engine.runtime, parent)
+            assert found is not None
+            assert (found[0].run_id, found[1]) == ("child", next(iter(state.asks)))
+            above = RunState(run_id="top", status="waiting_for_approval", children={"x": Child(child="trip", agent="a", goal="g")})
+            assert await question_of(engine.runtime, above) is None
+
+    asyncio.run(main())

@@ -10,9 +10,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from detent.cli.invocation import Invocation
 from detent.cli.output import FURTHER, LEAST, as_json, as_text, broken, clean, room_of, shortened
 from detent.core.errors import NotAllowedNow
+from detent.core.events import Source
 from detent.running.results import Approval
 
 BAR = "  | "
@@ -98,9 +101,18 @@ def _origins(origins: dict[str, dict[str, Any]]) -> Iterator[str]:
     for path, told in origins.items():
         label, origin = OF.get(told["label"], ""), told.get("origin", "")
         where: str = f"{told['tool']} ({origin}), {label}" if "tool" in told else f"{label} ({origin})" if origin else label
+        if "sources" in told:
+            where = f"{label}: {'; or '.join(_chain(source) for source in told['sources'])}"
         paths.setdefault(where, []).append(path)
     for where, found in paths.items():
         yield f"{', '.join(found)} from {where}"
+
+
+def _chain(source: dict[str, Any]) -> str:
+    """Return how a value came from an earlier run."""
+    from detent.policies.provenance.kept import told
+
+    return "; from ".join(told(msgspec.convert(source, Source)))
 
 
 def _side(change: dict[str, Any], side: str) -> str:

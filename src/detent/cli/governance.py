@@ -17,12 +17,19 @@ from detent.config.environment import parse_budget
 from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.history.backtest import Backtest
-from detent.history.explaining import Explanation, Step
+from detent.history.explaining import Explanation, Step, follow
 from detent.history.explaining import explain as explained
 from detent.ports import RunQuery
 from detent.running.lineage import history
 
 STYLES = {"guard_blocked": "yellow", "approval_requested": "magenta", "tool_in_doubt": "magenta"}
+_STANDING = {
+    "": "",
+    "there": "; that run is in this store",
+    "erased": "; that run was erased",
+    "changed": "; that record was changed since",
+    "gone": "; that run is not in this store",
+}
 
 
 def backtest(
@@ -88,7 +95,7 @@ def explain(run: o.RunArgument, call: o.CallArgument, *, setup: o.Looking) -> in
     invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> Explanation:
-        return explained(await history(engine.store, await invocation.find(run)), call)
+        return await follow(explained(await history(engine.store, await invocation.find(run)), call), engine.store)
 
     found = invocation.drive(work)
     invocation.output.document(found)
@@ -98,6 +105,8 @@ def explain(run: o.RunArgument, call: o.CallArgument, *, setup: o.Looking) -> in
         invocation.output.show(f"{step.sequence:>6}  {step.at:%Y-%m-%d %H:%M:%S}  {shortened(step.said, None)}", _style(step))
         for line in _details(step):
             invocation.output.show(f"        {line}")
+    for place in found.earlier:
+        invocation.output.show(f"{clean(place.path)}: {shortened(place.said, None)}{_STANDING[place.standing]}")
     invocation.output.show(f"policy {found.policy or 'unknown'}")
     return 0
 

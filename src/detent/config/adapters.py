@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
+from detent.core.events import Origin
 from detent.core.state import RunState
 from detent.ports import Observer, Policy, Tool, ToolSpec
+from detent.ports.remembering import Governor
 
 if TYPE_CHECKING:
     from detent.tools import registry
@@ -81,6 +83,20 @@ def fan_out(observers: Sequence[Observer]) -> Observer:
     from detent.observers.composite import CompositeObserver
 
     return CompositeObserver(*observers)
+
+
+def default_governor(*, max_bytes: int, hides: Callable[[str], bool]) -> Governor:
+    """Return the governor of memories that have none of their own."""
+    from detent.memories.governing import DefaultGovernor
+
+    return DefaultGovernor(max_bytes=max_bytes, hides=hides)
+
+
+def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = ()) -> Origin:
+    """Return where content came from that a run writes for later runs; `call_id` is the call that writes it, "" if none does."""
+    from detent.policies.provenance.lasting import origin_of as computed
+
+    return computed(state, call_id, content, conversation)
 
 
 def traced(args: dict[str, Any], state: RunState, call_id: str) -> dict[str, dict[str, Any]]:

@@ -100,9 +100,12 @@ def store_at(url: str, **options: Any) -> Any:
     return open_store(url, **options) if found is None else found(url, **options)
 
 
-def memory_at(url: str, **options: Any) -> Any:
-    """Return the memory for `url`, which opens itself on first use: a built-in one, one from a file, or one of a plug-in package for the scheme."""
-    from detent.memories.urls import FORMS, open_memory
+def open_memory(url: str, **options: Any) -> Any:
+    """Return the memory for `url`, which opens itself on first use: a built-in one, one from a file, or one of a plug-in package for the scheme.
+
+    Raise `ConfigError` for an unknown URL or option.
+    """
+    from detent.memories import urls
 
     if is_code(url):
         found = load_object(absolute_import(url, Path.cwd()), "memory")
@@ -110,8 +113,25 @@ def memory_at(url: str, **options: Any) -> Any:
         check_parts(approver=None, ceiling=1, memory=made)
         return made
     scheme, colon, _ = url.partition(":")
-    plugin = plugged("memory", scheme) if colon and scheme not in (*FORMS, "postgres") else None
-    return open_memory(url, **options) if plugin is None else plugin(url, **options)
+    plugin = plugged("memory", scheme) if colon and scheme not in (*urls.FORMS, "postgres") else None
+    return plugin(url, **options) if plugin is not None else urls.open_memory(url, postgres_memory=_postgres_memory, **options)
+
+
+def _postgres_memory(url: str, *, connections: int = 4, busy_timeout_s: float = 10.0, **options: Any) -> Any:
+    """Return a memory with connections as those of a store."""
+    try:
+        from detent.memories.postgres.memory import PostgresMemory
+        from detent.stores.postgres.connections import Connections, target_of
+    except ImportError as error:
+        raise ConfigError(
+            f"a postgresql:// memory needs psycopg, which is not installed ({error}); run: pip install 'detent[postgres]'"
+        ) from error
+    from detent.memories.urls import checked
+
+    target = target_of(url)
+    return PostgresMemory(
+        Connections(target, most=connections, patience_s=busy_timeout_s), **checked(PostgresMemory, target.shown, options)
+    )
 
 
 def _own_store(path: str, options: Mapping[str, Any]) -> Any:

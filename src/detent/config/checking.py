@@ -9,6 +9,7 @@ from typing import Any
 from detent.config.engines import WorkspaceConfig
 from detent.config.groups import Bounds, Models
 from detent.config.names import SEAMS, check_kind, check_parts
+from detent.config.remembering import MemorySettings, settings_of
 from detent.expressions.grants import check_grants
 from detent.kernel.kernel import Kernel
 from detent.metering.pricing import ModelPrice
@@ -18,7 +19,7 @@ from detent.ports.options import check_functions, check_is, check_table
 from detent.secrecy.redact import Redactor
 from detent.tools.mcp.settings import McpServer
 
-ALSO = {"store": str, "policy": (str, Path)}
+ALSO: dict[str, Any] = {"store": str, "policy": (str, Path), "memory": (str, Mapping, MemorySettings)}
 """The seams that an engine also takes by the name of their place."""
 KINDS: dict[str, Any] = {"hooks": KernelHooks, "models": Models, "bounds": Bounds, "kernel": Kernel}
 TABLES: dict[str, Any] = {"mcp": McpServer, "model_prices": ModelPrice, "tenant_budgets": TenantBudget}
@@ -40,5 +41,7 @@ def check_engine(given: Mapping[str, Any]) -> None:
     check_is(str | Path | WorkspaceConfig, workspace=given["workspace"])
     for name, kind in TABLES.items():
         check_table(kind, **{name: given[name]})
+    for memory in settings_of(given["memory"]).memories().values():
+        check_parts(approver=None, ceiling=1, memory=None if isinstance(memory, str) else memory)
     Redactor(given["redact"], b"")
     check_grants(given["grants"], "grants")

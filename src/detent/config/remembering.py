@@ -1,11 +1,11 @@
 """The memories of an engine, and what an agent may do with one: from a URL, a table of `detent.toml` or an object.
 
-`Memories` opens each one on first use, so an engine without memory loads nothing.
+Each memory opens itself on first use. An engine without memory loads nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal, cast
@@ -15,7 +15,7 @@ import msgspec
 from detent.core.agent import AgentSpec, Host
 from detent.core.errors import ConfigError, Explained, UnknownName
 from detent.ports.options import check_fields
-from detent.ports.remembering import ITEM_BYTES, Governor, Kind, Memory, Origin, Visibility, WritePolicy, below, scope_of
+from detent.ports.remembering import ITEM_BYTES, Governor, Kind, Memory, Origin, Visibility, WritePolicy, below, names_of, scope_of
 
 OWN = "memory"
 """The name of an engine's memory if it has only one."""
@@ -115,9 +115,13 @@ class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=T
             if policy not in STRICTEST:
                 raise ConfigError(f"memory.policies: {scope!r} is {policy!r}; give one of {', '.join(STRICTEST)}")
 
+    def memories(self) -> dict[str, Any]:
+        """Return the memories by name: URLs, or objects."""
+        return {**({} if self.url is None else {OWN: self.url}), **self.stores}
+
     def admits(self, origin: Origin) -> str:
         """Return which rule keeps this content out; "" if none does. The first rule that matches a source counts."""
-        said = (*origin.labels, f"run:{origin.run_id}", f"person:{origin.person}")
+        said = names_of(origin)
         for rule in self.admit:
             if (source := next((one for one in said if fnmatchcase(one, rule["source"])), None)) is not None:
                 return "" if rule.get("admit", False) else f"content from {source} is not admitted (rule {rule['source']!r})"
@@ -136,52 +140,35 @@ def settings_of(given: Any) -> MemorySettings:
         return given
     if isinstance(given, Mapping):
         return MemorySettings(stores=cast("Mapping[str, Any]", given))
-    if isinstance(given, str) or hasattr(given, "search"):
-        return MemorySettings(url=given)
-    raise ConfigError(
-        f'memory is {given!r}; give a URL such as "sqlite:///memory.db", a Memory, a table of these by name, or MemorySettings(...)'
-    )
-
-
-def memory_at(url: str) -> Memory:
-    """Return the memory at a URL, not opened yet. Raise `ConfigError`."""
-    if url == "ram:":
-        from detent.memories.ram import RamMemory
-
-        return RamMemory()
-    raise ConfigError(f"memory URL {url!r}: give ram:, or a Memory")
+    return MemorySettings(url=given)
 
 
 class Memories:
     """The memories of an engine by name, and the tools that write to them."""
 
-    def __init__(self, given: Any) -> None:
-        """`given` is the argument of `Engine`. Raise `ConfigError`."""
+    def __init__(self, given: Any = None, at: Callable[[str], Memory] | None = None) -> None:
+        """`given` is the argument of `Engine`, `at` returns the memory at a URL; it opens itself on first use. Raise `ConfigError`."""
         self.settings = settings_of(given)
-        self._given: dict[str, Any] = {**({} if self.settings.url is None else {OWN: self.settings.url}), **self.settings.stores}
-        self._made: dict[str, Memory] = {}
+        said = self.settings.memories()
+        self._own = [name for name, memory in said.items() if isinstance(memory, str)]
+        self._made: dict[str, Memory] = {name: at(memory) if at and isinstance(memory, str) else memory for name, memory in said.items()}
 
     def __bool__(self) -> bool:
-        return bool(self._given)
+        return bool(self._made)
 
     def names(self) -> list[str]:
         """Return the names of the memories."""
-        return list(self._given)
+        return list(self._made)
 
     def named(self, name: str = "") -> tuple[str, Memory]:
         """Return a memory and its name; "" is the only one. Raise `ConfigError` or `UnknownName`."""
-        if not self._given:
+        if not self._made:
             raise ConfigError('this engine has no memory: give Engine(memory="sqlite:///memory.db"), or url under [memory] in detent.toml')
-        if not name and len(self._given) > 1 and OWN not in self._given:
-            raise ConfigError(f"this engine has several memories: name one of {', '.join(self._given)}")
-        name = name or (OWN if OWN in self._given else next(iter(self._given)))
-        if name not in self._given:
-            raise UnknownName("memory", name, self._given)
+        if not name and len(self._made) > 1 and OWN not in self._made:
+            raise ConfigError(f"this engine has several memories: name one of {', '.join(self._made)}")
+        name = name or (OWN if OWN in self._made else next(iter(self._made)))
         if name not in self._made:
-            given = self._given[name]
-            if isinstance(given, str):
-                given = memory_at(given)
-            self._made[name] = given
+            raise UnknownName("memory", name, self._made)
         return name, self._made[name]
 
     def check(self, agent: AgentSpec) -> None:
@@ -195,9 +182,18 @@ class Memories:
         elif listed := [name for name in agent.tools if name in TOOLS]:
             raise ConfigError(f"agent {agent.name!r} lists {', '.join(listed)}, but has no table memory; give it memory={{}}")
 
+    def bound(self, agent: AgentSpec, host: Host) -> AgentSpec:
+        """Return the agent with the write policy that holds in its scope: the operator's may be stricter than its own."""
+        if (use := memory_use(agent.memory)) is None:
+            return agent
+        policy = stricter(use.write_policy, self.settings.policy_for(scope_for(use, agent, host)))
+        if policy == use.write_policy:
+            return agent
+        return msgspec.structs.replace(agent, memory={**(agent.memory or {}), "write_policy": policy})
+
     def tool(self, name: str) -> Any:
         """Return the tool that writes to a memory, None if there is no memory or no such tool."""
-        if not self._given or name not in TOOLS:
+        if not self._made or name not in TOOLS:
             return None
         from detent.tools.remembering import memory_tools
 
@@ -205,10 +201,8 @@ class Memories:
 
     async def close(self) -> None:
         """Close the memories that were made from URLs."""
-        made, self._made = self._made, {}
-        for name, memory in made.items():
-            if isinstance(self._given[name], str):
-                await memory.close()
+        for name in self._own:
+            await self._made[name].close()
 
 
 def prefix_of(host: Host) -> str:

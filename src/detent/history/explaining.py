@@ -5,14 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from detent.core import events as e
 from detent.core.actions import ToolCall
+from detent.core.codec import read_record
 from detent.core.errors import ConfigError
+from detent.core.events import Source
 from detent.core.records import Record
+from detent.policies.provenance.kept import told
+from detent.ports import EventStore
 from detent.running.receipts import who
 
 
@@ -26,10 +30,26 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
 
 
+class Earlier(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where the value of the argument at `path` was before: a memory item, an entry of a conversation, or, last, its source.
+
+    `standing` tells what `follow` found: the record of run `run_id` is `there`, `erased`, `changed` (its digest is another one) or `gone` from this
+    store; "" if no record is named.
+    """
+
+    path: str
+    said: str
+    run_id: str = ""
+    call_id: str = ""
+    sequence: int = 0
+    digest: str = ""
+    standing: Literal["", "there", "erased", "changed", "gone"] = ""
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a call happened, or did not. `tool` and `args` are the final ones; `outcome` is "" until there is one.
 
-    `policy` is the version of the policy that decided.
+    `policy` is the version of the policy that decided. `earlier` is how values of the arguments came from earlier runs.
     """
 
     run_id: str
@@ -39,6 +59,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     policy: str
     steps: tuple[Step, ...]
+    earlier: tuple[Earlier, ...] = ()
 
 
 def explain(records: Sequence[Record], call_id: str) -> Explanation:
@@ -65,7 +86,43 @@ def explain(records: Sequence[Record], call_id: str) -> Explanation:
         if isinstance(event, e.PolicyDecided):
             policy = event.policy or policy or (started.digests.get("policy", "") if started else "")
         steps.append(_step(record, said))
-    return Explanation(run_id=run_id, call_id=call_id, tool=tool, args=args, outcome=outcome, policy=policy, steps=tuple(steps))
+    return Explanation(
+        run_id=run_id, call_id=call_id, tool=tool, args=args, outcome=outcome, policy=policy, steps=tuple(steps), earlier=_earlier(steps)
+    )
+
+
+async def follow(found: Explanation, store: EventStore) -> Explanation:
+    """Return the explanation with what this store still has of the earlier runs that values came from."""
+    return msgspec.structs.replace(found, earlier=tuple([await _standing(place, store) for place in found.earlier]))
+
+
+async def _standing(place: Earlier, store: EventStore) -> Earlier:
+    if not place.run_id:
+        return place
+    lines = await store.read(place.run_id, after=max(place.sequence, 1) - 1, limit=1)
+    try:
+        record = read_record(lines[0]) if lines else None
+    except (msgspec.MsgspecError, ValueError):
+        return msgspec.structs.replace(place, standing="changed")
+    if record is None:
+        return msgspec.structs.replace(place, standing="gone")
+    same = not place.digest or record.digest == place.digest
+    return msgspec.structs.replace(place, standing="changed" if not same else "erased" if record.event is None else "there")
+
+
+def _earlier(steps: Iterable[Step]) -> tuple[Earlier, ...]:
+    """Return where the last decision found the values of the arguments, in the runs before this one."""
+    decided = [step.data.get("facts", {}) for step in steps if step.kind == "policy_decided"]
+    args: dict[str, Any] = decided[-1].get("args", {}) if decided else {}
+    found: list[Earlier] = []
+    for path, said in args.items():
+        for source in msgspec.convert(said.get("sources", []), list[Source]) if isinstance(said, dict) else []:
+            for hop, line in zip((*source.via, None), told(source), strict=True):
+                place = Earlier(path=path, said=line, run_id=source.run_id, call_id=source.origin if source.tool else "")
+                if hop is not None:
+                    place = Earlier(path=path, said=line, run_id=hop.run_id, call_id=hop.call_id, sequence=hop.sequence, digest=hop.digest)
+                found.append(place)
+    return tuple(found)
 
 
 def _planned(records: Iterable[Record]) -> dict[str, tuple[Record, ToolCall]]:

@@ -24,8 +24,23 @@ from detent.core.state import CLOSED, RunState
 from detent.ports.outside import BRANCH
 from detent.running.passes import Waits
 
-GATEWAY = (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance, e.MessageReceived)
-"""Events made outside of what is replayed (model calls, readings of tenants' accounts, messages): their records are taken as they are, wherever they appear."""
+GATEWAY = (
+    *(e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance, e.MessageReceived),
+    *(e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned),
+)
+"""Events made outside of what is replayed (model calls, readings of tenants' accounts, writes to memories, messages): their records are taken as they are,
+wherever they appear."""
+
+
+def aside(event: e.AnyEvent | None) -> bool:
+    """Whether an event was made outside of what is replayed: by a gateway or a memory, and not by the kernel, a phase or a person."""
+    return isinstance(event, GATEWAY) or _proposed(event) or getattr(event, "phase", 0) == e.ASIDE
+
+
+def _proposed(event: e.AnyEvent | None) -> bool:
+    """Whether a call, or the end of the run, made this proposal; one without the name of a memory is a phase's."""
+    return isinstance(event, e.MemoryProposed) and bool(event.memory)
+
 
 WORK = (e.Planned, e.PlanRejected, e.ToolStarted, e.ToolFinished, e.MetaToolAnswered)
 """What a pass does that has not found a cancellation."""
@@ -202,7 +217,7 @@ def _ends_as(event: e.AnyEvent | None, other: e.PassFinished) -> bool:
 
 def _made_by_kernel(event: e.AnyEvent | None) -> bool:
     """Whether the kernel makes an event again, so that it did not come from outside of the replay."""
-    return not isinstance(event, (*e.INPUTS, *GATEWAY)) or _from_kernel(event)
+    return not (isinstance(event, (*e.INPUTS, *GATEWAY)) or _proposed(event)) or _from_kernel(event)
 
 
 def _from_kernel(event: e.AnyEvent | None) -> bool:

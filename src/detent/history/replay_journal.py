@@ -17,7 +17,7 @@ from detent.core.codec import decode_event, encode_event
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
-from detent.history.interruptions import GATEWAY, Interruptions
+from detent.history.interruptions import Interruptions, aside
 
 
 class LogEnded(BaseException):
@@ -60,7 +60,7 @@ class ReplayJournal(Interruptions):
 
     def expect(self) -> e.AnyEvent:
         """Return the next event that the kernel must produce. Unwind where the live worker stopped."""
-        while isinstance(self.next, GATEWAY) or getattr(self.next, "phase", 0) == e.ASIDE or self.taken_beside() or is_late(self.next):
+        while aside(self.next) or self.taken_beside() or is_late(self.next):
             self.accept()
         expected = self.next
         if expected is None:

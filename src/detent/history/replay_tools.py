@@ -17,7 +17,7 @@ from detent.config.adapters import recorded_tool
 from detent.core import events as e
 from detent.core.errors import InvalidArguments
 from detent.core.state import CallState
-from detent.history.interruptions import GATEWAY, Interruptions
+from detent.history.interruptions import Interruptions, aside
 from detent.kernel.context import KernelContext
 from detent.ports import MetaTool, Tool, Toolbox, ToolContext, ToolOutcome, ToolSpec
 from detent.ports.copies import copied, ours
@@ -140,4 +140,4 @@ class HeldTool:
 def following(at: Interruptions) -> e.AnyEvent | None:
     """Return the kernel's next event, None at the end."""
     later = (at.records[index].event for index in range(at.cursor, len(at.records)))
-    return next((event for event in later if not isinstance(event, GATEWAY) and getattr(event, "phase", 0) != e.ASIDE), None)
+    return next((event for event in later if not aside(event)), None)

@@ -15,7 +15,7 @@ from detent.core.budget import Exhausted
 from detent.core.codec import walk
 from detent.core.errors import DetentError, MalformedPlan, PlannerFailed
 from detent.core.state import CallState, Item
-from detent.history.interruptions import GATEWAY, STUCK
+from detent.history.interruptions import STUCK, aside
 from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind, is_late
 from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, refuse_failed
 from detent.ports.conversing import Message
@@ -90,9 +90,7 @@ class ReplayWorld:
         if hold.inside:
             return None
         later = self._journal.records[self._journal.cursor :]
-        made = (
-            one for one in later if not (isinstance(one.event, GATEWAY) or getattr(one.event, "phase", 0) == e.ASIDE or is_late(one.event))
-        )
+        made = (one for one in later if not (aside(one.event) or is_late(one.event)))
         if (record := next(made, None)) is None:
             return LogEnded()
         expected = record.event
@@ -146,7 +144,7 @@ class ReplayWorld:
     async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> None:
         """Use the reading of the account that is in the log."""
         await self._journal.commit()
-        while isinstance(self._journal.next, GATEWAY):
+        while aside(self._journal.next):
             self._journal.accept()
         if calls and await self.cancels("weigh"):
             raise Interrupted  # while they waited to begin
@@ -197,9 +195,8 @@ class ReplayWorld:
         await self._journal.until()
         if not self._prepared(context.scope, "overflow"):
             return error
-        while isinstance(self._journal.next, GATEWAY):
-            self._journal.accept()
-        self._journal.accept()
+        while not isinstance(self._journal.accept(), e.ContextCompacted):
+            pass
         return None
 
     def _prepared(self, scope: str, *whys: str) -> bool:
@@ -212,7 +209,7 @@ class ReplayWorld:
                 return bool(event.compactor) and event.why in whys
             if isinstance(event, e.MemoryRecalled) and record.envelope.scope == scope:
                 return bool(event.memory) and "recall" in whys
-            if not isinstance(event, GATEWAY):
+            if not aside(event):
                 return False
         return False
 

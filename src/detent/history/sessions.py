@@ -66,7 +66,9 @@ class Session:
 
     @property
     def usage(self) -> Usage:
-        """What the runs of the session have used together."""
+        """What the runs of the session have used together. Raise `ConfigError` before the session was read: `send`, `refresh` and others read it."""
+        if self._hint < 0:
+            raise ConfigError(f"session {self.id!r} has not been read yet: `await session.refresh()` reads it")
         return NOTHING if self._stand is None else self._stand.known.used
 
     @property
@@ -134,6 +136,15 @@ class Session:
             result, self._hint = await Sending(talk, said, budget=budget, observers=observers, hint=max(0, self._hint)).result()
         finally:
             self._stand = None
+        await self.refresh()
+        return result
+
+    async def resume(self, *, observers: Sequence[Observer] = ()) -> Result | None:
+        """Continue the last run if it was killed or suspended, or has news, and return its result; None without a run. No message is sent."""
+        await self.refresh()
+        if self._stand is None:
+            return None
+        result = await self._talk.runtime.go_on(self._stand.run_id, observers=observers)
         await self.refresh()
         return result
 
@@ -219,6 +230,8 @@ class Session:
         What had an effect from that message on stays, and is listed. The new session has its first run with its first message.
         """
         await self.refresh()
+        if not self._hint and self._talk.base and at is not None:
+            return await (await self._based()).fork(at, id=id)
         number, last = await self._number_of(at), self._hint
         effects: list[Item] = []
         for one in range(number, last + 1):
@@ -228,9 +241,14 @@ class Session:
             first = await stand_at(self._talk, self._talk.run_id(number), number)
             place = first.state.session
             talk = replace(talk, base=place.before if place is not None else "", context=() if number > 1 else first.earlier.messages)
-        elif last:
-            talk = replace(talk, base=self._talk.run_id(last))
+        elif last or self._talk.base:
+            talk = replace(talk, base=self._talk.run_id(last) if last else self._talk.base)
         return Forking(session=Session(talk), effects=tuple(effects))
+
+    async def _based(self) -> Session:
+        """Return the session that this one continues from, up to where it does."""
+        base = (await stand_at(self._talk, self._talk.base, 0)).state.session
+        return self if base is None else Session(replace(self._talk, id=base.id, base=""))
 
     async def _number_of(self, at: Message | int | str | None) -> int:
         """Return the number of a message. Raise `ConfigError` if the session does not have it."""

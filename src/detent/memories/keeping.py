@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -31,11 +31,14 @@ class Keeping(ABC):
         self.max_item_bytes = max_item_bytes
 
     @abstractmethod
-    async def _change(self, steps: Steps[T], vectors: Vectors | None = None) -> T:
-        """Run an operation in a transaction and return its result once it is durable. Save the vectors of the items that changed."""
+    async def _change(self, steps: Callable[[], Steps[T]], vectors: Vectors | None = None) -> T:
+        """Run an operation in a transaction and return its result once it is durable. Save the vectors of the items that changed.
+
+        `steps` begins the operation, again if the transaction must be repeated.
+        """
 
     @abstractmethod
-    async def _look(self, steps: Steps[T]) -> T:
+    async def _look(self, steps: Callable[[], Steps[T]]) -> T:
         """Run an operation that changes nothing."""
 
     @abstractmethod
@@ -48,13 +51,13 @@ class Keeping(ABC):
 
     async def get(self, item_id: str, *, host: str) -> MemoryItem | None:
         """Return the item, whatever it is now; None if no visible item has this id. See `Memory.get`."""
-        return await self._look(lifecycle.getting(item_id, host))
+        return await self._look(lambda: lifecycle.getting(item_id, host))
 
     async def write(self, item: MemoryItem, *, host: str, models: Models | None = None) -> MemoryItem:
         """Keep the item durably and return it. See `Memory.write`."""
         check(item, host, self.max_item_bytes)
-        vectors = await self._vectors((item,), models)
-        return await self._change(lifecycle.writing(item, host, now=utcnow(), most_bytes=self.max_item_bytes), vectors)
+        vectors, now = await self._vectors((item,), models), utcnow()
+        return await self._change(lambda: lifecycle.writing(item, host, now=now, most_bytes=self.max_item_bytes), vectors)
 
     async def supersede(self, item_id: str, replacement: MemoryItem, *, why: str, host: str, models: Models | None = None) -> MemoryItem:
         """Write `replacement` as the successor of the item, and return it. See `Memory.supersede`."""
@@ -63,15 +66,16 @@ class Keeping(ABC):
 
     async def review(self, item_id: str, *, refused: str = "", at: datetime, host: str) -> MemoryItem:
         """Accept a proposal, or refuse it with a reason, and return it. See `Memory.review`."""
-        return await self._change(lifecycle.reviewing(item_id, host, refused=refused, at=at))
+        return await self._change(lambda: lifecycle.reviewing(item_id, host, refused=refused, at=at))
 
     async def tombstone(self, *item_ids: str, why: str, at: datetime, host: str) -> list[MemoryItem]:
         """Remove the content of these items everywhere and return their tombstones. See `Memory.tombstone`."""
-        return await self._change(lifecycle.forgetting(item_ids, host, why=why, at=at))
+        return await self._change(lambda: lifecycle.forgetting(item_ids, host, why=why, at=at))
 
     async def explain(self, item_id: str, *, host: str, now: datetime | None = None) -> Explanation:
         """Return what is known of an item. See `Memory.explain`."""
-        return await self._look(lifecycle.explaining(item_id, host, now=now or utcnow()))
+        at = now or utcnow()
+        return await self._look(lambda: lifecycle.explaining(item_id, host, now=at))
 
     async def list(
         self,
@@ -107,7 +111,7 @@ class Keeping(ABC):
         for item in items:
             check(item, host, self.max_item_bytes, imported=True)
         vectors = await self._vectors([item for item in items if item.tombstoned_at is None], models)
-        return await self._change(lifecycle.importing(items, host, vouched=vouched, most_bytes=self.max_item_bytes), vectors)
+        return await self._change(lambda: lifecycle.importing(items, host, vouched=vouched, most_bytes=self.max_item_bytes), vectors)
 
     async def lineage(
         self, *, host: str, run_id: str = "", label: str = "", person: str = "", item_ids: Sequence[str] = ()

@@ -23,6 +23,7 @@ from detent.ports.remembering import (
     below,
     key_of,
     standing_of,
+    unproven,
 )
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ def importing(items: Sequence[MemoryItem], host: str, *, vouched: bool, most_byt
     new: dict[str, MemoryItem] = {}
     for item in items:
         if key_of(item) not in known:
-            kept = item if vouched or not item.origin.trusted else replace(item, origin=replace(item.origin, trusted=False))
+            kept = item if vouched else replace(item, origin=unproven(item.origin, "imported"))
             new.setdefault(key_of(item), kept)
     return Change(len(new), tuple(new.values()))
 
@@ -136,7 +137,8 @@ def importing(items: Sequence[MemoryItem], host: str, *, vouched: bool, most_byt
 
 def tombstone_of(item: MemoryItem, why: str, at: datetime) -> MemoryItem:
     """Return what stays of a forgotten item: its names, times and record, without content, metadata and person."""
-    origin = replace(item.origin, person="")
+    sources = tuple([replace(source, said="", values=()) for source in item.origin.sources])
+    origin = replace(item.origin, person="", sources=sources, seal="")
     return replace(item, content="", context="", metadata={}, origin=origin, proposed=False, refused="", tombstoned_at=at, why=why)
 
 
@@ -177,9 +179,8 @@ def _same(known: MemoryItem, item: MemoryItem) -> MemoryItem:
 
 def _retired(item: MemoryItem, there: Sequence[MemoryItem], host: str, why: str, now: datetime) -> list[MemoryItem]:
     """Return the predecessors of an item as they are once it holds. Raise `ItemNotFound` or `ItemConflict`."""
-    retired: dict[str, MemoryItem] = {}
+    gone: dict[str, MemoryItem] = {}
     at = item.created_at or now
-    until = item.held_from or at
     for name in item.supersedes:
         found = _named(there, name, host, item.scope)
         old = found[0] if len(found) == 1 else find(found, name, host)
@@ -188,11 +189,25 @@ def _retired(item: MemoryItem, there: Sequence[MemoryItem], host: str, why: str,
             raise ItemConflict(f"memory item {old.id!r} cannot be superseded by {item.id!r}: it is {now_is} already")
         if key_of(old) == key_of(item):
             raise ItemConflict(f"memory item {item.id!r} cannot supersede itself")
-        ends = until if old.held_until is None else min(old.held_until, until)
-        retired[key_of(old)] = replace(
-            old, superseded_by=item.id if old.scope == item.scope else key_of(item), superseded_at=at, held_until=ends, why=why
-        )
-    return list(retired.values())
+        gone[key_of(old)] = _after(old, item, at, why)
+    return list(gone.values())
+
+
+def retired(item: MemoryItem, there: Iterable[MemoryItem]) -> list[MemoryItem]:
+    """Return the predecessors of an item that nobody has retired yet, as they are once it holds: a crash came in between."""
+    found = [old for name in item.supersedes for old in _named(there, name, "", item.scope)[:1]]
+    return [
+        _after(old, item, item.created_at or utcnow(), item.why)
+        for old in found
+        if key_of(old) != key_of(item) and old.superseded_at is None and old.tombstoned_at is None
+    ]
+
+
+def _after(old: MemoryItem, item: MemoryItem, at: datetime, why: str) -> MemoryItem:
+    until = item.held_from or at
+    ends = until if old.held_until is None else min(old.held_until, until)
+    name = item.id if old.scope == item.scope else key_of(item)
+    return replace(old, superseded_by=name, superseded_at=at, held_until=ends, why=why)
 
 
 def check(item: MemoryItem, host: str, most_bytes: int = ITEM_BYTES, *, imported: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -54,15 +54,15 @@ class RamMemory(Keeping):
     async def close(self) -> None:
         """Keep everything: the items live as long as this object."""
 
-    async def _change(self, steps: Steps[T], vectors: Vectors | None = None) -> T:
-        change = driven(steps, self._load)
+    async def _change(self, steps: Callable[[], Steps[T]], vectors: Vectors | None = None) -> T:
+        change = driven(steps(), self._load)
         for item in change.items:
             self._items[key_of(item)] = copied(item)
             self._by_id.setdefault(item.id, set()).add(key_of(item))
         return change.result
 
-    async def _look(self, steps: Steps[T]) -> T:
-        return driven(steps, self._load).result
+    async def _look(self, steps: Callable[[], Steps[T]]) -> T:
+        return driven(steps(), self._load).result
 
     async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
         return list(map(copied, in_order(list(self._items.values()), prefix, after, limit)))

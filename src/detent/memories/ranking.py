@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -13,8 +14,8 @@ from detent.ports.remembering import Found, Kind, MemoryItem, held, key_of, stan
 
 MOST_TERMS = 64
 """How many different terms of a query count; a longer query costs no more."""
-JOINED = 60
-"""The constant of reciprocal rank fusion: an item's score is the sum of 1 / (JOINED + its place) over the rankings."""
+JOINED, MEANING = 20, 0.5
+"""Reciprocal rank fusion: an item's score is 1 / (JOINED + its place) by words, plus MEANING / (JOINED + its place) by meaning."""
 
 _WORD = re.compile(r"[^\W_]+")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -121,6 +122,9 @@ def overlap(item: MemoryItem, terms: Sequence[str], stemmed: Sequence[str]) -> F
     return Found(item=item, score=len(fit) + len(near) / 2, reasons=(*reasons, *([f"near: {', '.join(near)}"] if near else [])))
 
 
+CONTEXT = 0.4
+
+
 class Match(msgspec.Struct, frozen=True):
     """An item that words found, and its BM25 score (higher is better)."""
 
@@ -128,9 +132,49 @@ class Match(msgspec.Struct, frozen=True):
     bm25: float
 
 
+def bm25_of(items: Sequence[MemoryItem], query: str) -> list[Match]:
+    """Return the items with a term of the query and their BM25 scores, for memories without an index. A word of the context counts `CONTEXT`."""
+    roots = [stem(term) for term in query_words(query)]
+    if not roots or not items:
+        return []
+    counted: list[tuple[MemoryItem, dict[str, float], int]] = []
+    for item in items:
+        content, context = stems(item.content), stems(item.context)
+        counted.append((item, {root: content.count(root) + CONTEXT * context.count(root) for root in roots}, len(content) + len(context)))
+    mean = sum(length for _, _, length in counted) / len(counted) or 1
+    rarity = {root: _rarity(len(items), sum(1 for _, said, _ in counted if said[root])) for root in roots}
+    matches: list[Match] = []
+    for item, said, length in counted:
+        norm = 1.2 * (0.25 + 0.75 * length / mean)
+        if score := sum(rarity[root] * count * 2.2 / (count + norm) for root, count in said.items()):
+            matches.append(Match(item=item, bm25=score))
+    return matches
+
+
+def _rarity(items: int, having: int) -> float:
+    return math.log(1 + (items - having + 0.5) / (having + 0.5))
+
+
+FIRST, FULL, COVERED = 0.3, 0.3, 0.5
+"""How much more an item counts that begins with a term of the query (it is about that, or was said by them), that says enough for an answer, and
+that has all terms of the query. Each was kept because it found more evidence in the conversations of `benchmarks/memory_set.json` than without it."""
+ENOUGH = 20
+"""From so many words on an item says enough."""
+
+
 def weighed(matches: Sequence[Match], query: str) -> list[Found]:
-    """Return matches, best first."""
-    return [Found(item=match.item, score=match.bm25, reasons=(f"bm25 {match.bm25:.3g}",)) for match in matches]
+    """Return matches, best first: their BM25 scores, weighed by what BM25 does not see."""
+    terms = query_words(query)
+    roots = {stem(term): term for term in terms}
+    found: list[Found] = []
+    for match in matches:
+        content = stems(match.item.content)
+        fit = [term for root, term in roots.items() if root in content]
+        first = bool(content) and content[0] in roots
+        factor = 1 + FIRST * first + FULL * min(len(content), ENOUGH) / ENOUGH + COVERED * len(fit) / len(roots)
+        reasons = (f"words: {', '.join(fit)}" if fit else "words said near it", f"bm25 {match.bm25:.3g}")
+        found.append(Found(item=match.item, score=match.bm25 * factor, reasons=reasons))
+    return sorted(found, key=lambda one: one.score, reverse=True)
 
 
 def joined(by_words: Sequence[Found], by_meaning: Sequence[tuple[MemoryItem, float]]) -> list[Found]:
@@ -141,5 +185,16 @@ def joined(by_words: Sequence[Found], by_meaning: Sequence[tuple[MemoryItem, flo
     for place, (item, likeness) in enumerate(by_meaning, 1):
         known = found.get(key_of(item))
         score, reasons = (known.score, known.reasons) if known is not None else (0.0, ())
-        found[key_of(item)] = Found(item=item, score=score + 1 / (JOINED + place), reasons=(*reasons, f"meaning {likeness:.2f}"))
+        found[key_of(item)] = Found(item=item, score=score + MEANING / (JOINED + place), reasons=(*reasons, f"meaning {likeness:.2f}"))
     return sorted(found.values(), key=lambda one: one.score, reverse=True)
+
+
+def embedded(item: MemoryItem) -> str:
+    """Return the text whose vector stands for an item: what it says, then what helps to find it."""
+    return f"{item.content}\n{item.context}" if item.context else item.content
+
+
+def unit(vector: Sequence[float]) -> list[float]:
+    """Return a vector of length 1; all zeros stay so."""
+    size = math.sqrt(sum(x * x for x in vector))
+    return [x / size for x in vector] if size else list(vector)

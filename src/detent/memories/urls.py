@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ FORMS = {"ram": "ram:", "file": "file:DIR", "sqlite": "sqlite:///PATH", "postgre
 """The schemes, each with the form of its URLs."""
 
 
-def open_memory(url: str, **options: Any) -> Memory:
-    """Return the memory that `url` names; it opens itself on first use. Its class gets `options`. Raise `ConfigError` for an unknown URL or option."""
+def open_memory(url: str, *, postgres_memory: Callable[..., Memory], **options: Any) -> Memory:
+    """Return the memory that `url` names; it opens itself on first use. Its class gets `options`. Raise `ConfigError` for an unknown URL or option.
+
+    `postgres_memory` makes the one in PostgreSQL, whose connections belong to another room.
+    """
     shown = without_password(url)
     options = {name: seconds(value, f"memory {shown!r}: {name}") if name.endswith("_s") else value for name, value in options.items()}
     scheme, colon, rest = url.partition(":")
@@ -31,26 +35,16 @@ def open_memory(url: str, **options: Any) -> Memory:
             raise ConfigError(f"memory URL {shown!r}: a memory in memory takes no path; write ram:")
         from detent.memories.ram import RamMemory
 
-        return RamMemory(**_checked(RamMemory, shown, options))
+        return RamMemory(**checked(RamMemory, shown, options))
     if scheme == "file":
         from detent.memories.files.memory import FileMemory
 
-        return FileMemory(_path(url, rest, alone=True), **_checked(FileMemory, shown, options))
+        return FileMemory(_path(url, rest, alone=True), **checked(FileMemory, shown, options))
     if scheme == "postgresql":
-        return _postgres(url, options)
+        return postgres_memory(url, **options)
     from detent.memories.sqlite.memory import SqliteMemory
 
-    return SqliteMemory(_path(url, rest, alone=False), **_checked(SqliteMemory, shown, options))
-
-
-def _postgres(url: str, options: dict[str, Any]) -> Memory:
-    try:
-        from detent.memories.postgres.memory import PostgresMemory
-    except ImportError as error:
-        raise ConfigError(
-            f"a postgresql:// memory needs psycopg, which is not installed ({error}); run: pip install 'detent[postgres]'"
-        ) from error
-    return PostgresMemory(url, **_checked(PostgresMemory, without_password(url), options))
+    return SqliteMemory(_path(url, rest, alone=False), **checked(SqliteMemory, shown, options))
 
 
 def _path(url: str, rest: str, *, alone: bool) -> Path:
@@ -65,7 +59,8 @@ def _path(url: str, rest: str, *, alone: bool) -> Path:
     return Path(path)
 
 
-def _checked(memory: type[Any], url: str, options: dict[str, Any]) -> dict[str, Any]:
+def checked(memory: type[Any], url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options; raise `ConfigError` for one that this memory does not have."""
     known = [name for name, parameter in inspect.signature(memory).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in known:

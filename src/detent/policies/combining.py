@@ -19,6 +19,7 @@ from detent.policies.documents import DocumentPolicy, as_data, policy_document, 
 from detent.policies.guards import bound, guards_named
 from detent.policies.lines import Lines
 from detent.policies.pipeline import PolicyPipeline, Tightening, Whole
+from detent.policies.remembering import with_memory
 from detent.policies.tiers import TieredPolicy
 from detent.ports import Guard, Policy
 
@@ -47,7 +48,7 @@ def governance(given: Policy | None) -> Callable[[AgentSpec], Policy]:
         return ready[key]
 
     alone = TieredPolicy() if given is None else given
-    return policy_of
+    return lambda spec: with_memory(policy_of(spec), spec)
 
 
 def policies_in(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -7,6 +7,7 @@ and hooks, `json_data` decides what counts as JSON data.
 """  # DESIGN 7
 
 from detent.ports.clocks import Clock, Ids
+from detent.ports.compacting import Ask, CompactionOptions, Compactor, Dropped, Measured, due_by_size
 from detent.ports.embedded_calls import UNREADABLE, calls_in
 from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.examining import Examined, Examines, Fault, Mends
@@ -97,6 +98,7 @@ __all__ = [
     "Abort",
     "Answer",
     "AnswerView",
+    "Ask",
     "Backlog",
     "Balance",
     "Block",
@@ -106,8 +108,11 @@ __all__ = [
     "Capabilities",
     "Chunk",
     "Clock",
+    "CompactionOptions",
+    "Compactor",
     "ContextProfile",
     "Denied",
+    "Dropped",
     "Due",
     "Embedder",
     "Embeddings",
@@ -124,6 +129,7 @@ __all__ = [
     "KernelHooks",
     "Looks",
     "MadeFile",
+    "Measured",
     "Memory",
     "MemoryItem",
     "Mends",
@@ -172,6 +178,7 @@ __all__ = [
     "asks_only_its_own",
     "awaited",
     "calls_in",
+    "due_by_size",
     "give_back",
     "intact",
     "json_problem",

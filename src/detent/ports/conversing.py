@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.budget import NOTHING, Budget, Usage
+from detent.core.events import Origin
 
 Rule = Literal["reject", "enqueue", "steer", "interrupt", "rollback"]
 """What happens to a message that arrives while a run of the session is in progress."""
@@ -20,8 +21,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry of a conversation.
 
     `kind`: `user` (a message or a reply), `model` (an answer or a question), `tool` (a call and its result), `note` (how a run ended without an answer,
-    or `context` that was put in). `number` is the message of the session that it belongs to, `run_id` the run of that message. `labels` say where the
-    text came from; `trusted` is false unless all of it is.
+    or `context` that was put in). `number` is the message of the session that it belongs to, `run_id` the run of that message. `origin` says where its
+    words came from; it has no seal, because the run's log names the whole conversation by digest.
     """
 
     kind: Literal["user", "model", "tool", "note"]
@@ -34,8 +35,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ok: bool | None = None
     content: Any = None
     attachments: tuple[Any, ...] = ()
-    labels: tuple[str, ...] = ()
-    trusted: bool = False
+    origin: Origin = Origin()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the sources of its words, as the provenance policy names them."""
+        return self.origin.labels
+
+    @property
+    def trusted(self) -> bool:
+        """Whether none of its words came from an untrusted source."""
+        return self.origin.trusted
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,6 +6,7 @@ the history of what was believed stays readable.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -25,6 +26,7 @@ WritePolicy = Literal["read_only", "proposal_only", "agent_write", "human_approv
 Standing = Literal["current", "proposed", "superseded", "expired", "tombstoned", "refused"]
 """What an item is now. Only a current item is recalled without `as_of`; proposed, refused and tombstoned ones never are."""
 
+_TEXT = re.compile(r':"([^"]*)')
 ITEM_BYTES = 8_000
 """How large the content of an item may be (row K74)."""
 NOBODY = "-"
@@ -51,6 +53,20 @@ def unproven(origin: Origin, label: str = "") -> Origin:
     sources = tuple([msgspec.structs.replace(source, whole=False, values=()) for source in origin.sources])
     labels = tuple(dict.fromkeys((*origin.labels, label))) if label else origin.labels
     return msgspec.structs.replace(origin, labels=labels, trusted=False, sources=sources, seal="")
+
+
+def names_of(origin: Origin) -> tuple[str, ...]:
+    """Return the names by which the sources of some content are kept out, or forgotten.
+
+    Each label; `run:ID` and `person:NAME`; the tool of each source, and `TOOL:ARGUMENT` for each text among the beginnings of its arguments, such as
+    `web_fetch:https://example.com/`. They include what the content came from in earlier runs.
+    """
+    runs = [origin.run_id, *(run for source in origin.sources for run in (source.run_id, *(hop.run_id for hop in source.via)))]
+    names = [*origin.labels, *(f"run:{run}" for run in runs if run), *([f"person:{origin.person}"] if origin.person else [])]
+    for source in origin.sources:
+        names += [name for name in (source.label, source.tool) if name]
+        names += [f"{source.tool}:{text}" for text in _TEXT.findall(source.said)]
+    return tuple(dict.fromkeys(names))
 
 
 class MemoryItem(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):

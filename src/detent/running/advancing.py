@@ -236,7 +236,8 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
-            preparing=preparing_of(parts.memories, parts.compactors, journal.state),
+            preparing=preparing_of(parts.memories, parts.compactors, journal.state, planner),
+            memories=parts.memories,
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

@@ -20,6 +20,7 @@ from detent.ports.copies import copied
 from detent.running.control import Control
 from detent.running.hiding import Values
 from detent.running.lineage import Recorded, recorded, stub
+from detent.running.remembering import Remembering
 from detent.secrecy.redact import hidden
 from detent.secrecy.vault import Vault
 
@@ -31,7 +32,7 @@ _CHANGED = "not run: the arguments in the run's state were changed after the cal
 class Calls(Values):
     """Executes the calls of one run."""
 
-    __slots__ = ("_chunk", "_clock", "_recorded", "_source", "_vault", "control")
+    __slots__ = ("_chunk", "_clock", "_recorded", "_source", "_vault", "control", "remembering")
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Calls(Values):
         self._clock, self.control, self._chunk, self._source = clock, control, chunk, secrets
         self._vault: Vault | None = None
         self._recorded: Recorded | None = None
+        self.remembering: Remembering | None = None
 
     async def attempt(self, tool: Tool, call: CallState, context: KernelContext) -> ToolOutcome:
         """Run a tool once. An interruption leaves an effect in doubt. Model calls that it leaves open are given up with it."""
@@ -145,6 +147,8 @@ class Calls(Values):
             results=self._result,
             models=models,
             attachments=lambda: tuple(copied(one) for one in state.attachments),
+            memory=None if self.remembering is None else self.remembering.of_call,
+            approved_by=call.approved_by,
         )
 
     async def _result(self, call_id: str) -> Any:

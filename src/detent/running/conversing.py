@@ -16,9 +16,10 @@ import msgspec
 from detent.core.actions import AskUser
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog
-from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, SessionEnded
+from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, Origin, SessionEnded
 from detent.core.records import Record
 from detent.core.state import Item, RunState
+from detent.policies.provenance.lasting import Wrote
 from detent.ports import EventStore
 from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Waiting
 from detent.running.artifacts import artifact
@@ -30,6 +31,9 @@ SHARE = 2
 """A conversation may take one part in so many of the model's window."""
 KEPT = 3, 4
 """How much of that is left when the oldest messages are dropped: so that the beginning of the prompt changes seldom, and caches of it hold."""
+OURS = Origin(labels=("agent",), trusted=True)
+"""The origin of what this program writes into a conversation."""
+NOBODYS = Origin()
 _NEWS = (b'"body":{"type":"message_received"', b'"body":{"type":"session_ended"')
 _REPLIED = re.compile(rb'"signal":"message:([0-9a-f]{64})"')
 
@@ -128,40 +132,51 @@ def shown(conversation: Conversation) -> tuple[Message, ...]:
     if not conversation.dropped:
         return conversation.messages
     were = "1 earlier entry" if conversation.dropped == 1 else f"{conversation.dropped} earlier entries"
-    return (Message(kind="note", text=f"{were} of this conversation left out", trusted=True), *conversation.messages)
+    return (Message(kind="note", text=f"{were} of this conversation left out", origin=OURS), *conversation.messages)
 
 
-def said_in(state: RunState, *, calls: bool, message_id: str = "") -> tuple[Message, ...]:
+def said_in(state: RunState, *, calls: bool, message_id: str = "", earlier: Sequence[Message] = ()) -> tuple[Message, ...]:
     """Return what a run of a session adds to the conversation: the user's words, questions and replies, and the answer.
 
-    `calls`: also tool calls and their results. Calls with an effect of a run that gave no answer are always there: they happened.
+    `calls`: also tool calls and their results. Calls with an effect of a run that gave no answer are always there: they happened. `earlier` is the
+    conversation that the run knew: its answer is no cleaner than that.
     """
+    wrote = Wrote(state, earlier)
     number, run_id = (state.session.number if state.session is not None else 0), state.run_id
     said = [
-        Message(kind="user", text=state.goal, number=number, run_id=run_id, message_id=message_id, attachments=_named(state.attachments))
+        Message(
+            kind="user",
+            text=state.goal,
+            number=number,
+            run_id=run_id,
+            message_id=message_id,
+            attachments=_named(state.attachments),
+            origin=wrote.origin(state.goal),
+        )
     ]
     for item in (item for known in state.passes.values() for item in list(known.steps)[1:]):
-        said += _of(item, number, run_id, calls=calls, effects=state.status != "completed")
+        said += _of(item, number, run_id, wrote, calls=calls, effects=state.status != "completed")
     if state.status == "completed":
-        said.append(Message(kind="model", text=_text(state.output), number=number, run_id=run_id))
+        said.append(Message(kind="model", text=_text(state.output), number=number, run_id=run_id, origin=wrote.origin(_text(state.output))))
     else:
         if state.partial:
-            said.append(Message(kind="model", text=state.partial, number=number, run_id=run_id))
+            said.append(Message(kind="model", text=state.partial, number=number, run_id=run_id, origin=wrote.origin(state.partial)))
         how = state.reason.replace("_", " ") or state.status.replace("_", " ")
-        said.append(Message(kind="note", text=f"no answer was given: {how}", number=number, run_id=run_id, trusted=True))
+        said.append(Message(kind="note", text=f"no answer was given: {how}", number=number, run_id=run_id, origin=OURS))
     return tuple(said)
 
 
-def _of(item: Item, number: int, run_id: str, *, calls: bool, effects: bool) -> Iterator[Message]:
+def _of(item: Item, number: int, run_id: str, wrote: Wrote, *, calls: bool, effects: bool) -> Iterator[Message]:
     if item.kind == "user":
-        yield Message(kind="user", text=item.text, number=number, run_id=run_id)
+        yield Message(kind="user", text=item.text, number=number, run_id=run_id, origin=wrote.origin(item.text))
     elif item.kind == "model" and item.plan is not None:
         for action in item.plan.actions:
             if isinstance(action, AskUser):
-                yield Message(kind="model", text=action.question, number=number, run_id=run_id)
+                yield Message(kind="model", text=action.question, number=number, run_id=run_id, origin=wrote.origin(action.question))
     elif item.kind == "tool" and item.executed and (calls or (effects and item.changes)):
         content = item.content if item.error is None else {"error": f"{item.error.code}: {item.error.message}"}
-        yield Message(kind="tool", tool=item.tool, args=item.args, ok=item.ok, content=content, number=number, run_id=run_id)
+        said = {"tool": item.tool, "args": item.args, "ok": item.ok, "content": content, "origin": wrote.origin([item.args, content], item)}
+        yield Message(kind="tool", number=number, run_id=run_id, **said)
 
 
 def _named(attachments: Sequence[Any]) -> tuple[Any, ...]:
@@ -183,7 +198,7 @@ def effects_in(state: RunState) -> tuple[Item, ...]:
 def after(earlier: Conversation, state: RunState, news: News, *, calls: bool) -> Conversation:
     """Return the conversation after a run that knew `earlier`. It is not cut yet."""
     place = state.session
-    said = said_in(state, calls=calls, message_id=place.message_id if place is not None else "")
+    said = said_in(state, calls=calls, message_id=place.message_id if place is not None else "", earlier=earlier.messages)
     number = place.number if place is not None else 0
     ids = [*([digest_of_id(place.message_id)] if place is not None and place.message_id else []), *news.sent]
     return replace(
@@ -217,7 +232,8 @@ def cut(conversation: Conversation, window_tokens: int) -> Conversation:
 
 
 def _size(message: Message) -> int:
-    return len(msgspec.json.encode(message))
+    """Return what a message takes of the budget: all but its origin, which no planner is shown."""
+    return len(msgspec.json.encode(replace(message, origin=NOBODYS)))
 
 
 def _clamped(message: Message, most: int) -> Message:

@@ -55,7 +55,7 @@ def tokens_of_item(item: Item, most: int = _WHOLE) -> int:
         elif size > BYTES_PER_TOKEN * OF_A_FILE and _FILE in bytes(item.result):
             size = BYTES_PER_TOKEN * OF_A_FILE
         return tokens_in(size) + PER_ITEM
-    size = text_size(item.text)
+    size = text_size(item.text) + (json_size(item.arguments) if item.kind == "memory" else 0)
     if item.plan is not None:
         for action in (*item.plan.actions, *item.plan.dropped) if item.plan.dropped else item.plan.actions:
             size += (len(action.tool) + json_size(action.args) + 24) if type(action) is ToolCall else 24

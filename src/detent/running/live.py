@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from detent.config.remembering import Memories
 from detent.core.actions import Action, AnyAction, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget, exhausted
@@ -48,6 +49,7 @@ from detent.running.inbox import begins, take
 from detent.running.patience import attended
 from detent.running.people import poster
 from detent.running.preparing import Preparing
+from detent.running.remembering import remembering_of
 from detent.running.rules import early
 
 log = logging.getLogger("detent")
@@ -110,6 +112,7 @@ class LiveWorld(Calls):
         tenants: Tenants | None = None,
         planner_of: Callable[[AgentSpec, Budget, Host], Planner] | None = None,
         preparing: Preparing | None = None,
+        memories: Memories | None = None,
         conversation: Sequence[Message] = (),
     ) -> None:
         """Set up the world. `planner_of` returns the planner of a pass with its own model, and raises `ConfigError` if it is unavailable here."""
@@ -117,6 +120,8 @@ class LiveWorld(Calls):
         self.preparing, self.conversation = preparing, conversation
         self._traffic, self._room, self._tenants = traffic or Traffic(), Room(), tenants
         super().__init__(journal, store, redact, clock=clock, control=control, chunk=chunk, secrets=secrets)
+        if memories and journal.state.agent.memory is not None:
+            self.remembering = remembering_of(memories, journal, clock=clock, patterns=redact, conversation=lambda: self.conversation)
         self._planner, self.cancelled, self._inbox = planner, control.cancelled, Gate()
         self._base_ms = journal.state.running_ms
         self._since = clock.monotonic()

@@ -88,7 +88,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: Scheduler | None = None
     affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
     planner_of_pass: Callable[[AgentSpec, Budget, Host], Planner] | None = None
-    memories: Memories = msgspec.field(default_factory=partial(Memories, None))
+    memories: Memories = msgspec.field(default_factory=Memories)
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 

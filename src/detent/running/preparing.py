@@ -10,15 +10,16 @@ from detent.config.names import Names
 from detent.config.remembering import Memories
 from detent.core.state import RunState
 from detent.kernel.context import KernelContext
+from detent.ports import Planner
 from detent.ports.compacting import Compactor
 from detent.running.compacting import Compacting
 from detent.running.recalling import Recalling, recalling_of
 
 
-def preparing_of(memories: Memories, compactors: Names[Compactor], state: RunState) -> Preparing | None:
+def preparing_of(memories: Memories, compactors: Names[Compactor], state: RunState, planner: Planner) -> Preparing | None:
     """Return what a run does before its plans, None if nothing. Raise `UnknownName`, and `ConfigError` if its memory is not here."""
     recalling, options = recalling_of(memories, state), compacts(state.agent)
-    compacting = None if options is None else Compacting(options, compactors, window=window_of(state.agent, options))
+    compacting = None if options is None else Compacting(options, compactors, planner, window=window_of(state.agent, options))
     return None if recalling is None and compacting is None else Preparing(compacting, recalling)
 
 

@@ -21,7 +21,7 @@ from detent.core.state import Item, KernelState, RunState
 from detent.kernel.context import KernelContext
 from detent.ports.outside import BoundReached, Interrupted
 from detent.ports.raised import raised_by
-from detent.ports.remembering import Found, Memory, Origin, below, fits, standing_of, unproven
+from detent.ports.remembering import Found, Memory, Origin, below, standing_of, unproven
 
 log = logging.getLogger("detent")
 
@@ -153,11 +153,10 @@ def _text(item: Item) -> str:
 
 
 def _data(found: Found, name: str) -> dict[str, Any]:
-    """Return an item as the log keeps it. An origin that was made for another content proves nothing."""
+    """Return an item as the log keeps it. Provenance compares the content with the seal of its origin."""
     item = found.item
-    origin = item.origin if fits(item.origin, item.content) else unproven(item.origin)
     said = {key: value for key, value in msgspec.to_builtins(item).items() if key in _SHOWN}
-    said |= {"kind": item.kind, "origin": msgspec.to_builtins(origin), "memory": name}
+    said |= {"kind": item.kind, "origin": msgspec.to_builtins(item.origin), "memory": name}
     return {**said, "score": round(float(found.score), 6), "reasons": [str(reason) for reason in found.reasons]}
 
 

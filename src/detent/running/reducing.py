@@ -15,7 +15,7 @@ from detent.core.events import ContextCompacted
 from detent.core.history import Seq
 from detent.core.state import Item
 from detent.ports.compacting import CompactionOptions
-from detent.running.estimating import BYTES_PER_TOKEN, json_size, tokens_of_item
+from detent.running.estimating import BYTES_PER_TOKEN, json_size, text_size, tokens_in, tokens_of_item
 
 LOADED = ("activate_skill",)
 """The tools whose results are instructions: they stay in the prompt, word for word."""
@@ -58,6 +58,11 @@ class Shown:
         if item.call_id and item.call_id in self.clamped:
             return self.clamped[item.call_id] // BYTES_PER_TOKEN + HANDLE
         return tokens_of_item(item, self._most)
+
+    def total(self) -> int:
+        """Return the tokens of all that is shown."""
+        summary = tokens_in(text_size(self.told.summary)) if self.told is not None else 0
+        return summary + sum(self.tokens(position) for position in (0, *self.kept, *range(self.first, len(self.steps))))
 
     def _boundary(self) -> int:
         """Return the position from which on nothing is dropped: where the last turns begin."""

@@ -18,7 +18,7 @@ from detent.config.names import Imported
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
-from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, UnknownName
+from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, StoreError, Suspended, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReopened, RunStarted, SideEffect
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
@@ -70,6 +70,7 @@ async def admitted(
         refuse_unusable(output_schema, "output_schema")
     agent = await _with_servers(runtime, known_agent(runtime, agent))
     spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+    spec = runtime.parts.memories.bound(spec, host or Host())
     started = RunStarted(
         goal=goal,
         agent=spec,
@@ -159,7 +160,13 @@ async def run(
     observers = one_of(observers)
     task = runtime.take_on(run_id, partial(record_start, runtime, started=started, turns=turns), observers, turns=turns, slot=turns != 0)
     del agent, spec, started  # a run in progress needs its state, not its inputs
-    return await runtime.answered(await runtime.reached(task), observers, turns=turns)
+    try:
+        return await runtime.answered(await runtime.reached(task), observers, turns=turns)
+    except Suspended as error:
+        with contextlib.suppress(StoreError):  # the store is closed already
+            if await runtime.store.head(run_id) is None:  # it waited for its turn among `max_concurrent_runs`, or for its claim
+                error.args = (f"run {run_id!r} was stopped before it began ({error.why}): nothing is recorded, so start it again",)
+        raise
 
 
 async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunStarted, turns: int | None) -> Journal | RunState:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
-
-import msgspec
+from collections.abc import Callable, Sequence
 
 from detent.core.actions import FinalAnswer
-from detent.core.errors import PlannerFailed, StoreError, Suspended
+from detent.core.agent import AgentSpec
+from detent.core.errors import StoreError, Suspended
 from detent.core.events import ASIDE, TITLE, EffectRecorded
-from detent.core.state import Item, RunState
+from detent.core.state import RunState
 from detent.kernel.journal import Journal
-from detent.ports import ModelAnswer, Models, Plan, Planner, View, models_asked
+from detent.ports import Models, Plan, Planner, View, models_asked
 from detent.ports.outside import Interrupted
+from detent.running.asides import Once, aside
 from detent.secrecy.redact import Redactor
 
 log = logging.getLogger("detent")
@@ -60,13 +59,18 @@ class Titling:
             await self._journal.commit()
         return await self._planner.plan(view)
 
+    def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
+        """Return the models that are called for the agent; see `ports.models_asked`."""
+        return models_asked(self._planner, agent)
+
     async def _title(self, view: View, models: Models) -> str:
         """Return the small model's title for the run, "" if it gives nothing usable."""
         try:
             if not models_asked(self._planner, view.agent):
                 return ""  # a script would use up an answer meant for the run's own turns
             async with asyncio.timeout(PATIENCE_S):
-                plan = await self._planner.plan(_shown(view, _Once(models)))
+                asked = aside(view, ASK + view.goal[:SHOWN_GOAL], Once(models, "title", MOST_TOKENS), scope="title")
+                plan = await self._planner.plan(asked)
         except (StoreError, Suspended, Interrupted):
             raise
         except Exception as error:  # noqa: BLE001 - foreign code: no planner fails a run over its title
@@ -93,56 +97,3 @@ def _wanted(state: RunState) -> bool:
     most = state.budget.max_model_calls
     spare = most is None or most > 1
     return bool(state.agent.small_model) and not state.agent.rules and not state.usage.model_calls and TITLE not in state.effects and spare
-
-
-def _shown(view: View, models: Models) -> View:
-    """Return the view that asks for a title: the goal, and nothing that the agent works with."""
-    task = ASK + view.goal[:SHOWN_GOAL]
-    return msgspec.structs.replace(
-        view,
-        goal=task,
-        task=task,
-        agent=msgspec.structs.replace(view.agent, instructions="", actions=(), tools=(), output_schema=None),
-        variables={},
-        transcript=(Item(kind="user", text=task),),
-        results=(),
-        tools=(),
-        memory=(),
-        scratchpad={},
-        guidance=(),
-        attachments=(),
-        output_schema=None,
-        goals=(),
-        run_id="",
-        scope="title",
-        attempt=1,
-        small=True,
-        models=models,
-    )
-
-
-class _Once:
-    """The access to models for one call with the purpose `title`; observers see no text of it."""
-
-    def __init__(self, models: Models) -> None:
-        self._models, self._called = models, False
-
-    async def call(
-        self,
-        model: str,
-        send: Callable[[int | None], Awaitable[ModelAnswer]],
-        *,
-        provider: str = "",
-        purpose: str = "title",
-        input_tokens: int = 0,
-        max_output_tokens: int | None = None,
-    ) -> ModelAnswer:
-        """Make the call. Raise `PlannerFailed` for a second one."""
-        if self._called:
-            raise PlannerFailed("the first answer was not a title")
-        self._called = True
-        limit = min(max_output_tokens or MOST_TOKENS, MOST_TOKENS)
-        return await self._models.call(model, send, provider=provider, purpose="title", input_tokens=input_tokens, max_output_tokens=limit)
-
-    def emit(self, kind: Literal["text", "thinking"], content: str) -> Any:
-        """Do nothing: a title is not an answer."""

@@ -15,11 +15,13 @@ from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import CallState, Child, Item, KernelState, RunState
 from detent.policies.provenance.kept import told
-from detent.policies.provenance.lasting import derived, origin_of, origin_of_call, raises_trust
+from detent.policies.provenance.lasting import Wrote, derived, origin_of, raises_trust
 from detent.policies.provenance.origins import Origins
 from detent.policies.provenance.policy import ProvenancePolicy
 from detent.ports import Call, ToolSpec
+from detent.ports.conversing import Message
 from detent.ports.remembering import MemoryItem, fits, sealed, unproven
+from detent.running.conversing import NOBODYS, said_in
 
 replace = msgspec.structs.replace
 
@@ -29,13 +31,9 @@ URL = "https://evil.example/payees"
 PAY = ToolSpec(name="pay", side_effect="write", input_schema={"properties": {"account": {"type": "string"}}})
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a conversation, as far as provenance reads it."""
-
-    text: str = ""
-    content: Any = None
-    number: int = 1
-    origin: Origin = Origin()
+def entry(text: str, origin: Origin = NOBODYS, *, number: int = 1, kind: Any = "model") -> Message:
+    """Return a message of the conversation of run r1's session."""
+    return Message(kind=kind, text=text, number=number, run_id="r1", origin=origin)
 
 
 def did(tool: str, result: Any, *, call_id: str = "main.1.0", trust: Any = "untrusted", **args: Any) -> Item:
@@ -155,22 +153,22 @@ def test_what_a_run_extracts_at_its_end_has_the_sources_of_the_whole_run() -> No
 def test_a_summary_has_the_sources_of_what_was_summarised(summary: str) -> None:
     """Extracted or written by a model: it is no cleaner than what it stands for."""
     state = run_of(PAGE)
-    said = Entry(text=f"Its account is {EVIL}", origin=origin_of(state, "", f"Its account is {EVIL}"))
+    said = entry(f"Its account is {EVIL}", Wrote(state, ()).origin(f"Its account is {EVIL}"))
     for found in (
         derived(summary, conversation=[said]),
         derived(summary, items=[written(f"ACME's account is {EVIL}", PAGE)]),
-        derived(summary, conversation=[Entry(text=f"Its account is {EVIL}")]),
+        derived(summary, conversation=[entry(f"Its account is {EVIL}")]),
     ):
         assert not found.trusted
-        assert paid(EVIL, conversation=(Entry(text=summary, origin=found),)).decision == "deny"
+        assert paid(EVIL, conversation=(entry(summary, found),)).decision == "deny"
 
 
 def test_a_summary_of_what_the_user_said_keeps_the_users_values() -> None:
     """A summary is not a reason to ask for what the user has already said."""
-    said = Entry(text=f"My account is {MINE}", origin=origin_of(run_of(goal=f"My account is {MINE}"), "", f"My account is {MINE}"))
+    said = entry(f"My account is {MINE}", Wrote(run_of(goal=f"My account is {MINE}"), ()).origin(f"My account is {MINE}"))
     found = derived(f"The user told the account ({MINE}).", conversation=[said])
     assert found.trusted
-    assert paid(MINE, PAGE, conversation=(Entry(text=f"The user told the account ({MINE}).", origin=found),)).decision == "allow"
+    assert paid(MINE, PAGE, conversation=(entry(f"The user told the account ({MINE}).", found),)).decision == "allow"
 
 
 @pytest.mark.parametrize(
@@ -178,36 +176,49 @@ def test_a_summary_of_what_the_user_said_keeps_the_users_values() -> None:
 )
 def test_an_answer_of_an_earlier_message_is_no_cleaner_than_what_its_run_read(answer: str) -> None:
     """A model that repeats a page, or says it in its own words, does not become the user of the next message."""
-    entry = Entry(text=answer, origin=origin_of(run_of(PAGE), "", answer), number=3)
-    verdict = paid(EVIL, conversation=(entry,))
-    assert verdict.decision == "deny" and not entry.origin.trusted
-    assert verdict.reason.startswith("the run has seen untrusted content (session:3.0)")
+    said = entry(answer, Wrote(run_of(PAGE), ()).origin(answer), number=3)
+    verdict = paid(EVIL, conversation=(said,))
+    assert verdict.decision == "deny" and not said.trusted
+    assert verdict.reason.startswith("the run has seen untrusted content (session:3:model)")
+
+
+def test_an_answer_is_no_cleaner_than_the_conversation_that_its_run_knew() -> None:
+    """The page was read three messages ago: what is said since then may come from it."""
+    said, conversation = "", list[Message]()
+    for number in range(1, 5):
+        state = run_of(*([PAGE] if number == 1 else []), run_id=f"r{number}")
+        said = f"Answer {number}: it begins with XX11."
+        conversation.append(replace(entry(said, Wrote(state, conversation).origin(said), number=number), run_id=f"r{number}"))
+    last = conversation[-1].origin
+    assert not last.trusted and len(last.sources) == 1
+    assert (last.sources[0].tool, last.sources[0].run_id, last.sources[0].via[0].item) == ("web_fetch", "r1", "session:1:model")
+    assert paid(EVIL, conversation=conversation[-1:]).decision == "deny"
 
 
 def test_what_the_user_said_in_an_earlier_message_is_the_users() -> None:
     """A conversation would be useless if each message had to repeat what was said."""
     goal = f"My account is {MINE}"
-    entry = Entry(text=goal, origin=origin_of(run_of(goal=goal), "", goal))
-    verdict = paid(MINE, PAGE, conversation=(entry,))
+    said = entry(goal, Wrote(run_of(goal=goal), ()).origin(goal), kind="user")
+    verdict = paid(MINE, PAGE, conversation=(said,))
     assert (verdict.decision, label(verdict)) == ("allow", "user")
-    assert chain(verdict) == ["session:1.0, said in run r1, record 9, digest abababababab", "user: goal (run r1)"]
+    assert chain(verdict) == ["session:1:user, said in run r1", "user: goal (run r1)"]
 
 
 def test_a_result_in_the_conversation_keeps_the_trust_of_its_tool() -> None:
     """An option shows earlier calls to the planner: their results stay what they were."""
     books = did("supplier", {"account": MINE}, trust="trusted")
     state = run_of(books, replace(PAGE, call_id="main.2.0"))
-    told = [Entry(content=i.content, origin=origin_of_call(state, i)) for i in state.passes["main"].results]
-    assert [e.origin.trusted for e in told] == [True, False]
-    assert paid(MINE, conversation=told).decision == "allow"
-    assert paid(EVIL, conversation=told).decision == "deny"
-    empty = did("web_fetch", {"text": "Buy now", "id": 7}, url=URL)
-    assert not origin_of_call(run_of(empty), empty).trusted
+    said = said_in(replace(state, status="completed", output="done"), calls=True)
+    results = [one for one in said if one.kind == "tool"]
+    assert [one.trusted for one in results] == [True, False]
+    assert paid(MINE, conversation=results).decision == "allow"
+    assert paid(EVIL, conversation=results).decision == "deny"
+    assert "web_fetch" in chain(paid(EVIL, conversation=results))[-1]
 
 
 def test_an_entry_without_an_origin_is_untrusted() -> None:
     """What a program puts into a conversation is nobody's until it says whose it is."""
-    verdict = paid(EVIL, conversation=(Entry(text=f"Use {EVIL}"),), trust_memory=True)
+    verdict = paid(EVIL, conversation=(entry(f"Use {EVIL}", kind="note"),), trust_memory=True)
     assert (verdict.decision, label(verdict)) == ("deny", "untrusted")
 
 

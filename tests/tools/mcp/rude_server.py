@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ TOOLS = [
     tool("die_writing", WRITE),
     tool("hang", READ),
     tool("hang_writing", WRITE),
+    tool("held_writing", WRITE),
     tool("huge", READ, {"type": "object", "properties": {"size": {"type": "integer"}}}),
     tool("fail", READ),
     tool("refuse", WRITE, {"type": "object", "properties": {"code": {"type": "integer"}}}),
@@ -104,6 +106,12 @@ def call(message: dict[str, Any]) -> dict[str, Any] | None:  # noqa: PLR0911, PL
         case "hang" | "hang_writing" as name:
             effect(f"{name} begins")
             return None
+        case "held_writing":
+            (HOME / "begun").write_text("begun\n")
+            while not (HOME / "go").exists():
+                time.sleep(0.02)
+            effect("held")
+            return said("done")
         case "huge":
             return said("x" * args["size"])
         case "fail":

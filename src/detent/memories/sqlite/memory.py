@@ -16,6 +16,7 @@ from typing import TypeVar
 from detent.core.errors import ConfigError, ModelCallFailure
 from detent.memories.keeping import Keeping, Vectors
 from detent.memories.lifecycle import Steps, driven, utcnow
+from detent.memories.ranking import embedded
 from detent.memories.sqlite import tables, vectors
 from detent.memories.sqlite.searching import Asked, search
 from detent.ports import Embedder, Models, store_files
@@ -110,11 +111,11 @@ class SqliteMemory(Keeping):
                     db.close()
                 store_files.unregister(self._real)
 
-    async def _change(self, steps: Steps[T], vectors: Vectors | None = None) -> T:
+    async def _change(self, steps: Callable[[], Steps[T]], vectors: Vectors | None = None) -> T:
         return await self._run(lambda db: self._committed(db, steps, vectors or {}))
 
-    async def _look(self, steps: Steps[T]) -> T:
-        return await self._run(lambda db: driven(steps, lambda ids: tables.load(db, ids)).result)
+    async def _look(self, steps: Callable[[], Steps[T]]) -> T:
+        return await self._run(lambda db: driven(steps(), lambda ids: tables.load(db, ids)).result)
 
     async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
         return await self._run(lambda db: list(tables.page(db, prefix, after, limit)))
@@ -123,16 +124,16 @@ class SqliteMemory(Keeping):
         if self._embedder is None or not items:
             return {}
         try:
-            made = await self._embedder.embed([item.content for item in items], models=models)
+            made = await self._embedder.embed([embedded(item) for item in items], models=models)
         except ModelCallFailure as error:
             log.warning("%d items are kept without vectors, so only their words find them: %s", len(items), error)
             return {}
         return {key_of(item): vector for item, vector in zip(items, made.vectors, strict=True)}
 
-    def _committed(self, db: Db, steps: Steps[T], made: Vectors) -> T:
+    def _committed(self, db: Db, steps: Callable[[], Steps[T]], made: Vectors) -> T:
         db.execute("BEGIN IMMEDIATE")
         try:
-            change = driven(steps, lambda ids: tables.load(db, ids))
+            change = driven(steps(), lambda ids: tables.load(db, ids))
             purged: set[int] = set()
             for item in change.items:
                 n, tenant = tables.save(db, item)
@@ -184,7 +185,7 @@ class SqliteMemory(Keeping):
             except sqlite3.Error as error:  # SQLite does not wait for one who turns the write-ahead log on at this moment
                 if not is_busy(error) or time.monotonic() >= deadline:
                     raise
-            time.sleep(_RETRY_S)
+            time.sleep(_RETRY_S)  # polls the database's lock, in a thread
 
     def _opened_once(self) -> Db:
         db = connect(self.path, synchronous="FULL", timeout_s=self._busy_timeout_s)

@@ -23,9 +23,7 @@ CREATE TABLE memory_version (version INTEGER NOT NULL);
 CREATE TABLE memory_tenants (n INTEGER PRIMARY KEY, tenant TEXT NOT NULL UNIQUE);
 CREATE TABLE memory_items (
     n INTEGER PRIMARY KEY, tenant INTEGER NOT NULL, state INTEGER NOT NULL, begins INTEGER, ends INTEGER, created INTEGER NOT NULL, kind TEXT NOT NULL,
-    scope TEXT NOT NULL, id TEXT NOT NULL, data BLOB NOT NULL, UNIQUE (scope, id));
-CREATE INDEX memory_items_by_id ON memory_items (id);
-CREATE INDEX memory_items_by_age ON memory_items (tenant, created) WHERE state > 0;
+    scope TEXT NOT NULL, id TEXT NOT NULL, data BLOB NOT NULL, UNIQUE (id, scope));
 CREATE INDEX memory_preferences ON memory_items (tenant, created) WHERE state > 0 AND kind = 'preference';
 CREATE TABLE memory_vectors (n INTEGER PRIMARY KEY, model TEXT NOT NULL, vector BLOB NOT NULL)
 """

@@ -10,13 +10,13 @@ from importlib import import_module
 from operator import mul
 from typing import Any
 
+from detent.memories.ranking import unit
 from detent.ports.sqlite_files import Db
 
 
 def packed(vector: Sequence[float]) -> bytes:
     """Return a vector of length 1 as 32-bit numbers; all zeros stay so."""
-    size = sum(map(mul, vector, vector)) ** 0.5
-    return array("f", [x / size for x in vector] if size else vector).tobytes()
+    return array("f", unit(vector)).tobytes()
 
 
 class Vectors:

@@ -166,9 +166,12 @@ def fit(
     system_tokens: int,
     reserved: int = 0,
     earlier: Sequence[Message] = (),
+    whole: bool = False,
 ) -> tuple[tuple[Message, ...], int]:
     """Return the messages that fit, and their number of tokens, as `fit_run` does, with the newest of the `earlier` ones before them that still fit."""
-    messages, used = fit_run(system, head, rendered, last, tail, budget=budget, count=count, system_tokens=system_tokens, reserved=reserved)
+    messages, used = fit_run(
+        system, head, rendered, last, tail, budget=budget, count=count, system_tokens=system_tokens, reserved=reserved, whole=whole
+    )
     kept = _newest(earlier, budget - reserved - used, count)
     if not kept:
         return messages, used
@@ -189,12 +192,14 @@ def fit_run(
     count: CountTokens,
     system_tokens: int,
     reserved: int = 0,
+    whole: bool = False,
 ) -> tuple[tuple[Message, ...], int]:
     """Return the messages that fit into `budget` tokens, and their number of tokens: always system, goal, tail and the last block, which may be
     clipped.
 
     `reserved` tokens are kept free for later messages, as far as history can be dropped.
-    Raises `PlannerFailed` (`context_overflow`) if system, goal and tail alone do not fit.
+    Raises `PlannerFailed` (`context_overflow`) if system, goal and tail alone do not fit; with `whole` also where a block would be left out, because
+    the run is compacted then.
     """
     head = "\n".join([head, *rendered.head])
     left = budget - system_tokens - count(head) - count(tail)
@@ -211,6 +216,8 @@ def fit_run(
     used, left = used + size, left - size
     total = rendered.ends[-1] if rendered.ends else 0
     kept = bisect_left(rendered.ends, total - left) if total > left else -1
+    if whole and kept >= 0:
+        raise PlannerFailed(f"the prompt has {used + total} tokens, more than max_prompt_tokens={budget} allows", reason="context_overflow")
     messages = (
         Message("system", system),
         Message("user", head),

@@ -142,6 +142,7 @@ class OnDevicePlanner:
             reserved=size,
             count=self._count,
             system_tokens=prefix.system_tokens,
+            whole=bool(view.agent.compaction) and view.agent.compaction.get("use") != "none",
         )
         return Request(messages=(*messages, *told), tokens=used + size, max_tokens=self._output_tokens, schema=prefix.schema)
 

@@ -6,14 +6,14 @@ without a known origin is `memory`, or untrusted in a conversation. Content that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from detent.core.events import Hop, Origin, Source
 from detent.policies.provenance.evidence import Evidence, add_data, can_carry
-from detent.ports.remembering import fits
+from detent.ports.remembering import fits, unproven
 
 SAID = ("user", "agent", "approver", "trusted")
 """The labels under which a source in an earlier run proves a value."""
@@ -43,16 +43,24 @@ class Keepings:
         self.taints: list[str] = []
         self.unknown: list[str] = []
 
-    def add(self, name: str, content: Any, origin: Origin, *, unknown: str = "memory") -> None:
-        """Add what an earlier run wrote. `unknown` is its label if its source is not known."""
+    def add(self, name: str, content: Any, origin: Origin, *, cut: bool = False) -> None:
+        """Add a memory item. `cut`: the content is only its beginning."""
+        origin = unproven(origin) if cut else origin
+        self._add(name, content, origin, sound=fits(origin, content), unknown="memory")
+
+    def add_said(self, conversation: Sequence[Any]) -> None:
+        """Add the messages of a conversation. They need no seals, because the log names the whole conversation by digest."""
+        for message in conversation:
+            self._add(name_of(message), said_by(message), origin_of_message(message), sound=True, unknown="untrusted")
+
+    def _add(self, name: str, content: Any, origin: Origin, *, sound: bool, unknown: str) -> None:
         while self.origins.get(name, origin) != origin:
-            name += "'"  # ids are unique only in their scope
+            name += "'"  # ids of items are unique only in their scope, and a run says several things
         self.origins[name] = origin
-        sound = fits(origin, content)
         good = [source for source in origin.sources if sound and source.label in SAID and self._declared(source.tool) != "untrusted"]
         for source in good:
             add_data(self._evidence(source.label), content if source.whole else list(source.values), name)
-        if origin.trusted and sound and len(good) == len([s for s in origin.sources if s.label in SAID]):
+        if sound and origin.trusted and len(good) == len([s for s in origin.sources if s.label in SAID]):
             return
         label = "untrusted" if (origin.seal and not sound) or origin.trusted or set(origin.labels) & set(TAINTED) else unknown
         add_data(self._evidence(label), content, name)
@@ -90,7 +98,16 @@ def _hop(hop: Hop) -> str:
     return f"{verb} in run {hop.run_id or 'unknown'}{by}{at}"
 
 
-def entries(conversation: Sequence[Any]) -> Iterator[tuple[str, Any, Origin]]:
-    """Yield name, content and origin of each message of a conversation."""
-    for index, message in enumerate(conversation):
-        yield f"session:{message.number}.{index}", message.text if message.content is None else message.content, message.origin
+def name_of(message: Any) -> str:
+    """Return the name of a message as an origin of values."""
+    return f"session:{message.number}:{message.kind}"
+
+
+def said_by(message: Any) -> Any:
+    """Return what a message says: its text, or call and result."""
+    return message.text if message.kind != "tool" else [message.args, message.content]
+
+
+def origin_of_message(message: Any) -> Origin:
+    """Return the origin of a message, with the run that said it."""
+    return msgspec.structs.replace(message.origin, run_id=message.run_id)

@@ -7,7 +7,7 @@ values in it that were found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,19 +16,22 @@ import msgspec
 from detent.core.events import Origin, Source
 from detent.core.state import Item, RunState
 from detent.policies.provenance.evidence import Evidence
-from detent.policies.provenance.kept import SAID, Keepings, entries, sources_of
+from detent.policies.provenance.kept import SAID, Keepings, name_of, origin_of_message, sources_of
 from detent.policies.provenance.matching import EDGES, MIN_CHARS, Needle, needle, pieces
-from detent.policies.provenance.origins import Origins, Sources, leaves, traced
+from detent.policies.provenance.origins import Origins, Seen, Sources, leaves, traced
 from detent.ports.remembering import MemoryItem, sealed
 
 MOST_SOURCES = 16
 """How many sources an origin names."""
+FEW_SOURCES = 4
+"""How many sources an entry of a conversation names."""
 MOST_VALUES = 32
 """How many values one source proves."""
 LONGEST_VALUE = 8
 """How many words a value has at most."""
 MOST_WORDS = 512
 """How many words of a content are searched for values."""
+NOTHING_EARLIER: Mapping[str, Origin] = {}
 SHOWN = 200
 """How many characters of a call's arguments are kept."""
 
@@ -41,49 +44,50 @@ def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequenc
     origins = origins or Origins()
     seen = origins.seen(state, conversation)
     call = state.call(call_id) if call_id else None
-    calls = {item.call_id: item for known in state.passes.values() for item in known.results}
-
-    def named(name: str, label: str) -> list[Source]:
-        if (kept := seen.origin(name)) is not None:
-            return sources_of(name, kept, label)
-        made = calls.get(name)
-        said = msgspec.json.encode(made.arguments).decode()[:SHOWN] if made is not None and made.arguments else ""
-        return [Source(label=label, origin=name, run_id=state.run_id, tool=made.tool if made else "", said=said)]
-
     if call is not None and call.edited:
         sources = [Source(label="approver", origin=", ".join(call.approved_by), run_id=state.run_id, whole=True)]
     else:
-        sources = _Search(seen.among, seen.taints, named, origins.needle).sources(content)
-    found = _origin(content, sources, state.run_id)
-    return msgspec.structs.replace(found, sequence=state.seq, digest=state.digest, call_id=call_id, person=state.host.principal)
+        sources = _Search(seen.among, seen.taints, _Names(state, seen).of, origins.needle).sources(content)
+    found = _origin(sources)
+    place = {"run_id": state.run_id, "sequence": state.seq, "digest": state.digest, "call_id": call_id, "person": state.host.principal}
+    return sealed(msgspec.structs.replace(found, **place), content)
 
 
-def origin_of_call(state: RunState, item: Item, conversation: Sequence[Any] = (), *, origins: Origins | None = None) -> Origin:
-    """Return the origin of the result of a call, for an entry of the conversation of a later run. A result that is not trusted keeps no values."""
-    origins = origins or Origins()
-    found = origin_of(state, "", item.content if item.error is None else item.error.message, conversation, origins=origins)
-    if item.call_id not in origins.seen(state, conversation).taints():
-        return found
-    said = msgspec.json.encode(item.arguments).decode()[:SHOWN] if item.arguments else ""
-    source = Source(label="untrusted", origin=item.call_id, run_id=state.run_id, tool=item.tool, said=said)
-    content = item.content if item.error is None else item.error.message
-    return sealed(msgspec.structs.replace(found, labels=("untrusted",), trusted=False, sources=(source,), items=()), content)
+class Wrote:
+    """Computes the origins of what a run said, for the conversation of the next one. `earlier` is the conversation that it knew itself.
+
+    That is not searched, so the time does not grow with it: what the run repeats of it keeps the sources that are not trusted, and proves no value
+    again. The earlier messages still do.
+    """
+
+    def __init__(self, state: RunState, earlier: Sequence[Any]) -> None:
+        self._origins = Origins()
+        self._seen = self._origins.seen(state)
+        before = {name_of(message): origin_of_message(message) for message in earlier if not message.origin.trusted}
+        self._names = _Names(state, self._seen, before)
+        self._taints = (*self._seen.taints(), *before)
+        self._tainting = frozenset(self._taints)
+
+    def origin(self, content: Any, call: Item | None = None) -> Origin:
+        """Return the origin of some words of the run, or of a call with its result."""
+        if call is not None and call.call_id in self._tainting:
+            return _origin(self._names.of(call.call_id, "untrusted"))
+        search = _Search(self._seen.among, lambda: self._taints, self._names.of, self._origins.needle, most=FEW_SOURCES)
+        return _origin(search.sources(content))
 
 
 def derived(content: Any, *, items: Sequence[MemoryItem] = (), conversation: Sequence[Any] = ()) -> Origin:
     """Return the origin of a text that was made from kept content alone, such as a summary of memory items or of the messages of a conversation."""
     sources: Sources = {}
-    keepings = Keepings(lambda label: sources.setdefault(label, Evidence()), lambda tool: "")
+    kept = Keepings(lambda label: sources.setdefault(label, Evidence()), lambda tool: "")
     for item in items:
-        keepings.add(f"memory:{item.id}", item.content, item.origin)
-    for name, said, origin in entries(conversation):
-        keepings.add(name, said, origin, unknown="untrusted")
+        kept.add(f"memory:{item.id}", item.content, item.origin)
+    kept.add_said(conversation)
 
     def named(name: str, label: str) -> list[Source]:
-        return sources_of(name, keepings.origins[name], label)
+        return sources_of(name, kept.origins[name], label)
 
-    found = _Search((sources,), lambda: (*keepings.taints, *keepings.unknown), named, needle).sources(content)
-    return _origin(content, found, "")
+    return sealed(_origin(_Search((sources,), lambda: (*kept.taints, *kept.unknown), named, needle).sources(content)), content)
 
 
 def raises_trust(proposal: MemoryItem, before: Iterable[MemoryItem]) -> bool:
@@ -91,11 +95,30 @@ def raises_trust(proposal: MemoryItem, before: Iterable[MemoryItem]) -> bool:
     return proposal.origin.trusted and any(not item.origin.trusted for item in before)
 
 
-def _origin(content: Any, sources: list[Source], run_id: str) -> Origin:
+class _Names:
+    """What the names of origins stand for in a run."""
+
+    def __init__(self, state: RunState, seen: Seen, earlier: Mapping[str, Origin] = NOTHING_EARLIER) -> None:
+        self._state, self._seen, self._earlier = state, seen, earlier
+
+    def of(self, name: str, label: str) -> list[Source]:
+        """Return the sources that a name stands for."""
+        kept = self._earlier.get(name) or self._seen.origin(name)
+        if kept is not None:
+            return sources_of(name, kept, label)
+        known = self._state.passes.get(name.rsplit(".", 2)[0])
+        made = next((item for item in known.results if item.call_id == name), None) if known is not None else None
+        if made is None:
+            return [Source(label=label, origin=name, run_id=self._state.run_id)]
+        said = msgspec.json.encode(made.arguments).decode()[:SHOWN] if made.arguments else ""
+        return [Source(label=label, origin=name, run_id=self._state.run_id, tool=made.tool, said=said)]
+
+
+def _origin(sources: list[Source]) -> Origin:
     labels = tuple(dict.fromkeys(source.label for source in sources))
     items = tuple(dict.fromkeys(s.via[0].item.partition(":")[2] for s in sources if s.via and s.via[0].item.startswith("memory:")))
     trusted = bool(labels) and all(label in SAID or label == "model" for label in labels)
-    return sealed(Origin(run_id=run_id, labels=labels, trusted=trusted, items=items, sources=tuple(sources)), content)
+    return Origin(labels=labels, trusted=trusted, items=items, sources=tuple(sources))
 
 
 class _Search:
@@ -107,7 +130,10 @@ class _Search:
         taints: Callable[[], Iterable[str]],
         named: Callable[[str, str], list[Source]],
         look_for: Callable[[Any], Needle],
+        *,
+        most: int = MOST_SOURCES,
     ) -> None:
+        self._most = most
         self._among, self._taints, self._named, self._look_for = among, taints, named, look_for
         self._found: dict[tuple[str, str], list[str]] = {}
         self._words = MOST_WORDS
@@ -121,18 +147,22 @@ class _Search:
         if not self._found:
             self._unknown = True
         whole = len(self._found) == 1 and not self._unknown
-        made: dict[Source, list[str]] = {}
-        if self._unknown:
-            tainted = list(islice(self._taints(), MOST_SOURCES))
-            for name in tainted:
-                for source in self._named(name, "untrusted"):
-                    made.setdefault(source, [])
-            if not tainted:
-                made[Source(label="model")] = []
-        for (label, name), values in self._found.items():
+        made: dict[Source, tuple[Source, list[str]]] = {}
+
+        def add(name: str, label: str, values: list[str]) -> None:
             for source in self._named(name, label):
-                made.setdefault(source, []).extend(values if label in SAID else [])
-        ordered = sorted(made.items(), key=lambda one: one[0].label in SAID)[:MOST_SOURCES]
+                same = msgspec.structs.replace(source, via=())  # one way from a source is enough
+                made.setdefault(same, (source, []))[1].extend(values)
+
+        if self._unknown:
+            tainted = list(islice(self._taints(), self._most))
+            for name in tainted:
+                add(name, "untrusted", [])
+            if not tainted:
+                made[Source(label="model")] = (Source(label="model"), [])
+        for (label, name), values in self._found.items():
+            add(name, label, values if label in SAID else [])
+        ordered = sorted(made.values(), key=lambda one: one[0].label in SAID)[: self._most]
         return [
             msgspec.structs.replace(s, whole=whole and s.label in SAID, values=() if whole else tuple(dict.fromkeys(v))[:MOST_VALUES])
             for s, v in ordered

@@ -26,7 +26,7 @@ from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import Item, KernelState, RunState
 from detent.policies.provenance.evidence import REMEMBERED_CHARS, Evidence, add_data, can_carry
-from detent.policies.provenance.kept import Keepings, entries, origin_in
+from detent.policies.provenance.kept import Keepings, origin_in
 from detent.policies.provenance.matching import MIN_CHARS, Needle, needle, normal, number_key, pieces
 from detent.policies.provenance.sinks import Kind, kind_of_name
 
@@ -154,7 +154,7 @@ class PassIndex:
                 self._add_outcome(item, trusted=trust(item) == "trusted")
             elif item.kind == "memory":
                 for data in cast("Iterable[dict[str, Any]]", item.arguments):
-                    self.kept.add(f"memory:{data.get('id', '')}", data.get("content"), origin_in(data))
+                    self.kept.add(f"memory:{data.get('id', '')}", data.get("content"), origin_in(data), cut=bool(data.get("cut")))
         self._seen = steps
 
     def _evidence(self, label: Label) -> Evidence:
@@ -221,8 +221,7 @@ class RunIndex:
             for name, value in state.variables.items():
                 add_data(self.sources["user"], value, f"variables.{name}", field=name)
             add_data(self.sources["user"], list(state.attachments), "attachments")
-        for name, content, origin in entries(conversation):
-            self.kept.add(name, content, origin, unknown="untrusted")
+        self.kept.add_said(conversation)
 
     def fits(self, state: RunState, conversation: Sequence[Any]) -> bool:
         """Return whether the state belongs to the run of this index."""

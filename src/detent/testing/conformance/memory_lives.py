@@ -189,7 +189,7 @@ class LifeContract:
         assert [one.id for one in kept] == ["i0", "i1", "i2", "i9"]
         assert await memory.import_(kept, host="acme") == 0
         moved: list[MemoryItem] = [moved_to(one, "acme/copy") for one in kept]
-        assert await memory.import_(moved, host="acme/copy") == 4
+        assert await memory.import_(moved, host="acme/copy", vouched=True) == 4
         assert await memory.export(host="acme/copy") == moved
         assert sorted(names(await memory.search("invoice", host="acme/copy"))) == ["i2", "i9"]
         await memory.close()
@@ -201,7 +201,7 @@ class LifeContract:
         assert await memory.import_([told], host="acme") == 1
         found = await memory.get("a", host="acme")
         assert found is not None
-        assert (found.origin.trusted, found.origin.labels) == (False, ("user",))
+        assert (found.origin.trusted, found.origin.labels) == (False, ("user", "imported"))
         assert await memory.import_([item("b", origin=told.origin)], host="acme", vouched=True) == 1
         vouched = await memory.get("b", host="acme")
         assert vouched is not None

@@ -1,0 +1,43 @@
+"""The default governor: what it refuses, whoever proposes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unicodedata import normalize
+
+from detent.ports.remembering import ITEM_BYTES, Memory, MemoryItem
+
+MOST_LIKE = 5
+"""How many of the most similar items are compared with a proposal."""
+
+
+class DefaultGovernor:
+    """Refuses what repeats an item, contains what redaction would hide, is too large, or claims more trust than what it replaces or is made from.
+
+    `hides` returns whether redaction would hide a part of a text.
+    """
+
+    def __init__(self, *, max_bytes: int = ITEM_BYTES, hides: Callable[[str], bool] = lambda text: False) -> None:
+        self._max_bytes, self._hides = max_bytes, hides
+
+    async def refuses(self, proposal: MemoryItem, memory: Memory, *, host: str) -> str:
+        """Return why the proposal is refused; "" accepts it. The reason has nothing of its content."""
+        size = len(proposal.content.encode())
+        if size > self._max_bytes:
+            return f"it has {size:,} bytes; an item has at most {self._max_bytes:,}. Shorten it, or keep it elsewhere and remember where"
+        if self._hides(proposal.content) or self._hides(proposal.context):
+            return "it contains something that must not be kept, such as a secret; leave that out"
+        if proposal.origin.trusted:
+            for name in (*proposal.supersedes, *proposal.origin.items):
+                before = await memory.get(name, host=host)
+                if before is not None and not before.origin.trusted:
+                    return f"it would raise trust: {before.id} is not trusted, and this replaces it or is made from it"
+        said = _bare(proposal.content)
+        for found in await memory.search(proposal.content, host=host, scope=proposal.scope, limit=MOST_LIKE):
+            if _bare(found.item.content) == said and (found.item.scope, found.item.id) != (proposal.scope, proposal.id):
+                return f"it repeats {found.item.id}"
+        return ""
+
+
+def _bare(text: str) -> str:
+    return " ".join(normalize("NFKC", text).casefold().split())

@@ -1,0 +1,464 @@
+"""Compaction: a long run fits its model's window, loses nothing that it needs, and its log says all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amounts import sampled
+from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
+from detent.core import events as e
+from detent.core.actions import AskUser, ToolCall
+from detent.core.codec import read_log
+from detent.core.errors import ConfigError, ToolFailed, UnknownName
+from detent.extend import Dropped, Measured
+from detent.running.estimating import ESTIMATOR, tokens_of_item
+from detent.stores.ram import RamStore
+from detent.testing import FakeModel, calls, fails, says
+from detent.testing.faults import Crash, CrashingStore
+from laws.places import KINDS, Place
+
+LONG = "lorem ipsum dolor sit amet " * 30
+
+
+@tool(side_effect="read")
+def page(n: int) -> str:
+    """Read page n."""
+    return f"page {n}: {LONG}"
+
+
+@tool(side_effect="read")
+def huge(size: int) -> str:
+    """Return a text of this size."""
+    return "x" * size
+
+
+@tool(side_effect="read")
+def locked(door: str) -> str:
+    """Try a door."""
+    raise ToolFailed(f"the door {door} is locked", error_code="locked")
+
+
+@tool(side_effect="read", trust="trusted")
+def activate_skill(name: str) -> dict[str, str]:
+    """Load a skill."""
+    return {"name": name, "instructions": f"RULE OF {name.upper()}: never shout."}
+
+
+TOOLS = (page, huge, locked, activate_skill)
+MANY = Budget(max_iterations=1000, max_tool_calls=5000, max_model_calls=5000)
+
+
+def an_agent(window: int = 3000, **options: Any) -> Agent:
+    given = {"name": "reader", "tools": TOOLS, "budget": MANY, "compaction": {"window_tokens": window}, **options}
+    return Agent(**given)
+
+
+class Planned:
+    """A planner made of a function of the view; keeps the views."""
+
+    def __init__(self, turn: Any) -> None:
+        self.turn, self.views = turn, list[View]()
+
+    async def plan(self, view: View) -> Plan:
+        self.views.append(view)
+        made = self.turn(view)
+        return made if isinstance(made, Plan) else Plan(actions=(made,), text=f"turn {view.iteration}")
+
+    def models_asked(self, agent: Any) -> list[tuple[str, str]]:
+        return []
+
+
+def reads(turns: int) -> Any:
+    """Read one page a turn, then answer."""
+    return lambda view: FinalAnswer(content="done") if view.iteration >= turns else ToolCall(tool="page", args={"n": view.iteration})
+
+
+def run(planner: Any, agent: Agent | None = None, *, goal: str = "Read it all.", **options: Any) -> tuple[Result, list[Any]]:
+    """Run the agent, check that a replay by an engine without the compactor's code is identical; return the result and the events."""
+
+    async def main() -> tuple[Result, list[Any]]:
+        store = RamStore()
+        async with Engine(store=store, planner=planner, **options) as engine:
+            result = await engine.run(agent or an_agent(), goal)
+            again = await engine.replay(result.run_id)
+            assert again.identical, again.divergence
+        return result, [record.event for record in read_log(result.run_id, await store.read(result.run_id))]
+
+    return asyncio.run(main())
+
+
+def compactions(events: list[Any]) -> list[e.ContextCompacted]:
+    return [event for event in events if isinstance(event, e.ContextCompacted)]
+
+
+def size_of(view: View) -> int:
+    return sum(map(tokens_of_item, view.transcript))
+
+
+def text_of(view: View) -> str:
+    return "\n".join(str(item.content if item.kind == "tool" else item.text) for item in view.transcript)
+
+
+# What is dropped ------------------------------------------------------------------------------------------------------------------
+
+
+def test_old_results_are_cleared_first_and_a_handle_stays() -> None:
+    """The cheapest tier: the call stays beside its result, which says how it is read again; the receipt says how much is gone."""
+    planner = Planned(reads(14))
+    result, events = run(planner)
+    first = compactions(events)[0]
+    assert (result.status, first.compactor, first.why, first.items) == ("completed", "clear", "tokens", 0)
+    view = next(view for view in planner.views if any("[cleared:" in str(item.content) for item in view.transcript if item.kind == "tool"))
+    cleared = [item for item in view.transcript if item.kind == "tool" and "[cleared:" in str(item.content)]
+    assert [item.call_id for item in cleared] == list(first.cleared)
+    assert "recall_turn with turn 1 reads it again" in str(cleared[0].content)
+    assert f"{len(cleared)} old results are cleared" in text_of(view)
+    assert "recall_turn with a turn from 1 to" in text_of(view)
+    assert all(LONG in str(item.content) for item in view.results), "results are whole for everybody else"
+
+
+def test_a_result_that_was_read_again_goes_before_older_ones() -> None:
+    """A repeated read is worth nothing twice."""
+    planner = Planned(
+        lambda view: (
+            FinalAnswer(content="done")
+            if view.iteration > 12
+            else ToolCall(tool="page", args={"n": 5 if view.iteration in (5, 6) else view.iteration})
+        )
+    )
+    _, events = run(planner, an_agent(2600, compaction={"window_tokens": 2600, "to": 0.7}))
+    assert compactions(events)[0].cleared[0] == "main.5.0"
+
+
+def test_whole_turns_go_into_a_summary_and_calls_stay_with_their_results() -> None:
+    """Behind the summary begins a turn, so no result is without its call; every entry names turn and key."""
+    planner = Planned(reads(60))
+    result, events = run(planner)
+    assert result.status == "completed"
+    dropped = [event for event in compactions(events) if event.compactor == "extractive"]
+    assert len(dropped) >= 3
+    for view in planner.views:
+        planned = {item.iteration for item in view.transcript if item.kind == "model"}
+        assert all(item.iteration in planned for item in view.transcript if item.kind == "tool")
+        assert size_of(view) <= 3000
+    assert "- [done, turn" in dropped[-1].summary
+    assert ", key main." in dropped[-1].summary
+    assert len(planner.views[-1].results) == 59
+
+
+def test_one_result_larger_than_the_window_is_cut() -> None:
+    """It would fit nowhere; the beginning stays, and how to read the rest."""
+    planner = Planned(lambda view: ToolCall(tool="huge", args={"size": 60_000}) if view.iteration == 1 else FinalAnswer(content="done"))
+    result, events = run(planner)
+    assert result.status == "completed"
+    assert compactions(events)[0].clamped == {"main.1.0": 3000}
+    assert "more characters; recall_turn with turn 1 reads it again]" in text_of(planner.views[1])
+    assert size_of(planner.views[1]) < 3000
+
+
+def test_after_five_compactions_every_rule_is_in_the_prompt() -> None:
+    """Instructions are not history: the agent's own, a loaded skill, a pinned result, the user's words, the goal, notes, to-dos."""
+
+    def turn(view: View) -> Any:
+        match view.iteration:
+            case 1:
+                return ToolCall(tool="activate_skill", args={"name": "manners"})
+            case 2:
+                return ToolCall(tool="huge", args={"size": 33})
+            case 3:
+                return ToolCall(tool="todo", args={"action": "add", "items": ["water the plants"]})
+            case 4:
+                return ToolCall(tool="locked", args={"door": "cellar"})
+            case 5:
+                return AskUser(question="Which tone?")
+            case 90:
+                return FinalAnswer(content="done")
+            case _:
+                return ToolCall(tool="page", args={"n": view.iteration})
+
+    planner = Planned(turn)
+    agent = an_agent(
+        instructions="RULE OF THE HOUSE: be kind.",
+        tools=(*TOOLS, "todo"),
+        actions=("ask_user",),
+        compaction={"window_tokens": 3000, "pins": ["huge"]},
+    )
+
+    async def main() -> list[Any]:
+        store = RamStore()
+        async with Engine(store=store, planner=planner) as engine:
+            asked = await engine.run(agent, "RULE OF THE GOAL: read everything.")
+            done = await engine.reply(asked.run_id, "RULE OF THE USER: in green ink.")
+            assert done.status == "completed"
+            again = await engine.replay(asked.run_id)
+            assert again.identical, again.divergence
+            return [record.event for record in read_log(asked.run_id, await store.read(asked.run_id))]
+
+    found = compactions(asyncio.run(main()))
+    assert sum(1 for event in found if event.compactor == "extractive") >= 5
+    last = planner.views[-1]
+    text = text_of(last)
+    for rule in ("RULE OF THE GOAL", "RULE OF MANNERS", "RULE OF THE USER", "x" * 33, "water the plants", "the door cellar is locked"):
+        assert rule in text, rule
+    assert last.transcript[0].kind == "user"
+    assert "RULE OF THE HOUSE" in last.agent.instructions
+    pinned = [item for item in last.transcript if item.tool == "activate_skill"]
+    assert [item.content["instructions"] for item in pinned] == ["RULE OF MANNERS: never shout."]
+
+
+def test_what_may_not_be_dropped_and_does_not_fit_ends_the_run_with_its_parts() -> None:
+    """The run says which parts are too large, instead of asking a provider in vain."""
+    planner = Planned(reads(5))
+    result, _ = run(planner, goal="read " * 4000)
+    assert (result.status, result.reason) == ("failed", "context_overflow")
+    assert "The largest parts: the goal, about 5,008 tokens" in (result.error or "")
+    assert planner.views == []
+
+
+def test_a_run_that_only_reads_again_what_was_dropped_ends() -> None:
+    """Two compactions in a row without a gain: more of them would gain nothing either."""
+    planner = Planned(lambda view: ToolCall(tool="page", args={"n": view.iteration % 8}))
+    result, events = run(planner, an_agent(guards=(), compaction={"window_tokens": 3000}))
+    assert (result.status, result.reason) == ("failed", "context_overflow")
+    assert "only reads again what was dropped" in (result.error or "")
+    assert [event.idle for event in compactions(events)][-2:] == [1, 2]
+
+
+def test_turns_make_a_compaction_due_only_with_enough_items() -> None:
+    """K64's thresholds, both of them (L16): too few items are below the threshold however many turns there were."""
+    _, events = run(Planned(reads(30)), an_agent(100_000, compaction={"window_tokens": 100_000, "turns": 5, "min_items": 16}))
+    found = compactions(events)
+    assert {event.why for event in found} == {"turns"}
+    assert [event.steps for event in found][:2] == [17, 33]
+
+
+# Failures -------------------------------------------------------------------------------------------------------------------------
+
+
+class Broken:
+    """A compactor that fails."""
+
+    name = "broken"
+
+    def __init__(self) -> None:
+        self.called = 0
+
+    def due(self, measured: Measured) -> str:
+        return "tokens" if measured.tokens > 0.8 * measured.window else ""
+
+    async def compact(self, dropped: Dropped, *, ask: Any) -> str:
+        self.called += 1
+        raise RuntimeError("no ink")
+
+
+def test_a_compactor_that_fails_is_left_alone_after_three_failures() -> None:
+    """A failure never ends a run: the extractive one takes its place, and the log says why. The circuit stays open."""
+    broken = Broken()
+    result, events = run(Planned(reads(90)), an_agent(compaction={"use": "broken", "window_tokens": 3000}), compactors={"broken": broken})
+    failed = [(event.failed, event.failures) for event in compactions(events) if event.compactor == "extractive"]
+    assert result.status == "completed"
+    assert broken.called == 3
+    assert "no ink" in failed[0][0]
+    assert [failures for _, failures in failed][:4] == [1, 2, 3, 4]
+    assert failed[3][0] == "compaction_circuit_open"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("sumary", "unknown compactor 'sumary'"),
+        ({"att": 0.5}, "unknown compaction option 'att'"),
+        ({"at": 2}, "compaction.at: 2 does not fit"),
+        ({"at": 0.4, "to": 0.5}, "to < at"),
+        ({"use": "summary", "pins": "page"}, "compaction.pins"),
+    ],
+)
+def test_a_wrong_option_is_refused(given: Any, says: str) -> None:
+    """It says which, and what fits."""
+    with pytest.raises((ConfigError, UnknownName), match=says.replace(".", r"\.")):
+        run(Planned(reads(2)), an_agent(compaction=given))
+
+
+def test_rules_are_not_compacted() -> None:
+    """They read the whole transcript."""
+    with pytest.raises(ConfigError, match="rules read the whole transcript"):
+        Agent(name="r", rules=[{"name": "a", "answer": "x"}], compaction="extractive")
+
+
+# Models ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_prompt_between_two_compactions_only_grows() -> None:
+    """The messages of a turn are a prefix of those of the next one, byte for byte, so a provider's cache hits."""
+    model = FakeModel(lambda view: says("done") if view.iteration >= 40 else calls(("page", {"n": view.iteration})))
+    _, events = run(model, an_agent(model="function:fake-model"))
+    begins: set[int] = set()
+    turn = 0
+    for event in events:
+        turn += isinstance(event, e.TurnStarted)
+        if isinstance(event, e.ContextCompacted):
+            begins.add(turn)
+    assert len(begins) >= 3
+    flat = [[part for message in json.loads(prompt.messages) for part in message["parts"]] for prompt in model.prompts]
+    for turn, (before, after) in enumerate(pairwise(flat), 2):
+        assert (after[: len(before)] == before) == (turn not in begins), turn
+
+
+def test_the_small_model_updates_the_summary_and_is_counted() -> None:
+    """It is called through the run's gateway with a purpose of its own, and shown the summary so far and what is new."""
+    asked: list[str] = []
+
+    def turn(view: View) -> Any:
+        if view.small:
+            asked.append(view.goal)
+            return says(f"summary {len(asked)}: all pages are alike")
+        return says("done") if view.iteration >= 60 else calls(("page", {"n": view.iteration}))
+
+    model = FakeModel(turn)
+    agent = an_agent(model="function:fake-model", compaction={"use": "summary", "window_tokens": 1800})
+    result, events = run(model, agent)
+    written = [event for event in compactions(events) if event.compactor == "summary"]
+    assert result.status == "completed"
+    assert len(asked) == len(written) >= 2
+    assert "summary 1: all pages" in asked[1]
+    assert "summary 2: all pages" in written[1].summary
+    assert [event.purpose for event in events if isinstance(event, e.ModelCallStarted)].count("compaction") == len(asked)
+    assert result.usage.model_calls == 60 + len(asked)
+
+
+def test_a_refused_prompt_is_compacted_once_and_tried_again() -> None:
+    """The window is lowered for the run. A second refusal of the same turn ends it, with the largest parts."""
+
+    def turn(view: View) -> Any:
+        if size_of(view) > 1500:
+            return fails("context_overflow")
+        return says("done") if view.iteration >= 12 else calls(("page", {"n": view.iteration}))
+
+    model = FakeModel(turn)
+    result, events = run(model, Agent(name="a", model="function:fake-model", tools=TOOLS, budget=MANY))
+    found = compactions(events)
+    assert result.status == "completed"
+    assert found[0].why == "overflow"
+    assert 0 < found[0].window < found[0].tokens_before
+    assert all(event.why == "tokens" for event in found[1:]), "the lowered window is kept"
+
+    result, events = run(
+        FakeModel(lambda view: fails("context_overflow") if view.iteration > 9 else calls(("page", {"n": view.iteration}))),
+        Agent(name="a", model="function:fake-model", tools=TOOLS, budget=MANY),
+    )
+    assert (result.status, result.reason) == ("failed", "context_overflow")
+    assert [event.why for event in compactions(events)] == ["overflow"]
+    assert "compacted and refused again. The largest parts: " in (result.error or "")
+
+
+def test_the_log_names_the_estimator() -> None:
+    """Another version of it is a change of code that a resumption records."""
+    _, events = run(Planned(reads(2)))
+    assert events[0].digests["estimator"] == ESTIMATOR
+    _, events = run(Planned(reads(2)), an_agent(compaction="none"))
+    assert "estimator" not in events[0].digests
+
+
+def test_a_planner_that_trims_by_itself_leaves_it_to_compaction() -> None:
+    """Text-only planners dropped old turns silently; with compaction on there is one way, and it is on record."""
+    from detent.extend import Generation, OnDevicePlanner
+
+    turns = iter(range(1, 100))
+
+    async def write(request: Any) -> Any:
+        n = next(turns)
+        text = '{"action": "final_answer", "content": "done"}' if n > 20 else json.dumps({"action": "page", "args": {"n": n}})
+        return Generation(text=text)
+
+    planner = OnDevicePlanner(write, max_prompt_tokens=3000)
+    result, events = run(planner, an_agent(100_000))
+    if result.status == "completed":
+        assert [event.why for event in compactions(events)][:1] == ["overflow"]
+
+
+# The log --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_recall_turn_reads_what_was_dropped() -> None:
+    """The receipt's word is good: the whole turn is shown again, in parts if it is long."""
+
+    def turn(view: View) -> Any:
+        if view.iteration == 40:
+            return ToolCall(tool="recall_turn", args={"turn": 2})
+        if view.iteration == 41:
+            return ToolCall(tool="recall_turn", args={"turn": 99})
+        return FinalAnswer(content="done") if view.iteration > 41 else ToolCall(tool="page", args={"n": view.iteration})
+
+    planner = Planned(turn)
+    run(planner)
+    good, bad = planner.views[-1].results[-2:]
+    assert "page 2: lorem" in good.content
+    assert not bad.ok
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_crash_around_a_compaction_compacts_once(kind: str, when: Any, tmp_path: Path) -> None:
+    """Whoever resumes finds the record, or makes the same one again; the replay of the whole log is identical."""
+
+    async def main() -> None:
+        place = Place(kind, _made(tmp_path / "whole"))
+        counting = CrashingStore(place.store(), operations=("append",))
+        told = [_decided(event) for event in await finished(place, counting)]
+        writes = counting.calls
+        await place.close()
+        for at in sampled(range(2, writes), few=4):
+            place = Place(kind, _made(tmp_path / str(at)))
+            store = CrashingStore(place.store(), at=at, when=when, operations=("append",))
+            with pytest.raises(Crash):
+                await finished(place, store)
+            await place.close()
+            events = await finished(place, place.store())
+            assert [_decided(event) for event in events if not isinstance(event, e.RunResumed)] == told
+
+    asyncio.run(main())
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def _decided(event: Any) -> Any:
+    return event if isinstance(event, e.ContextCompacted) else type(event).__name__
+
+
+async def finished(place: Place, store: Any) -> list[Any]:
+    async with Engine(store=store or place.store(), planner=Planned(reads(25)), tools=TOOLS) as engine:
+        try:
+            result = await engine.run(an_agent(), "Read it all.", run_id="long-one")
+            assert result.status == "completed"
+            again = await engine.replay("long-one")
+            assert again.identical, again.divergence
+        finally:
+            pass
+    return [record.event for record in await place.records("long-one")]
+
+
+def test_a_fork_behind_a_compaction_goes_on_from_it() -> None:
+    """The fork is shown what its parent was shown there, and compacts further."""
+
+    async def main() -> None:
+        store, planner = RamStore(), Planned(reads(40))
+        async with Engine(store=store, planner=planner) as engine:
+            result = await engine.run(an_agent(), "Read it all.")
+            records = list(read_log(result.run_id, await store.read(result.run_id)))
+            at = next(r.envelope.seq for r in records if isinstance(r.event, e.ContextCompacted) and r.event.items)
+            boundary = next(r.envelope.seq for r in records if r.envelope.seq > at and isinstance(r.event, e.ToolFinished))
+            forked = await engine.fork(result.run_id, at=boundary)
+            assert forked.status == "completed"
+            assert (await engine.replay(forked.run_id)).identical
+            assert max(map(size_of, planner.views)) <= 3000
+
+    asyncio.run(main())

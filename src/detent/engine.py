@@ -33,6 +33,7 @@ from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
 from detent.history import forking, looking, retention, session_list, sessions, upkeep
+from detent.history.memory import EngineMemory
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
 from detent.metering.pricing import ModelPrice, Prices
@@ -154,7 +155,7 @@ class Engine:
         memory: str | Memory | Mapping[str, str | Memory] | MemorySettings | None = None,
     ) -> None:
         check_engine(locals())
-        from detent.config.assembly import made_workspace, memory_at, store_at
+        from detent.config.assembly import made_workspace, open_memory, store_at
         from detent.memories.compactors import BUILT_IN as COMPACTORS
         from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import guards_for
@@ -172,7 +173,7 @@ class Engine:
         self.protocols = Protocols(
             embedder=models.embedder, transcriber=models.transcriber, root=self._workspace_root, state=state_directory
         )
-        memories = Memories(memory, memory_at)
+        memories = Memories(memory, open_memory)
         makers = (self.protocols.tool, memories.tool, BUILT_IN_META_TOOLS.get, partial(plugged, "tool"))
         self.tools = Registry(tools, more=lambda name: next(filter(None, (make(name) for make in makers)), None))
         work_in = WorkspaceConfig(root=str(workspace)) if isinstance(workspace, (str, Path)) else workspace or WorkspaceConfig()
@@ -284,6 +285,11 @@ class Engine:
         self.runtime.wrap(
             planner=planner, tools=tools(there.tools) if tools else there.tools, clock=clock or there.clock, ids=ids or there.ids
         )
+
+    @property
+    def memory(self) -> EngineMemory:
+        """The memories of this engine, for people and programs; agents use them in their runs."""
+        return EngineMemory(self.runtime)
 
     def _workspace_root(self) -> str:
         """Return the directory that confines the engine's workspace tools, "" without one."""

@@ -77,6 +77,7 @@ def type_of(kind: Any) -> str:
         "str | dict[str, str]": "text, or table of texts",
         "dict[str, int]": "table of numbers",
         "str | dict[str, Any]": "file name, import path, or table",
+        "dict[str, Any] | str": "text, or table",
         "str | list[dict[str, Any]] | dict[str, Any]": "file name, or list of tables, or table",
         "tuple[dict[str, Any], ...]": "list of tables",
         "Sequence[dict[str, str]]": "list of tables",

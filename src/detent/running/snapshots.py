@@ -254,10 +254,6 @@ class SnapshotJournal(Journal):
             return None
         return spent_between(charged, state, lines, first=not self._committed)
 
-    async def _reloaded(self) -> RunState:
-        """Return the state; a fork's too."""
-        return await load_run(self._store, self.state.run_id)
-
     def commit(self, *, durable: bool = False, intent: bool = False) -> CoroutineType[Any, Any, None]:
         """See `Journal.commit`."""
         committed = super().commit(durable=durable, intent=intent)

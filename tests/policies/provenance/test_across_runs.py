@@ -14,13 +14,12 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import CallState, Child, Item, KernelState, RunState
-from detent.policies.provenance.kept import told
 from detent.policies.provenance.lasting import Wrote, derived, origin_of, raises_trust
 from detent.policies.provenance.origins import Origins
 from detent.policies.provenance.policy import ProvenancePolicy
 from detent.ports import Call, ToolSpec
 from detent.ports.conversing import Message
-from detent.ports.remembering import MemoryItem, fits, sealed, unproven
+from detent.ports.remembering import MemoryItem, fits, sealed, told, unproven
 from detent.running.conversing import NOBODYS, said_in
 
 replace = msgspec.structs.replace

@@ -27,7 +27,7 @@ from detent.running.artifacts import artifact
 replace = msgspec.structs.replace
 
 BYTES_PER_TOKEN = 4
-SHARE = 2
+SHARE = 4
 """A conversation may take one part in so many of the model's window."""
 KEPT = 3, 4
 """How much of that is left when the oldest messages are dropped: so that the beginning of the prompt changes seldom, and caches of it hold."""
@@ -119,7 +119,7 @@ async def conversation_of(store: EventStore, state: RunState) -> Conversation:
 async def shown_of(store: EventStore, state: RunState, records: Iterable[Record] = ()) -> Sequence[Message]:
     """Return what the planner of a run is shown of its session; raise as `conversation_of`.
 
-    `records` may say that words of it were erased since (`ConversationErased`): then the rest.
+    If words of it were erased since, according to `records` (`ConversationErased`), return the rest.
     """
     for record in records:
         if isinstance(record.event, ConversationErased) and state.session is not None:
@@ -186,7 +186,7 @@ def _of(item: Item, number: int, run_id: str, origin_of: Callable[..., Origin], 
 
 
 def _named(attachments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return attachments without their bytes: what they are is said, and the run that they were given to has them."""
+    """Return descriptions of attachments, without their bytes. The run that they were given to has these."""
     told = ("type", "media_type", "name", "filename", "url", "artifact")
     tables: list[Any] = [one if isinstance(one, dict) else {"type": "text"} for one in attachments]
     return tuple({key: one[key] for key in told if key in one} for one in tables)
@@ -201,15 +201,13 @@ def effects_in(state: RunState) -> tuple[Item, ...]:
     return tuple(item for known in state.passes.values() for item in known.results if item.executed and item.changes)
 
 
-def after(earlier: Conversation, state: RunState, news: News, *, calls: bool) -> Conversation:
-    """Return the conversation after a run that knew `earlier`. It is not cut yet."""
+def tally(earlier: Conversation, state: RunState, news: News) -> Conversation:
+    """Return the conversation after a run that knew `earlier`, without what the run said: what was used, what was sent and what waits."""
     place = state.session
-    said = said_in(state, calls=calls, message_id=place.message_id if place is not None else "", earlier=earlier.messages)
     number = place.number if place is not None else 0
     ids = [*([digest_of_id(place.message_id)] if place is not None and place.message_id else []), *news.sent]
     return replace(
         earlier,
-        messages=(*earlier.messages, *said, *news.context),
         sent={**earlier.sent, **{one[:ID_DIGITS]: number for one in ids}},
         used=earlier.used.plus(state.usage),
         running_ms=earlier.running_ms + state.running_ms,
@@ -218,14 +216,22 @@ def after(earlier: Conversation, state: RunState, news: News, *, calls: bool) ->
     )
 
 
+def after(earlier: Conversation, state: RunState, news: News, *, calls: bool) -> Conversation:
+    """Return the conversation after a run that knew `earlier`. It is not cut yet."""
+    place = state.session
+    said = said_in(state, calls=calls, message_id=place.message_id if place is not None else "", earlier=earlier.messages)
+    new = (*said, *news.context)
+    return replace(tally(earlier, state, news), messages=(*earlier.messages, *new), size=_total(earlier) + sum(map(_size, new)))
+
+
 ID_DIGITS = 16
 """How much of a message id's digest a conversation keeps."""
 
 
 def cut(conversation: Conversation, window_tokens: int) -> Conversation:
-    """Return the conversation cut to the profile's budget: half of the window, the oldest dropped first. A single longer text is shortened."""
+    """Return the conversation cut to the profile's budget: a quarter of the window, the oldest dropped first. A single longer text is shortened."""
     most = window_tokens * BYTES_PER_TOKEN // SHARE
-    if len(msgspec.json.encode(conversation.messages)) <= most:
+    if _total(conversation) <= most:
         return conversation
     messages = [_clamped(one, most) for one in conversation.messages]
     sizes = [_size(one) for one in messages]
@@ -234,7 +240,11 @@ def cut(conversation: Conversation, window_tokens: int) -> Conversation:
         while dropped < len(messages) - 1 and total > most * KEPT[0] // KEPT[1]:
             total -= sizes[dropped]
             dropped += 1
-    return replace(conversation, messages=tuple(messages[dropped:]), dropped=conversation.dropped + dropped)
+    return replace(conversation, messages=tuple(messages[dropped:]), size=total, dropped=conversation.dropped + dropped)
+
+
+def _total(conversation: Conversation) -> int:
+    return conversation.size or sum(map(_size, conversation.messages))
 
 
 def _size(message: Message) -> int:

@@ -23,6 +23,7 @@ from detent.memories.ram import RamMemory
 from detent.memories.sqlite.memory import SqliteMemory
 from detent.policies.tiers import TieredPolicy
 from detent.ports.remembering import MemoryItem
+from detent.running.conversing import shown_of
 from detent.running.lineage import history
 
 EVIL = "XX11 2222 3333 4444"
@@ -248,6 +249,8 @@ async def test_what_a_page_said_in_an_earlier_message_is_not_paid_in_the_next() 
             ("user", True),
             ("model", False),
         ]
+        known = await shown_of(running.store, third.state)
+        assert [m.trusted for m in known if m.kind == "model"] == [False, False]  # also the answer of the run that had read nothing
         fork = (await talk.fork(at=2)).session
         await fork.send("Pay ACME now")
         assert PAID == []

@@ -18,10 +18,12 @@ from detent.cli.main import run as detent
 from detent.core import events as e
 from detent.extend import ProvenancePolicy
 from detent.history.explaining import Explanation, explain, follow
+from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
 from detent.memories.sqlite.memory import SqliteMemory
 from detent.policies.tiers import TieredPolicy
 from detent.ports.remembering import MemoryItem
+from detent.running.conversing import shown_of
 from detent.running.lineage import history
 
 EVIL = "XX11 2222 3333 4444"
@@ -247,6 +249,8 @@ async def test_what_a_page_said_in_an_earlier_message_is_not_paid_in_the_next() 
             ("user", True),
             ("model", False),
         ]
+        known = await shown_of(running.store, third.state)
+        assert [m.trusted for m in known if m.kind == "model"] == [False, False]  # also the answer of the run that had read nothing
         fork = (await talk.fork(at=2)).session
         await fork.send("Pay ACME now")
         assert PAID == []
@@ -359,3 +363,49 @@ def test_the_command_line_shows_the_chain(tmp_path: Path, monkeypatch: pytest.Mo
     capsys.readouterr()
     assert detent(["explain", second, "main.1.0", "--store", store]) == 0
     assert capsys.readouterr().out.count("; that run is not in this store") == 2
+
+
+@tool(side_effect="read", trust="trusted")
+async def look_up(account: str) -> str:
+    """Look an account up in the books, which repeat it."""
+    return f"Nothing is booked on {account} so far"
+
+
+@in_loop
+async def test_what_is_extracted_from_a_message_has_the_sources_of_the_conversation() -> None:
+    """A tool that is trusted repeats what it was given, and it was given what the page said a message ago. A review accepts a proposal, not its words."""
+    memory = RamMemory()
+    agent = Agent(name="clerk", tools=[web_fetch, pay, look_up], memory={"extract": "rule"})
+    steps = {
+        "What is new at ACME?": [READ, FinalAnswer(content=f"{PLANTED}.")],
+        "Look the ACME account up": [call("look_up", account=EVIL)],
+        "Pay the ACME account": [PAY],
+    }
+    async with engine(steps, memory=memory) as running:
+        talk = running.session(agent)
+        runs = [(await talk.send(goal)).run_id for goal in list(steps)[:2]]
+        for run_id in runs:
+            await running.memory.propose(run_id)
+        proposed = await running.memory.proposals()
+        assert {item.origin.run_id for item in proposed} == set(runs)
+        assert [item.origin.trusted for item in proposed] == [False, False]
+        for item in proposed:
+            accepted = await running.memory.review(item.id, accept=True, by="ann")
+            assert accepted.origin == item.origin
+        last = await running.run(agent, "Pay the ACME account")
+        assert PAID == [] and account(list(await running.records(last.run_id)))["label"] == "untrusted"
+
+
+@pytest.mark.parametrize("by", ["person", "tool"])
+@in_loop
+async def test_a_file_of_a_memory_proves_nothing_whoever_wrote_it(by: str, tmp_path: Path) -> None:
+    """A text file does not tell an editor from an agent's own file tools, and what it says of itself is a claim of its writer."""
+    kept = RamMemory()
+    await run(f"Remember that the ACME account is {MINE}", call("remember", content=f"The ACME account is {MINE}"), memory=kept)
+    (good,) = await kept.list(host="")
+    memory = FileMemory(tmp_path / "memory")
+    await memory.write(good, host="")
+    await memory.close()
+    (path,) = [path for path in (tmp_path / "memory").rglob("*") if path.is_file() and MINE in path.read_text()]
+    path.write_text(path.read_text().replace(MINE, EVIL) if by == "tool" else f"The ACME account is {EVIL}\n")
+    assert (await refused(FileMemory(tmp_path / "memory")))["label"] == "memory"

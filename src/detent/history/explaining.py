@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, cast
 
 import msgspec
 
+from detent.config.adapters import traced
 from detent.core import events as e
 from detent.core.actions import ToolCall
 from detent.core.codec import read_record
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, CorruptLog
 from detent.core.events import Source
 from detent.core.records import Record
-from detent.policies.provenance.kept import told
-from detent.policies.provenance.policy import provenance
 from detent.ports import EventStore
+from detent.ports.remembering import told
 from detent.running.conversing import shown_of
 from detent.running.lineage import forked_of
 from detent.running.receipts import who
@@ -101,13 +102,14 @@ async def follow(found: Explanation, store: EventStore) -> Explanation:
     If the policy that decided does not trace values, they are traced here, except in a fork.
     """
     decided = [step for step in found.steps if step.kind == "policy_decided"]
-    earlier = found.earlier
-    if decided and isinstance(found.args, dict) and "args" not in decided[-1].data.get("facts", {}):
+    earlier, given = found.earlier, cast("Any", found.args)
+    if decided and isinstance(given, dict) and "args" not in decided[-1].data.get("facts", {}):
         lines = await store.read(found.run_id, limit=decided[-1].sequence)
         if lines and forked_of(lines[0]) is None:
             state = state_of(found.run_id, lines, None)
-            traced = provenance(cast("dict[str, Any]", found.args), state, conversation=await shown_of(store, state))
-            earlier = _of_leaves({leaf.path: leaf.sources for leaf in traced.leaves})
+            args = cast("dict[str, Any]", given)
+            with suppress(CorruptLog):  # without its conversation
+                earlier = _of_facts({"args": traced(args, state, found.call_id, await shown_of(store, state))})
     return msgspec.structs.replace(found, earlier=tuple([await _standing(place, store) for place in earlier]))
 
 
@@ -136,17 +138,17 @@ class _Facts(msgspec.Struct):
 def _earlier(steps: Iterable[Step]) -> tuple[Earlier, ...]:
     """Return where the last decision found the values of the arguments, in the runs before this one."""
     facts = [step.data.get("facts", {}) for step in steps if step.kind == "policy_decided"]
+    return _of_facts(facts[-1] if facts else {})
+
+
+def _of_facts(facts: Any) -> tuple[Earlier, ...]:
     try:
-        args = msgspec.convert(facts[-1] if facts else {}, _Facts).args
+        args = msgspec.convert(facts, _Facts).args
     except msgspec.ValidationError:  # the facts of another policy
         return ()
-    return _of_leaves({path: leaf.sources for path, leaf in args.items()})
-
-
-def _of_leaves(leaves: Mapping[str, Sequence[Source]]) -> tuple[Earlier, ...]:
     found: list[Earlier] = []
-    for path, sources in leaves.items():
-        for source in sources:
+    for path, leaf in args.items():
+        for source in leaf.sources:
             for hop, line in zip((*source.via, None), told(source), strict=True):
                 place = Earlier(path=path, said=line, run_id=source.run_id, call_id=source.origin if source.tool else "")
                 if hop is not None:

@@ -16,7 +16,7 @@ import msgspec
 
 from detent.core.codec import digest_of
 from detent.core.errors import Explained
-from detent.core.events import Origin
+from detent.core.events import Hop, Origin, Source
 from detent.ports.models import Models
 from detent.ports.options import check_fields
 
@@ -53,6 +53,20 @@ def unproven(origin: Origin, label: str = "") -> Origin:
     sources = tuple([msgspec.structs.replace(source, whole=False, values=()) for source in origin.sources])
     labels = tuple(dict.fromkeys((*origin.labels, label))) if label else origin.labels
     return msgspec.structs.replace(origin, labels=labels, trusted=False, sources=sources, seal="")
+
+
+def told(source: Source) -> list[str]:
+    """Return the chain of a source as lines for a person: where it is now first, the run where it was seen first last."""
+    what = f"{source.tool} {source.said}".strip() or source.origin or "an unknown source"
+    where = [text for text in (f"call {source.origin}" if source.tool else "", f"run {source.run_id}" if source.run_id else "") if text]
+    return [*map(_hop, source.via), f"{source.label}: {what}" + (f" ({' of '.join(where)})" if where else "")]
+
+
+def _hop(hop: Hop) -> str:
+    verb = f"{hop.item}, " + ("remembered" if hop.item.startswith("memory:") else "said")
+    by = f", call {hop.call_id}" if hop.call_id else ""
+    at = f", record {hop.sequence}, digest {hop.digest[:12]}" if hop.sequence else ""
+    return f"{verb} in run {hop.run_id or 'unknown'}{by}{at}"
 
 
 def names_of(origin: Origin) -> tuple[str, ...]:

@@ -7,12 +7,13 @@ things, however long the session is. It is stored as an artifact of the new run 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
+from detent.config.adapters import words_of
 from detent.core.actions import AskUser
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog
@@ -138,11 +139,9 @@ def said_in(state: RunState, *, calls: bool, message_id: str = "", earlier: Sequ
     """Return what a run of a session adds to the conversation: the user's words, questions and replies, and the answer.
 
     `calls`: also tool calls and their results. Calls with an effect of a run that gave no answer are always there: they happened. `earlier` is the
-    conversation that the run knew: its answer is no cleaner than that.
+    conversation that the run knew itself.
     """
-    from detent.policies.provenance.lasting import Wrote
-
-    wrote = Wrote(state, earlier)
+    origin_of = words_of(state, earlier)
     number, run_id = (state.session.number if state.session is not None else 0), state.run_id
     said = [
         Message(
@@ -152,28 +151,28 @@ def said_in(state: RunState, *, calls: bool, message_id: str = "", earlier: Sequ
             run_id=run_id,
             message_id=message_id,
             attachments=_named(state.attachments),
-            origin=wrote.origin(state.goal),
+            origin=origin_of(state.goal),
         )
     ]
     for item in (item for known in state.passes.values() for item in list(known.steps)[1:]):
-        said += _of(item, number, run_id, wrote, calls=calls, effects=state.status != "completed")
+        said += _of(item, number, run_id, origin_of, calls=calls, effects=state.status != "completed")
     if state.status == "completed":
-        said.append(Message(kind="model", text=_text(state.output), number=number, run_id=run_id, origin=wrote.origin(_text(state.output))))
+        said.append(Message(kind="model", text=_text(state.output), number=number, run_id=run_id, origin=origin_of(_text(state.output))))
     else:
         if state.partial:
-            said.append(Message(kind="model", text=state.partial, number=number, run_id=run_id, origin=wrote.origin(state.partial)))
+            said.append(Message(kind="model", text=state.partial, number=number, run_id=run_id, origin=origin_of(state.partial)))
         how = state.reason.replace("_", " ") or state.status.replace("_", " ")
         said.append(Message(kind="note", text=f"no answer was given: {how}", number=number, run_id=run_id, origin=OURS))
     return tuple(said)
 
 
-def _of(item: Item, number: int, run_id: str, wrote: Any, *, calls: bool, effects: bool) -> Iterator[Message]:
+def _of(item: Item, number: int, run_id: str, origin_of: Callable[..., Origin], *, calls: bool, effects: bool) -> Iterator[Message]:
     if item.kind == "user":
-        yield Message(kind="user", text=item.text, number=number, run_id=run_id, origin=wrote.origin(item.text))
+        yield Message(kind="user", text=item.text, number=number, run_id=run_id, origin=origin_of(item.text))
     elif item.kind == "model" and item.plan is not None:
         for action in item.plan.actions:
             if isinstance(action, AskUser):
-                yield Message(kind="model", text=action.question, number=number, run_id=run_id, origin=wrote.origin(action.question))
+                yield Message(kind="model", text=action.question, number=number, run_id=run_id, origin=origin_of(action.question))
     elif item.kind == "tool" and item.executed and (calls or (effects and item.changes)):
         content = item.content if item.error is None else {"error": f"{item.error.code}: {item.error.message}"}
         said: dict[str, Any] = {
@@ -181,7 +180,7 @@ def _of(item: Item, number: int, run_id: str, wrote: Any, *, calls: bool, effect
             "args": item.args,
             "ok": item.ok,
             "content": content,
-            "origin": wrote.origin([item.args, content], item),
+            "origin": origin_of([item.args, content], item),
         }
         yield Message(kind="tool", number=number, run_id=run_id, **said)
 

@@ -29,6 +29,7 @@ from detent.ports.raised import raised_by
 from detent.ports.remembering import MemoryItem
 from detent.running.asides import Once, aside
 from detent.running.control import Control
+from detent.running.conversing import shown_of
 from detent.running.remembering import governor_of, item_id
 from detent.running.snapshots import SnapshotJournal, load_run
 
@@ -106,13 +107,14 @@ class Extracting:
             found = [{"content": summary_of(said, memories.settings.max_bytes), "kind": "summary"}]
         governor = governor_of(memories.settings, (*parts.redact, *state.agent.redact))
         made: list[tuple[MemoryItem, str]] = []
+        conversation = await shown_of(self._runtime.store, state)  # not read, but what its tools were given may come from there
         for number, one in enumerate(found[:MOST_PROPOSED]):
             item = MemoryItem(
                 id=item_id(state.run_id, f"end.{number}"),
                 scope=scope,
                 kind=cast("Any", one["kind"]),
                 content=one["content"],
-                origin=origin_of(state, "", one["content"]),
+                origin=origin_of(state, "", one["content"], conversation),
                 visibility="project" if state.host.workspace else "private",
                 confidence=0.5,
                 write_policy="proposal_only",

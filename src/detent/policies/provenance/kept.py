@@ -84,20 +84,6 @@ def sources_of(name: str, origin: Origin, label: str) -> list[Source]:
     return [hops(name, origin, source) for source in wanted or [Source(label=label, run_id=origin.run_id)]]
 
 
-def told(source: Source) -> list[str]:
-    """Return the chain of a source as lines for a person: where it is now first, the run where it was seen first last."""
-    what = f"{source.tool} {source.said}".strip() or source.origin or "an unknown source"
-    where = [text for text in (f"call {source.origin}" if source.tool else "", f"run {source.run_id}" if source.run_id else "") if text]
-    return [*map(_hop, source.via), f"{source.label}: {what}" + (f" ({' of '.join(where)})" if where else "")]
-
-
-def _hop(hop: Hop) -> str:
-    verb = f"{hop.item}, " + ("remembered" if hop.item.startswith("memory:") else "said")
-    by = f", call {hop.call_id}" if hop.call_id else ""
-    at = f", record {hop.sequence}, digest {hop.digest[:12]}" if hop.sequence else ""
-    return f"{verb} in run {hop.run_id or 'unknown'}{by}{at}"
-
-
 def name_of(message: Any) -> str:
     """Return the name of a message as an origin of values."""
     return f"session:{message.number}:{message.kind}"

@@ -175,8 +175,16 @@ def _of(item: Item, number: int, run_id: str, wrote: Wrote, *, calls: bool, effe
                 yield Message(kind="model", text=action.question, number=number, run_id=run_id, origin=wrote.origin(action.question))
     elif item.kind == "tool" and item.executed and (calls or (effects and item.changes)):
         content = item.content if item.error is None else {"error": f"{item.error.code}: {item.error.message}"}
-        said = {"tool": item.tool, "args": item.args, "ok": item.ok, "content": content, "origin": wrote.origin([item.args, content], item)}
-        yield Message(kind="tool", number=number, run_id=run_id, **said)
+        yield Message(
+            kind="tool",
+            number=number,
+            run_id=run_id,
+            tool=item.tool,
+            args=item.args,
+            ok=item.ok,
+            content=content,
+            origin=wrote.origin([item.args, content], item),
+        )
 
 
 def _named(attachments: Sequence[Any]) -> tuple[Any, ...]:

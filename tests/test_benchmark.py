@@ -96,6 +96,11 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "redaction": tuple(
         f"{what} # ms a MB # of the floor" for what in ("floor", "no pattern", "5 patterns", "50 patterns", "a hostile pattern")
     ),
+    "compaction": (
+        "decision when not due: # µs (target #; an empty function #)",
+        "# turns, a window of #: the largest prompt has # tokens",
+        "a turn: # µs in the first tenth, # in the last (without compaction # and #)",
+    ),
     "provenance": ("proven # # # #", "made up # # # #"),
     "postgres": (
         *("one commit of one row of # bytes # us", "one run alone, an iteration # us # times", "# runs at once, iterations # /s"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled
+from amounts import sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
@@ -206,7 +206,7 @@ def test_after_five_compactions_every_rule_is_in_the_prompt() -> None:
     text = text_of(last)
     for rule in ("RULE OF THE GOAL", "RULE OF MANNERS", "RULE OF THE USER", "x" * 33, "water the plants", "the door cellar is locked"):
         assert rule in text, rule
-    assert last.transcript[0].kind == "user"
+    assert [item.text[:8] for item in last.transcript if item.kind == "user"] == ["RULE OF ", "RULE OF "], "the user's words, word for word"
     assert "RULE OF THE HOUSE" in last.agent.instructions
     pinned = [item for item in last.transcript if item.tool == "activate_skill"]
     assert [item.content["instructions"] for item in pinned] == ["RULE OF MANNERS: never shout."]
@@ -377,9 +377,9 @@ def test_a_planner_that_trims_by_itself_leaves_it_to_compaction() -> None:
         return Generation(text=text)
 
     planner = OnDevicePlanner(write, max_prompt_tokens=3000)
-    result, events = run(planner, an_agent(100_000))
-    if result.status == "completed":
-        assert [event.why for event in compactions(events)][:1] == ["overflow"]
+    result, events = run(planner, an_agent(100_000, tools=(page,)))
+    assert (result.status, result.output) == ("completed", "done"), result.error
+    assert [event.why for event in compactions(events)][:1] == ["overflow"]
 
 
 # The log --------------------------------------------------------------------------------------------------------------------------
@@ -402,25 +402,37 @@ def test_recall_turn_reads_what_was_dropped() -> None:
     assert not bad.ok
 
 
+class Postgres(Place):
+    """A database as a place."""
+
+    url = ""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        super().__init__("postgresql", directory)
+        self.url = url  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_a_crash_around_a_compaction_compacts_once(kind: str, when: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [*KINDS[1:], "postgresql"])
+def test_a_crash_around_a_compaction_compacts_once(kind: str, when: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Whoever resumes finds the record, or makes the same one again; the replay of the whole log is identical."""
+    url = request.getfixturevalue("postgres_url") if kind == "postgresql" else ""
 
     async def main() -> None:
-        place = Place(kind, _made(tmp_path / "whole"))
+        place = Postgres(url, tmp_path) if url else Place(kind, _made(tmp_path / "whole"))
         counting = CrashingStore(place.store(), operations=("append",))
-        told = [_decided(event) for event in await finished(place, counting)]
-        writes = counting.calls
+        told = [_decided(event) for event in await finished(place, counting, "whole")]
         await place.close()
-        for at in sampled(range(2, writes), few=4):
-            place = Place(kind, _made(tmp_path / str(at)))
+        assert any(isinstance(event, e.ContextCompacted) for event in told)
+        for at in sampled(range(2, counting.calls), few=3):
+            place = Postgres(url, tmp_path) if url else Place(kind, _made(tmp_path / str(at)))
             store = CrashingStore(place.store(), at=at, when=when, operations=("append",))
             with pytest.raises(Crash):
-                await finished(place, store)
+                await finished(place, store, f"{when}-{at}")
             await place.close()
-            events = await finished(place, place.store())
+            events = await finished(place, place.store(), f"{when}-{at}")
             assert [_decided(event) for event in events if not isinstance(event, e.RunResumed)] == told
+            await place.close()
 
     asyncio.run(main())
 
@@ -434,16 +446,43 @@ def _decided(event: Any) -> Any:
     return event if isinstance(event, e.ContextCompacted) else type(event).__name__
 
 
-async def finished(place: Place, store: Any) -> list[Any]:
-    async with Engine(store=store or place.store(), planner=Planned(reads(25)), tools=TOOLS) as engine:
-        try:
-            result = await engine.run(an_agent(), "Read it all.", run_id="long-one")
-            assert result.status == "completed"
-            again = await engine.replay("long-one")
+async def finished(place: Place, store: Any, run_id: str) -> list[Any]:
+    """Run or resume the run to its end, check its replay, and return its events."""
+    async with Engine(store=store, planner=Planned(reads(25)), tools=TOOLS) as engine:
+        result = await engine.run(an_agent(), "Read it all.", run_id=run_id)
+        assert result.status == "completed"
+        again = await engine.replay(run_id)
+        assert again.identical, again.divergence
+    return [record.event for record in await place.records(run_id)]
+
+
+class Mine(Broken):
+    """A compactor that another process does not have."""
+
+    name = "mine"
+
+    async def compact(self, dropped: Dropped, *, ask: Any) -> str:
+        return f"{len(dropped.items)} items, after: {dropped.before}"
+
+
+def test_a_replay_needs_no_compactor() -> None:
+    """Whether there was a compaction, and what it gave, is in the log; the code may be gone, or say something else today."""
+
+    async def main() -> None:
+        store = RamStore()
+        agent = an_agent(compaction={"use": "mine", "window_tokens": 3000})
+        async with Engine(store=store, planner=Planned(reads(60)), compactors={"mine": Mine()}) as engine:
+            result = await engine.run(agent, "Read it all.")
+        async with Engine(store=store, tools=TOOLS) as engine:
+            again = await engine.replay(result.run_id)
             assert again.identical, again.divergence
-        finally:
-            pass
-    return [record.event for record in await place.records("long-one")]
+            events = [record.event for record in read_log(result.run_id, await store.read(result.run_id))]
+            assert any(event.compactor == "mine" for event in compactions(events))
+            with pytest.raises(UnknownName, match="unknown compactor 'mine'"):
+                await engine.run(agent, "Read it all.", run_id="none")
+            assert await store.head("none") is None, "refused before anything was recorded"
+
+    asyncio.run(main())
 
 
 def test_a_fork_behind_a_compaction_goes_on_from_it() -> None:
@@ -462,3 +501,22 @@ def test_a_fork_behind_a_compaction_goes_on_from_it() -> None:
             assert max(map(size_of, planner.views)) <= 3000
 
     asyncio.run(main())
+
+
+def test_a_run_of_any_length_never_exceeds_its_window() -> None:
+    """10,000 turns in the soak: no prompt is larger than the window, and what is in force stays as small."""
+    turns, window = times(600, soak=10_000), 8_000
+    planner = Planned(reads(turns))
+    sizes: list[int] = []
+
+    def turn(view: View) -> Any:
+        sizes.append(size_of(view))
+        planner.views.clear()
+        return reads(turns)(view)
+
+    planner.turn = turn
+    budget = Budget(max_iterations=turns + 1, max_tool_calls=turns + 1)
+    result, events = run(planner, an_agent(window, budget=budget), ceiling=turns + 1)
+    assert (result.status, len(sizes)) == ("completed", turns)
+    assert max(sizes) <= window
+    assert max(len(event.summary) + len(event.cleared) for event in compactions(events)) < 16_000

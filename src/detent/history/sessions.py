@@ -206,7 +206,8 @@ class Session:
         found, stand = list[Message](), self._stand
         while stand is not None:
             place = stand.state.session
-            said = said_in(stand.state, calls=True, message_id=place.message_id if place is not None else "")
+            mine, knew = place.message_id if place is not None else "", stand.earlier.messages
+            said = said_in(stand.state, calls=True, message_id=mine, earlier=knew)
             found = [*said, *stand.news.context, *found]
             if place is None or not place.before:
                 return [*stand.earlier.messages, *found]

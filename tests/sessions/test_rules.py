@@ -324,3 +324,38 @@ def test_nothing_is_added_to_a_run_while_the_next_message_begins(tmp_path: Path)
                 await here.session(AGENT, "trip").send("three")
 
     asyncio.run(main())
+
+
+class SlowClaim(CrashingStore):
+    """A store that claims the second run of a session only when it is let."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.began, self.go = asyncio.Event(), asyncio.Event()
+
+    async def claim(self, run_id: str) -> int:
+        """Wait, then claim it."""
+        if run_id == "trip.2":
+            self.began.set()
+            await self.go.wait()
+        return await super().claim(run_id)
+
+
+def test_what_is_added_to_a_run_before_the_next_message_begins_is_not_lost(tmp_path: Path) -> None:
+    """Otherwise the message would follow an older state of the run before it, and its digest would not be the last one."""
+
+    async def main() -> None:
+        place, clerk = Place("ram", tmp_path), Clerk()
+        slow = SlowClaim(place.store())
+        async with engine_of(clerk, slow) as here, engine_of(clerk, place.store()) as there:
+            await there.session(AGENT, "trip").send("one")
+            sending = asyncio.create_task(here.session(AGENT, "trip").send("two", message_id="m2"))
+            await slow.began.wait()
+            await there.session(AGENT, "trip").inject(["late"])
+            slow.go.set()
+            session = (await sending).state.session
+            assert session is not None
+            assert session.digest == (await there.load("trip.1")).state.digest
+            assert clerk.saw[-1][-1] == ("note", "late")
+
+    asyncio.run(main())

@@ -139,7 +139,7 @@ def said_in(state: RunState, *, calls: bool, message_id: str = "", earlier: Sequ
     """Return what a run of a session adds to the conversation: the user's words, questions and replies, and the answer.
 
     `calls`: also tool calls and their results. Calls with an effect of a run that gave no answer are always there: they happened. `earlier` is the
-    conversation that the run knew: its answer is no cleaner than that.
+    conversation that the run knew: its answer is not more trusted than that.
     """
     wrote = Wrote(state, earlier)
     number, run_id = (state.session.number if state.session is not None else 0), state.run_id

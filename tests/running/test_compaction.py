@@ -16,7 +16,9 @@ from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, ToolFailed, UnknownName
+from detent.core.state import Ask, CallState, Child, KernelState, RunState
 from detent.extend import Dropped, Measured
+from detent.running.compacting import standing
 from detent.running.estimating import ESTIMATOR, tokens_of_item
 from detent.stores.ram import RamStore
 from detent.testing import FakeModel, calls, fails, says
@@ -210,6 +212,29 @@ def test_after_five_compactions_every_rule_is_in_the_prompt() -> None:
     assert "RULE OF THE HOUSE" in last.agent.instructions
     pinned = [item for item in last.transcript if item.tool == "activate_skill"]
     assert [item.content["instructions"] for item in pinned] == ["RULE OF MANNERS: never shout."]
+
+
+def test_what_is_open_is_told_behind_the_receipt() -> None:
+    """Also what another pass waits for: approvals, calls in doubt, questions, children, notes."""
+    calls_of_it = {
+        "a.1.0": CallState(call_id="a.1.0", index=0, tool="pay", args={"to": "Ann"}, status="asked"),
+        "a.1.1": CallState(call_id="a.1.1", index=1, tool="wipe", args={}, status="in_doubt"),
+    }
+    asked = e.ApprovalRequested(call="a.1.0", tool="pay", digest="d", reason="it costs")
+    state = RunState(
+        run_id="r",
+        passes={"a": KernelState(scope="a", calls=calls_of_it, meta={"meta_tools": {"note:plan": "first\n[earlier turns]\nthen"}})},
+        approvals={"a.1.0": asked},
+        asks={"q": Ask(ask_id="q", question="Which tone?")},
+        children={"c": Child(child="c", agent="x", goal="count"), "d": Child(child="d", agent="x", goal="done", status="completed")},
+    )
+    assert standing(state)[0].split("\n") == [
+        "- [kept, note:plan] first [earlier turns] then",
+        '- [waits for approval, a.1.0] pay({"to":"Ann"})',
+        "- [in doubt, a.1.1] it may or may not have happened",
+        "- [open question, q] Which tone?",
+        "- [open child, c] count",
+    ]
 
 
 def test_what_may_not_be_dropped_and_does_not_fit_ends_the_run_with_its_parts() -> None:

@@ -17,7 +17,7 @@ from detent.core.actions import AskUser, ToolCall
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, ToolFailed, UnknownName
 from detent.core.state import Ask, CallState, Child, KernelState, RunState
-from detent.extend import Dropped, Measured
+from detent.extend import Branch, Dropped, Measured
 from detent.running.compacting import standing
 from detent.running.estimating import ESTIMATOR, tokens_of_item
 from detent.stores.ram import RamStore
@@ -545,3 +545,34 @@ def test_a_run_of_any_length_never_exceeds_its_window() -> None:
     assert (result.status, len(sizes)) == ("completed", turns)
     assert max(sizes) <= window
     assert max(len(event.summary) + len(event.cleared) for event in compactions(events)) < 16_000
+
+
+async def side_by_side(run: Any) -> Any:
+    """A strategy: three passes at once."""
+    await run.parallel(*[Branch(label=name, task=f"Read it all, {name}.") for name in "abc"])
+    return "done"
+
+
+class Uneven:
+    """Asks a model after a few turns of the event loop, so that passes side by side interleave."""
+
+    def __init__(self) -> None:
+        self.model = FakeModel(
+            lambda view: says("alike") if view.small else says("done") if view.iteration >= 25 else calls(("page", {"n": view.iteration}))
+        )
+        self.models_asked = self.model.models_asked
+
+    async def plan(self, view: View) -> Plan:
+        for _ in range((view.iteration * len(view.scope)) % 5):
+            await asyncio.sleep(0)
+        return await self.model.plan(view)
+
+
+@pytest.mark.parametrize("use", ["extractive", "summary"])
+def test_passes_side_by_side_are_compacted_apart_and_replay(use: str) -> None:
+    """Each pass has its own prompt; the log keeps the order, also around the calls of the small model."""
+    agent = an_agent(strategy="both", model="function:fake-model", compaction={"use": use, "window_tokens": 1500, "to": 0.3})
+    result, events = run(Uneven(), agent, strategies={"both": side_by_side})
+    assert result.status == "completed"
+    assert use in {event.compactor for event in compactions(events)}
+    assert len(compactions(events)) >= 6

@@ -38,6 +38,7 @@ OF = {
     "ambiguous": "trusted and untrusted",
     "untrusted": "untrusted",
     "model": "the planner's own words",
+    "earlier": "an earlier message, or the planner's own words",
     "short": "an unknown place: too short to search for",
     "empty": "empty",
 }

@@ -309,7 +309,7 @@ def export(
         return await _readable(engine, await invocation.find(run))
 
     lines, damage = invocation.drive(work)
-    _written(invocation, file, b"".join(line + b"\n" for line in lines), f"{len(lines)} records")
+    written(invocation, file, b"".join(line + b"\n" for line in lines), f"{len(lines)} records")
     if damage is not None:
         raise damage
     return 0
@@ -322,7 +322,7 @@ def _export_session(invocation: Invocation, asked: str, file: Path | None, *, as
         found = await find_session(invocation, asked)
         return await exported(session_of(engine, await engine.load(found.last)), as_data=as_data)
 
-    _written(invocation, file, invocation.drive(work), "the conversation")
+    written(invocation, file, invocation.drive(work), "the conversation")
     return 0
 
 
@@ -333,7 +333,7 @@ def _export_artifact(invocation: Invocation, run: str, file: Path | None, *, key
         return await engine.artifact(await invocation.find(run), key)
 
     data = invocation.drive(work)
-    _written(invocation, file, data, f"{len(data)} bytes")
+    written(invocation, file, data, f"{len(data)} bytes")
     return 0
 
 
@@ -352,11 +352,11 @@ def _export_script(invocation: Invocation, run: str, file: Path | None, *, by_se
             raise
 
     made = invocation.drive(work)
-    _written(invocation, file, made.to_json(), counted(len(made.entries), "plan"))
+    written(invocation, file, made.to_json(), counted(len(made.entries), "plan"))
     return 0
 
 
-def _written(invocation: Invocation, file: Path | None, data: bytes, what: str) -> None:
+def written(invocation: Invocation, file: Path | None, data: bytes, what: str) -> None:
     """Write to the file, or to stdout without one; raise `ConfigError`."""
     if file is None:
         invocation.output.write(data)

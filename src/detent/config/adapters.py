@@ -92,6 +92,13 @@ def default_governor(*, max_bytes: int, hides: Callable[[str], bool]) -> Governo
     return DefaultGovernor(max_bytes=max_bytes, hides=hides)
 
 
+def is_instruction(path: str) -> bool:
+    """Whether a path leads to a file that agents read as instructions, such as AGENTS.md."""
+    from detent.tools.workspace.protection import is_instruction as named_so
+
+    return named_so(path)
+
+
 def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = ()) -> Origin:
     """Return where content came from that a run writes for later runs; `call_id` is the call that writes it, "" if none does."""
     from detent.policies.provenance.lasting import origin_of as computed

@@ -17,6 +17,7 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.history.later_runs import without
 from detent.history.listed import Said
+from detent.history.memory import remembered_of
 from detent.kernel.journal import Journal, head_of
 from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back
 from detent.running import admission
@@ -174,17 +175,29 @@ async def _listing_problem(store: EventStore, run_id: str, said: Said, entry: Ru
 
 
 async def erase(
-    runtime: Runtime, run_id: str, *, by: str = "", why: str = "", keep_later: bool = False, host: Host | None = None
+    runtime: Runtime,
+    run_id: str,
+    *,
+    by: str = "",
+    why: str = "",
+    keep_later: bool = False,
+    memory: bool = False,
+    host: Host | None = None,
 ) -> Erasure:
     """Remove a run's content for good and keep its chain of hashes. Only a finished or waiting run can be erased.
 
     The conversations of later runs of its session lose its words, too; with `keep_later` they stay as they are. Otherwise `NotAllowedNow` is raised
     (`session_open`) while one of those runs is open. Ids stay. The result names the ids that contain words of the goal:
-    `Bounds(goal_words_in_ids=False)` creates ids without.
+    `Bounds(goal_words_in_ids=False)` creates ids without. With `memory`, what came from the run is forgotten in all memories of this engine too;
+    otherwise the result names it.
     """
     admission.refuse_what_is_not_json(by=by, why=why)
     async with _claimed(runtime, run_id, host, "erased") as (kept, claim):
-        return await erase_held(runtime.parts, kept, by=by, why=why, claim=claim, keep_later=keep_later)
+        erased = await erase_held(runtime.parts, kept, by=by, why=why, claim=claim, keep_later=keep_later)
+    if not runtime.parts.memories:
+        return erased
+    remembered = await remembered_of(runtime, kept, forget=memory, by=by, why=why, host=host)
+    return msgspec.structs.replace(erased, remembered=remembered)
 
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:

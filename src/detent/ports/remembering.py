@@ -197,9 +197,10 @@ class Memory(Protocol):
     async def lineage(
         self, *, host: str, run_id: str = "", label: str = "", person: str = "", item_ids: Sequence[str] = ()
     ) -> list[MemoryItem]:
-        """Return the items that came from this run, source label, person or these items, and all that was derived from them, by key.
+        """Return the items that came from this run, source, person or these items, also through earlier runs, and all that was derived from them.
 
-        Any one of the given sources is enough. Proposals and superseded items count; tombstones are left out.
+        `label` is one of `names_of(origin)`, or a pattern with `*`. Any one of the given sources is enough. Ordered by key.
+        Proposals and superseded items count; tombstones are left out.
         """
         ...
 

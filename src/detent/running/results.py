@@ -372,7 +372,7 @@ def approvals_of(state: RunState) -> list[Approval]:
                 expires_at=asked.expires_at,
                 sandbox=asked.sandbox,
                 healed=healed(state, call) if call else None,
-                origins=origins(state, call) if call else {},
+                origins=origins(state, call, asked.facts) if call else {},
                 differs=differs(state, call) if call else None,
             )
         )
@@ -407,12 +407,14 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """What remains of an erased run beside its digests: `ids_with_goal_words`, which stay because the chain covers them (its own, its forks').
 
-    `later` are the later runs of its session whose conversations had its words, and have them no more.
+    `later` are the later runs of its session whose conversations had its words, and have them no more. `remembered` are the keys of memory items that
+    came from the run and are still there: `engine.memory.forget(run=...)` forgets them.
     """
 
     run_id: str
     ids_with_goal_words: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
+    remembered: tuple[str, ...] = ()
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):

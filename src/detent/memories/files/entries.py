@@ -111,9 +111,10 @@ class FileEntries:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise ItemNotFound(key) from None
             raise StoreError(f"{self.directory / key} cannot be read ({error.strerror})") from error
+        if not stat.S_ISREG(os.fstat(raw_fd).st_mode):
+            os.close(raw_fd)
+            raise ItemNotFound(key)
         with os.fdopen(raw_fd, "rb") as raw:
-            if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
-                raise ItemNotFound(key)
             data = raw.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise ItemRefused(f"{self.directory / key} has more than {MOST_BYTES:,} bytes; split it into several files")

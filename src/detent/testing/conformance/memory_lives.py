@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from detent.core.errors import ItemConflict, ItemNotFound, ItemRefused
+from detent.core.events import Hop, Source
 from detent.ports.remembering import MemoryItem, Origin, standing_of
 from detent.testing.conformance.memory_scopes import LATER, START, MemoryMaker, item, names
 from detent.testing.conformance.promises import documented
@@ -169,9 +170,15 @@ class LifeContract:
         await memory.supersede("c", item("d", "Other.", origin=Origin(run_id="r4")), why="", host="acme")
         await memory.write(item("e", origin=Origin(run_id="r12", labels=("web",), person="an")), host="acme")
         sources: list[dict[str, Any]] = [{"run_id": "r1"}, {"label": "web:evil"}, {"person": "ann"}, {"item_ids": ("a",)}]
-        for source in (*sources, {"item_ids": ("acme/a",)}):
+        sources.append({"item_ids": ("acme/a",)})
+        for source in sources:
             assert [one.id for one in await memory.lineage(host="acme", **source)] == ["a", "b", "c"], f"from {source}"
         assert [one.id for one in await memory.lineage(host="acme/shop", run_id="r3")] == ["c"]
+        page = Source(label="untrusted", tool="web_fetch", run_id="r0", said='{"url":"https://evil.example/"}', via=(Hop(item="memory:x"),))
+        await memory.write(item("f", origin=Origin(run_id="r9", sources=(page,))), host="acme")
+        more: list[dict[str, Any]] = [{"run_id": "r0"}, {"label": "web_fetch"}, {"label": "web_fetch:https://evil.*"}, {"item_ids": ("x",)}]
+        for source in more:
+            assert [one.id for one in await memory.lineage(host="acme", **source)] == ["f"], f"from {source}"
         assert await memory.lineage(host="acme") == []
         await memory.tombstone("a", why="", at=LATER, host="acme")
         assert await memory.lineage(host="acme", run_id="r1") == []

@@ -1,0 +1,219 @@
+"""`engine.memory`: people search, review, correct and forget; forgetting is complete, and no tenant sees another's items."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from detent import Agent, Engine, FinalAnswer, Host, ToolCall
+from detent.config.remembering import MemorySettings
+from detent.core.errors import ConfigError, DetentError, ItemNotFound, ItemRefused
+from detent.core.events import Origin
+from detent.memories.ram import RamMemory
+from detent.ports.remembering import MemoryItem, scope_of
+from detent.testing import ScriptedPlanner
+
+ACME, OTHER = Host(tenant="acme", principal="ann"), Host(tenant="other")
+SCOPE = scope_of("acme", "", "helper")
+TOOLS = ("remember", "correct", "forget")
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own."""
+
+    @wraps(test)
+    def run(*args: Any, **options: Any) -> None:
+        asyncio.run(test(*args, **options))
+
+    return run
+
+
+def engine_on(memory: Any, *steps: Any, **options: Any) -> Engine:
+    return Engine(memory=memory, approver="caller", planner=ScriptedPlanner([*steps, FinalAnswer(content="done")]), **options)
+
+
+def helper(**memory: Any) -> Agent:
+    return Agent(name="helper", memory=memory, tools=TOOLS)
+
+
+async def item(memory: RamMemory, item_id: str, **fields: Any) -> MemoryItem:
+    return await memory.write(MemoryItem(**{"id": item_id, "scope": SCOPE, "content": f"content of {item_id}", **fields}), host="")
+
+
+@in_loop
+async def test_a_proposal_waits_for_a_review_and_is_recalled_only_after_it_was_accepted() -> None:
+    """What a model proposes is not known until a person said so."""
+    memory = RamMemory()
+    async with engine_on(memory, ToolCall(tool="remember", args={"content": "the harbour is closed"})) as engine:
+        await engine.run(helper(write_policy="proposal_only"), "go", host=ACME)
+        [proposal] = await engine.memory.proposals(host=ACME)
+        assert proposal.content == "the harbour is closed"
+        assert not await engine.memory.search("harbour")
+        accepted = await engine.memory.review(proposal.id, accept=True, by="bob")
+        assert accepted.origin == proposal.origin, "a review does not change where it came from"
+        assert [found.item.id for found in await engine.memory.search("harbour")] == [proposal.id]
+        assert not await engine.memory.proposals()
+
+
+@in_loop
+async def test_a_refused_proposal_is_never_recalled_and_still_explained() -> None:
+    """With who refused it, and why."""
+    memory = RamMemory()
+    await item(memory, "p", proposed=True)
+    async with engine_on(memory) as engine:
+        refused = await engine.memory.review("p", accept=False, by="bob", why="not true")
+        assert refused.refused == "not true (by bob)"
+        assert not await engine.memory.search("content")
+        assert (await engine.memory.explain("p")).standing == "refused"
+
+
+@in_loop
+async def test_an_accepted_proposal_to_forget_forgets_and_leaves_nothing_to_recall() -> None:
+    """Neither the items nor the proposal that named them."""
+    memory = RamMemory()
+    for n in range(4):
+        await item(memory, f"i{n}")
+    async with engine_on(memory, ToolCall(tool="forget", args={"items": [f"i{n}" for n in range(4)], "why": "old"})) as engine:
+        await engine.run(helper(), "go", host=ACME)
+        [proposal] = await engine.memory.proposals()
+        await engine.memory.review(proposal.id, accept=True, by="bob")
+        assert {(await engine.memory.explain(f"i{n}")).standing for n in range(4)} == {"tombstoned"}
+        assert not await engine.memory.search("") and not await engine.memory.proposals()
+
+
+@in_loop
+async def test_forgetting_shows_all_that_came_from_a_run_first_and_then_says_what_was_removed_and_what_remains() -> None:
+    """A summary, a proposal and a correction made from the item go with it; the logs of the runs that used it are named."""
+    memory = RamMemory()
+    async with engine_on(memory, ToolCall(tool="remember", args={"content": "the payee is Mallory"})) as engine:
+        first = await engine.run(helper(), "go", host=ACME)
+        [wrote] = await engine.memory.list()
+        origin = Origin(items=(wrote.id,))
+        await item(memory, "summary", kind="summary", content="it was about Mallory", origin=origin)
+        await item(memory, "proposal", content="pay Mallory", origin=Origin(items=("summary",)), proposed=True)
+        await item(memory, "apart", content="boats are blue")
+        engine.planner = ScriptedPlanner([FinalAnswer(content="Mallory")])
+        second = await engine.run(helper(), "who is the payee?", host=ACME)
+        shown = await engine.memory.forget(run=first.run_id, preview=True, host=ACME)
+        assert not shown.done and {one.content for one in shown.items} == {"the payee is Mallory", "it was about Mallory", "pay Mallory"}
+        assert len([one for one in await engine.memory.list() if one.content]) == 4, "a preview changes nothing"
+        receipt = await engine.memory.forget(run=first.run_id, by="ann", why="asked to", host=ACME)
+        assert receipt.done and len(receipt.removed) == 3 and not receipt.left
+        assert not any(one.content for one in receipt.items), "the receipt does not keep what was forgotten"
+        assert {one.run_id for one in receipt.runs} == {first.run_id, second.run_id}
+        assert [one.content for one in await engine.memory.list() if one.content] == ["boats are blue"]
+        assert not await engine.memory.search("Mallory")
+
+
+@in_loop
+async def test_forgetting_a_person_follows_what_they_said() -> None:
+    """A request to be forgotten."""
+    memory = RamMemory()
+    async with engine_on(memory, ToolCall(tool="remember", args={"content": "Ann lives in Paris"})) as engine:
+        await engine.run(helper(), "go", host=ACME)
+        await engine.memory.add("boats are blue", scope=SCOPE, by="bob")
+        receipt = await engine.memory.forget(person="ann", host=ACME)
+        assert len(receipt.removed) == 1
+        assert [one.content for one in await engine.memory.list() if one.content] == ["boats are blue"]
+
+
+@in_loop
+async def test_another_tenant_can_use_no_method_on_an_item() -> None:
+    """And no answer differs from that for an item that does not exist."""
+    memory = RamMemory()
+    kept = await item(memory, "i1")
+    await item(memory, "p1", proposed=True)
+    async with engine_on(memory) as engine:
+        door = engine.memory
+        assert not await door.search("content", host=OTHER) and not await door.list(host=OTHER) and not await door.export(host=OTHER)
+        assert (
+            not await door.proposals(host=OTHER)
+            and not await door.list(SCOPE, host=OTHER)
+            and not await door.search("", scope=SCOPE, host=OTHER)
+        )
+        tries: list[Callable[[str], Coroutine[Any, Any, Any]]] = [
+            lambda name: door.get(name, host=OTHER),
+            lambda name: door.explain(name, host=OTHER),
+            lambda name: door.correct(name, "mine", host=OTHER),
+            lambda name: door.review(name, accept=True, host=OTHER),
+            lambda name: door.forget(name, host=OTHER),
+        ]
+        for attempt in tries:
+            said: list[str] = []
+            for name in ("i1", "p1", "nothing"):
+                with pytest.raises(ItemNotFound) as error:
+                    await attempt(name)
+                said.append(str(error.value).replace(name, "NAME"))
+            assert len(set(said)) == 1
+        assert not (await door.forget(person="ann", host=OTHER)).items
+        with pytest.raises(ItemRefused):
+            await door.import_([kept], host=OTHER)
+        added = await door.add("mine", scope=SCOPE, host=OTHER)
+        assert added.scope.startswith("other/")
+        assert await memory.get("i1", host="") == kept
+
+
+@in_loop
+async def test_an_import_keeps_history_and_proves_nothing() -> None:
+    """Otherwise an exported file would launder whatever somebody wrote into it."""
+    memory, elsewhere = RamMemory(), RamMemory()
+    await item(memory, "i1", origin=Origin(labels=("user",), trusted=True))
+    async with engine_on(memory) as engine, engine_on(elsewhere) as other:
+        await engine.memory.correct("i1", "better", why="moved", by="ann")
+        exported = await engine.memory.export()
+        assert await other.memory.import_(exported) == 2 and await other.memory.import_(exported) == 0
+        there = await other.memory.list()
+        assert {one.content for one in there} == {"content of i1", "better"} and not any(one.origin.trusted for one in there)
+        with pytest.raises(DetentError, match="vouch"):
+            await other.memory.import_(exported, vouched=True, host=ACME)
+
+
+@in_loop
+async def test_as_of_finds_what_held_then() -> None:
+    """Two times: when a fact held, and when it was learnt."""
+    memory = RamMemory()
+    await item(memory, "i1", content="the office is in Paris", held_from=datetime(2025, 1, 1, tzinfo=UTC))
+    async with engine_on(memory) as engine:
+        await engine.memory.correct("i1", "the office is in Rome", held_from=datetime(2026, 1, 1, tzinfo=UTC))
+        now = [found.item.content for found in await engine.memory.search("office")]
+        then = [found.item.content for found in await engine.memory.search("office", as_of=datetime(2025, 6, 1, tzinfo=UTC))]
+        assert (now, then) == (["the office is in Rome"], ["the office is in Paris"])
+        result = await engine.run(helper(as_of="2025-06-01"), "where is the office?", host=ACME)
+        recalled = [one for record in await engine.records(result.run_id) for one in getattr(record.event, "items", ()) or ()]
+        assert [one["content"] for one in recalled] == ["the office is in Paris"]
+
+
+@in_loop
+async def test_erasing_a_run_names_what_it_taught_and_forgets_it_if_asked() -> None:
+    """Otherwise the words of an erased run would live on in memory."""
+    memory = RamMemory()
+    for forgets in (False, True):
+        async with engine_on(memory, ToolCall(tool="remember", args={"content": f"Ann said {forgets}"})) as engine:
+            result = await engine.run(helper(), "go", host=ACME)
+            erased = await engine.erase(result.run_id, memory=forgets)
+            [there] = [one for one in await memory.list(host="") if one.origin.run_id == result.run_id]
+            assert erased.remembered == (() if forgets else (f"{SCOPE}/{there.id}",))
+            assert bool(there.content) is not forgets
+
+
+@in_loop
+async def test_what_a_person_adds_obeys_the_same_rules() -> None:
+    """Secrets stay out, sources are kept out, and a tenant cannot write where the operator allows nothing."""
+    memory = RamMemory()
+    settings = MemorySettings(url=memory, policies={"acme": "read_only"}, admit=[{"source": "person:mallory"}])
+    async with engine_on(settings, redact=["sk-[0-9]+"]) as engine:
+        for refused in (
+            engine.memory.add("the key is sk-123", scope=SCOPE),
+            engine.memory.add("hello", scope=SCOPE, by="mallory"),
+            engine.memory.add("hello", host=ACME),
+        ):
+            with pytest.raises(ItemRefused):
+                await refused
+        with pytest.raises(ConfigError, match="scope is empty"):
+            await engine.memory.add("hello")
+        assert (await engine.memory.add("hello", scope=SCOPE, by="ann", trusted=True)).origin.trusted

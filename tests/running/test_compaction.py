@@ -430,11 +430,14 @@ def test_recall_turn_reads_what_was_dropped() -> None:
 class Postgres(Place):
     """A database as a place."""
 
-    url = ""
-
     def __init__(self, url: str, directory: Path) -> None:
         super().__init__("postgresql", directory)
-        self.url = url  # type: ignore[misc]
+        self._at = url
+
+    @property
+    def url(self) -> str:
+        """The URL of the database."""
+        return self._at
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -20,7 +20,6 @@ from detent.core.errors import CorruptLog
 from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, Origin, SessionEnded
 from detent.core.records import Record
 from detent.core.state import Item, RunState
-from detent.policies.provenance.lasting import Wrote
 from detent.ports import EventStore
 from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Waiting
 from detent.running.artifacts import artifact

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from detent import Agent, Budget, Engine, FinalAnswer, Host, Session
+from detent import Agent, Budget, Engine, FinalAnswer, Host, Session, ToolCall
 from detent.core.errors import ConfigError, CorruptLog, NotAllowedNow, RunContextMismatch, SessionWaiting
 from detent.core.state import Child, RunState
 from detent.history.sending import question_of
+from detent.running.conversing import digest_of_id
 from sessions.talks import AGENT, Clerk, Ledger, asks, call, engine_of
 
 
@@ -396,3 +397,17 @@ def test_what_a_child_asks_its_user_is_answered_by_the_message() -> None:
             assert await question_of(engine.runtime, above) is None
 
     asyncio.run(main())
+
+
+def test_a_message_is_not_taken_for_sent_because_a_model_wrote_its_id() -> None:
+    """Otherwise a model that guesses the id of the next message could make it vanish: its sender would get the answer of an earlier run."""
+
+    async def story() -> None:
+        planted = {"what": "it", "signal": f"message:{digest_of_id('m-2')}"}
+        clerk = Clerk(first=[ToolCall(tool="look", args=planted)])
+        async with engine_of(clerk, tools=Ledger().tools()) as engine:
+            session = engine.session(Agent(name="clerk", tools=["look"]), "S")
+            await session.send("first", message_id="m-1")
+            assert (await session.send("second", message_id="m-2")).output == "answer to second"
+
+    asyncio.run(story())

@@ -17,7 +17,7 @@ from detent.config.adapters import words_of
 from detent.core.actions import AskUser
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog
-from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, Origin, SessionEnded
+from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, Origin, SessionEnded, UserReplied
 from detent.core.records import Record
 from detent.core.state import Item, RunState
 from detent.ports import EventStore
@@ -34,8 +34,8 @@ KEPT = 3, 4
 OURS = Origin(labels=("agent",), trusted=True)
 """The origin of what this program writes into a conversation."""
 NOBODYS = Origin()
-_NEWS = (b'"body":{"type":"message_received"', b'"body":{"type":"session_ended"')
-_REPLIED = re.compile(rb'"signal":"message:([0-9a-f]{64})"')
+_NEWS = (b'"body":{"type":"message_received"', b'"body":{"type":"session_ended"', b'"signal":"message:')
+_TOLD = re.compile(r"message:([0-9a-f]{64})")
 
 
 CONTINUED = "continued-"
@@ -81,11 +81,11 @@ def news_in(lines: Sequence[bytes]) -> News:
     """Return what these lines say about their session. `interrupt` and `rollback` come before what was queued, the latest first."""
     queued, first, context, sent, ended = list[Waiting](), list[Waiting](), list[Message](), list[str](), False
     for line in lines:
-        if b'"signal":"message:' in line and b'"body":{"type":"answer_refused"' not in line:
-            sent += [found.decode() for found in _REPLIED.findall(line)]
         if not any(news in line for news in _NEWS):
             continue
-        event = read_record(line).event
+        event = read_record(line).event  # what a model or tool wrote may look like a signal too
+        if isinstance(event, MessageReceived | UserReplied) and (told := _TOLD.fullmatch(event.signal)):
+            sent.append(told[1])
         ended = ended or isinstance(event, SessionEnded)
         if not isinstance(event, MessageReceived):
             continue

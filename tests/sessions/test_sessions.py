@@ -411,3 +411,59 @@ def test_a_message_is_not_taken_for_sent_because_a_model_wrote_its_id() -> None:
             assert (await session.send("second", message_id="m-2")).output == "answer to second"
 
     asyncio.run(story())
+
+
+def test_a_fork_before_the_first_message_of_a_fork_knows_each_message_once() -> None:
+    """Otherwise each /undo in a session that was itself taken back would double the conversation."""
+    clerk = Clerk()
+
+    async def story() -> None:
+        async with engine_of(clerk) as engine:
+            session = engine.session(AGENT, "trip")
+            for text in ("one", "two"):
+                await session.send(text)
+            once = (await session.fork(at=2)).session
+            await once.send("other")
+            await (await once.fork(at=1)).session.send("again")
+            assert clerk.saw[-1] == [("user", "one"), ("model", "answer to one")]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("gone", ["delete", "erase"])
+def test_a_session_is_forked_at_a_message_whose_run_before_is_gone(gone: str) -> None:
+    """Otherwise a message whose run is complete by itself could not be taken back once the run before it was cleaned up."""
+    clerk = Clerk()
+
+    async def story() -> None:
+        async with engine_of(clerk) as engine:
+            session = engine.session(AGENT, "trip", context=["in May"])
+            for text in ("one", "two", "three"):
+                await session.send(text)
+            await getattr(engine, gone)("trip.1")
+            forked = (await session.fork(at=2)).session
+            await forked.send("other")
+            left = [] if gone == "erase" else [("user", "one"), ("model", "answer to one")]
+            assert [entry for entry in clerk.saw[-1] if entry[0] != "note"] == left
+            assert ("note", "in May") in clerk.saw[-1]
+            assert (await forked.runs())[0].goal == "other"
+
+    asyncio.run(story())
+
+
+def test_a_fork_keeps_the_budget_of_its_session_and_context_that_nobody_was_shown_yet() -> None:
+    """Otherwise a fork from a process that did not give the budget would be unbounded, and one before the first message would lose its context."""
+    clerk = Clerk()
+
+    async def story() -> None:
+        async with engine_of(clerk) as engine:
+            await engine.session(AGENT, "trip", budget=Budget(max_iterations=1)).send("one")
+            forked = (await engine.session(AGENT, "trip").fork()).session
+            await forked.send("two")
+            with pytest.raises(NotAllowedNow, match="max_iterations"):
+                await forked.send("three")
+            fresh = (await engine.session(AGENT, "new", context=["in May"]).fork()).session
+            await fresh.send("four")
+            assert clerk.saw[-1] == [("note", "in May")]
+
+    asyncio.run(story())

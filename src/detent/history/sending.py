@@ -65,7 +65,8 @@ _HINTS: WeakKeyDictionary[Runtime, dict[str, int]] = WeakKeyDictionary()
 class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """A session and how this program sends to it. `id` is the stored one; `context` is put before the first message.
 
-    `base` is the run that a forked session continues from, "" for any other.
+    `base` is the run that a forked session continues from, "" for any other. If that run is gone, `context` has what was said, and `holder` is a run that
+    had the same words.
     """
 
     runtime: Runtime
@@ -76,6 +77,7 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     rule: Rule = "reject"
     context: tuple[Message, ...] = ()
     base: str = ""
+    holder: str = ""
 
     def run_id(self, number: int) -> str:
         """Return the id of the run of a message."""
@@ -275,9 +277,9 @@ class Sending:
                 place = replace(place, before=base.run_id, sequence=base.state.seq, digest=base.state.digest)
                 if said.rule == "rollback" and (before := base.state.session) is not None:
                     place = replace(place, before=before.before, sequence=before.sequence, digest=before.digest)
-            if stand is None and base is not None:
-                key = f"{CONTINUED}{digest_of_id(run_id)[:16]}"  # before the first record: whoever erases the base finds this run
-                await store.put_blob(base.run_id, key, run_id.encode())
+            if stand is None and (holder := talk.base or talk.holder):
+                key = f"{CONTINUED}{digest_of_id(run_id)[:16]}"  # before the first record: whoever erases these words finds this run
+                await store.put_blob(holder, key, run_id.encode())
             conversation = conversation_for(talk, base, said, started, forked=stand is None and base is not None)
             if conversation != NO_CONVERSATION:
                 data, ref = encoded(conversation)

@@ -238,14 +238,24 @@ class Session:
         effects: list[Item] = []
         for one in range(number, last + 1):
             effects += effects_in((await stand_at(self._talk, self._talk.run_id(one), one)).state)
-        talk = replace(self._talk, id=_kept(self._talk.runtime, id, self._talk.host), base="", context=())
-        if number <= last and number:
+        talk = replace(self._talk, id=_kept(self._talk.runtime, id, self._talk.host))
+        if self._stand is not None:
+            talk = replace(talk, base="", context=(), holder="", budget=talk.budget or self._stand.earlier.budget)
+        if number > last and last:
+            talk = replace(talk, base=self._talk.run_id(last))
+        elif last:
             first = await stand_at(self._talk, self._talk.run_id(number), number)
-            place = first.state.session
-            talk = replace(talk, base=place.before if place is not None else "", context=() if number > 1 else first.earlier.messages)
-        elif last or self._talk.base:
-            talk = replace(talk, base=self._talk.run_id(last) if last else self._talk.base)
+            base = await self._kept_before(first)
+            talk = replace(talk, base=base, **({} if base else {"context": shown(first.earlier), "holder": first.run_id}))
         return Forking(session=Session(talk), effects=tuple(effects))
+
+    async def _kept_before(self, stand: Stand) -> str:
+        """Return the id of the run before, "" if there is none, or no longer."""
+        before = stand.state.session.before if stand.state.session is not None else ""
+        try:
+            return (await stand_at(self._talk, before, 0)).run_id if before else ""
+        except (RunErased, RunNotFound):
+            return ""
 
     async def _based(self) -> Session:
         """Return the session that this one continues from, up to where it does."""

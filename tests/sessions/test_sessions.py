@@ -467,3 +467,41 @@ def test_a_fork_keeps_the_budget_of_its_session_and_context_that_nobody_was_show
             assert clerk.saw[-1] == [("note", "in May")]
 
     asyncio.run(story())
+
+
+def test_an_operator_continues_and_forks_the_session_of_a_tenant_as_that_tenants() -> None:
+    """Otherwise an operator's message would lock the tenant out of its own session, or carry its words out of the tenant."""
+    clerk, host = Clerk(), Host(tenant="acme", principal="ann")
+
+    async def story() -> None:
+        async with engine_of(clerk) as engine:
+            theirs = engine.session(AGENT, "trip", host)
+            await theirs.send("one")
+            operators = engine.session(AGENT, theirs.id)
+            assert (await operators.send("two")).state.host == host
+            assert (await theirs.send("three")).state.run_id == "trip.3@acme"
+            forked = (await operators.fork(at=3)).session
+            assert (await forked.send("other")).state.host == host
+            assert forked.id.endswith("@acme")
+            with pytest.raises(ConfigError, match="give engine.session the host"):
+                await engine.session(AGENT, "new@acme").send("one")
+            assert (await engine.session(AGENT, "new", host).send("one")).status == "completed"
+
+    asyncio.run(story())
+
+
+def test_a_fork_of_a_run_is_no_message_whatever_its_id() -> None:
+    """Otherwise a fork with the id of the next run would take what was said since out of the conversation."""
+
+    async def story() -> None:
+        async with engine_of(Clerk()) as engine:
+            session = engine.session(AGENT, "trip")
+            await session.send("one")
+            await session.send("two")
+            await engine.fork("trip.1", child_id="trip.3")
+            with pytest.raises(ConfigError, match="belongs to no session"):
+                await session.send("three")
+            await engine.delete("trip.3")
+            assert (await session.send("three")).run_id == "trip.3"
+
+    asyncio.run(story())

@@ -143,7 +143,7 @@ async def stand_at(talk: Talk, run_id: str, number: int) -> Stand:
     state = await load_run(store, run_id)
     if talk.host is not None:
         admission.same_host(run_id, state.host, talk.host)
-    if state.session is None:
+    if (place := state.session) is None or run_of(place.id, place.number) != run_id:  # a fork of a run that has such an id
         raise ConfigError(f"run {run_id!r} exists and belongs to no session; give the session another id than {talk.id!r}")
     return Stand(
         number=number, run_id=run_id, state=state, earlier=await conversation_of(store, state), news=news_in(await store.read(run_id))
@@ -243,12 +243,15 @@ class Sending:
 
     async def _start(self, stand: Stand | None, number: int, said: Said) -> Result:
         talk, runtime = self._talk, self._runtime
+        host = talk.host or (stand.state.host if stand is not None else None)  # an operator's message is one to that tenant's session
+        if host is None and "@" in talk.id:
+            raise ConfigError(f"session {talk.id!r} has no message yet, and its id is a tenant's: give engine.session the host")
         mine, self._begun = said.message_id == self._said.message_id, False
         started = await starting.admitted(
             runtime,
             agent_of(talk, stand),
             said.text,
-            host=talk.host,
+            host=host,
             budget=self._budget if mine else None,
             variables=dict(said.variables),
             attachments=said.attachments,

@@ -238,7 +238,8 @@ class Session:
         effects: list[Item] = []
         for one in range(number, last + 1):
             effects += effects_in((await stand_at(self._talk, self._talk.run_id(one), one)).state)
-        talk = replace(self._talk, id=_kept(self._talk.runtime, id, self._talk.host))
+        host = self._talk.host or (self._stand.state.host if self._stand is not None else None)
+        talk = replace(self._talk, id=_kept(self._talk.runtime, id, host), host=host)
         if self._stand is not None:
             talk = replace(talk, base="", context=(), holder="", budget=talk.budget or self._stand.earlier.budget)
         if number > last and last:

@@ -483,7 +483,7 @@ def test_an_operator_continues_and_forks_the_session_of_a_tenant_as_that_tenants
             forked = (await operators.fork(at=3)).session
             assert (await forked.send("other")).state.host == host
             assert forked.id.endswith("@acme")
-            with pytest.raises(ConfigError, match="give engine.session the host"):
+            with pytest.raises(ConfigError, match="is a tenant's"):
                 await engine.session(AGENT, "new@acme").send("one")
             assert (await engine.session(AGENT, "new", host).send("one")).status == "completed"
 

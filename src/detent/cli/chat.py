@@ -43,9 +43,9 @@ from detent.core.budget import Budget
 from detent.core.errors import ConfigError, DetentError, Suspended
 from detent.core.state import Ask, RunState
 from detent.engine import Engine
-from detent.history.session_list import session_of_run
 from detent.history.sessions import Forking, Session
 from detent.ports.private_files import private_file
+from detent.running.conversing import session_of_run
 from detent.running.results import Answered, Approval, Result, approvals_of
 from detent.secrecy.redact import Redactor
 

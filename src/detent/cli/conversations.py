@@ -20,9 +20,10 @@ from detent.core.budget import Usage
 from detent.core.errors import ConfigError, RunNotFound
 from detent.core.state import Item, RunState
 from detent.engine import Engine
-from detent.history.session_list import SessionHead, session_of_run
+from detent.history.session_list import SessionHead
 from detent.history.sessions import Session
 from detent.ports.conversing import Message
+from detent.running.conversing import session_of_run
 
 ROLES = {"user": "You", "model": "Agent", "tool": "Tool", "note": "Note"}
 

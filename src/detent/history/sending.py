@@ -32,6 +32,7 @@ from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S
 from detent.running.conversing import (
     CONTINUED,
+    GAP,
     ID_DIGITS,
     News,
     after,
@@ -156,21 +157,29 @@ async def last_number(talk: Talk, hint: int = 0) -> int:
     The listing names the newest run; if a clock was set back, or messages came meanwhile, the later ones are found one by one.
     """
     hints = _HINTS.setdefault(talk.runtime, {})
-    store, number, last = talk.runtime.store, hint or hints.get(talk.id, 0), None
+    store, number = talk.runtime.store, hint or hints.get(talk.id, 0)
     if not number or await store.head(talk.run_id(number)) is None:
-        number = 0
-        while not number:
-            page = await store.list_runs(talk.query(limit=PAGE, after=last))
-            number = max((talk.number(head.run_id) for head in page), default=0)
-            if len(page) < PAGE:
-                break
-            last = page[-1].run_id
-    while number and await store.head(talk.run_id(number + 1)) is not None:
-        number += 1
+        number = await _listed(talk)
+    while number:
+        while await store.head(talk.run_id(number + 1)) is not None:
+            number += 1
+        if await store.get_blob(talk.run_id(number), GAP) is None or (listed := await _listed(talk)) <= number:
+            break
+        number = listed
     if len(hints) >= MOST_HINTS:
         hints.clear()
     hints[talk.id] = number
     return number
+
+
+async def _listed(talk: Talk) -> int:
+    """Return the number of the session's newest run in the listing, 0 without one."""
+    last = None
+    while page := await talk.runtime.store.list_runs(talk.query(limit=PAGE, after=last)):
+        if number := max(talk.number(head.run_id) for head in page):
+            return number
+        last = page[-1].run_id
+    return 0
 
 
 # Send -------------------------------------------------------------------------------------------------------------------------

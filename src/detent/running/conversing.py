@@ -35,9 +35,12 @@ OURS = Origin(labels=("agent",), trusted=True)
 """The origin of what this program writes into a conversation."""
 NOBODYS = Origin()
 _NEWS = (b'"body":{"type":"message_received"', b'"body":{"type":"session_ended"', b'"signal":"message:')
+_RUN_OF_SESSION = re.compile(r"(?P<session>[A-Za-z0-9_][A-Za-z0-9_-]*)\.[1-9][0-9]{0,8}(?P<at>@.+)?")
 _TOLD = re.compile(r"message:([0-9a-f]{64})")
 
 
+GAP = "gap"
+"""The key of the mark on a run of a session that the run after it was removed: later ones may be there."""
 CONTINUED = "continued-"
 """The keys of the blobs with which a run names the first runs of the sessions that were forked from it."""
 
@@ -53,6 +56,12 @@ def number_of(session_id: str, run_id: str) -> int:
     name, at, tenant = session_id.partition("@")
     found = re.fullmatch(rf"{re.escape(name)}\.([1-9][0-9]{{0,8}}){re.escape(at + tenant)}", run_id)
     return int(found[1]) if found else 0
+
+
+def session_of_run(run_id: str) -> str:
+    """Return the id of the session that a run with this id is a message of, "" if it can be of none."""
+    place = _RUN_OF_SESSION.fullmatch(run_id)
+    return f"{place['session']}{place['at'] or ''}" if place else ""
 
 
 def prefix_of(session_id: str) -> str:

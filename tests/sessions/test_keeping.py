@@ -220,3 +220,23 @@ def test_a_message_is_the_next_one_though_a_run_in_between_was_removed(tmp_path:
             assert [text for kind, text in clerk.saw[-1] if kind == "user"] == ["one", "two", "three", "four"]
 
     asyncio.run(main())
+
+
+def test_words_are_erased_though_an_eraser_died_before_it_removed_them() -> None:
+    """Otherwise they would stay in the store for good: the log names their artifact, and nobody looks at it again."""
+
+    async def main() -> None:
+        async with engine_of(Clerk()) as engine:
+            session = engine.session(AGENT, "trip")
+            for text in ("secret", "two", "three"):
+                await session.send(text)
+            blobs = {key: await engine.store.get_blob("trip.3", key) or b"" for key in await engine.store.list_blobs("trip.3")}
+            await engine.erase("trip.1", by="ann")
+            for key, data in blobs.items():
+                await engine.store.put_blob("trip.3", key, data)  # as if the process had died before it removed them
+            assert b"secret" in await stored(engine, "trip.3")
+            await engine.erase("trip.2", by="ann")
+            assert b"secret" not in await stored(engine, "trip.3")
+            assert (await engine.verify("trip.3")).ok
+
+    asyncio.run(main())

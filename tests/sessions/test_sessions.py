@@ -310,17 +310,21 @@ def test_what_a_session_cannot_be_is_refused_before_anything_is_recorded() -> No
 
     async def main() -> None:
         async with engine_of(Clerk()) as engine:
-            for wrong in ("a.b", "-x", "a b", "a/b", "x" * 151):
-                with pytest.raises(ConfigError, match="session id"):
-                    engine.session(AGENT, wrong)
+            for wrong in ("a.b", "-x", "a b", "a/b", "x" * 151, 5):
+                with pytest.raises(ConfigError, match=r"session.id"):
+                    engine.session(AGENT, wrong)  # type: ignore[arg-type]
             with pytest.raises(ConfigError, match="rule 'later' is not known"):
                 engine.session(AGENT, "trip", rule="later")  # type: ignore[arg-type]
             session = engine.session(AGENT, "trip")
             for text in ("", "  "):
                 with pytest.raises(ConfigError, match="the message is empty"):
                     await session.send(text)
-            with pytest.raises(ConfigError, match="message_id"):
-                await session.send("x", message_id="")
+            for wrong_id in ("", 5):
+                with pytest.raises(ConfigError, match="message_id"):
+                    await session.send("x", message_id=wrong_id)  # type: ignore[arg-type]
+            for context in ("one text", {"content": "x"}, 5):
+                with pytest.raises(ConfigError, match="give a list"):
+                    await session.inject(context)  # type: ignore[arg-type]
             await engine.run(AGENT, "not a message", run_id="other.1")
             with pytest.raises(ConfigError, match="belongs to no session"):
                 await engine.session(AGENT, "other").send("x")

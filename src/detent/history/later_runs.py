@@ -110,6 +110,7 @@ async def _without(parts: Parts, later: RunState, run_id: str, *, by: str, claim
     if later.session is None or later.session.conversation is None:
         return False
     before = await conversation_of(parts.store, later)
+    await _drop_former(parts.store, later)
     left = tuple(message for message in before.messages if message.run_id != run_id)
     if len(left) == len(before.messages):
         return False
@@ -119,5 +120,17 @@ async def _without(parts: Parts, later: RunState, run_id: str, *, by: str, claim
     journal = Journal(parts.store, later, clock=parts.clock, ids=parts.ids, claim=claim)
     journal.record(ConversationErased(run=run_id, kept=ref, by=by))
     await journal.commit(durable=True)
-    await parts.store.delete_blob(later.run_id, later.session.conversation.key)
+    await _drop_former(parts.store, journal.state)
     return True
+
+
+async def _drop_former(store: EventStore, run: RunState) -> None:
+    """Remove the former artifacts with the run's conversation, also those that an eraser that died has left."""
+    now = run.session.conversation if run.session is not None else None
+    there = await store.list_blobs(run.run_id)
+    for line in await store.read(run.run_id):
+        event = read_record(line).event
+        ref = event.session.conversation if isinstance(event, RunStarted) and event.session is not None else None
+        ref = event.kept if isinstance(event, ConversationErased) else ref
+        if ref is not None and now is not None and ref.key != now.key and ref.key in there:
+            await store.delete_blob(run.run_id, ref.key)

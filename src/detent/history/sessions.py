@@ -121,8 +121,10 @@ class Session:
         rule = _rule(rule or talk.rule)
         if not isinstance(cast("Any", text), str) or not text.strip():
             raise ConfigError("the message is empty; say something")
-        if message_id is not None and (not message_id or unstorable(message_id) or len(message_id) > MOST_ID):
-            raise ConfigError(f"message_id {message_id[:80]!r}: use a text of 1 to {MOST_ID} characters, or leave it out")
+        if message_id is not None and (
+            not isinstance(cast("Any", message_id), str) or not message_id or unstorable(message_id) or len(message_id) > MOST_ID
+        ):
+            raise ConfigError(f"message_id {str(message_id)[:80]!r}: use a text of 1 to {MOST_ID} characters, or leave it out")
         admission.refuse_what_is_not_json(text=text, by=by, variables=variables)
         said = Said(
             text=text,
@@ -158,7 +160,7 @@ class Session:
 
         It is recorded with the last run of the session, so every process has it. Before the first message this object keeps it.
         """
-        texts = [entry_text(entry) for entry in entries]
+        texts = entry_texts(entries)
         while texts:
             stand = (await self.refresh())._stand
             if stand is None:
@@ -325,13 +327,14 @@ def session(
         host=host,
         budget=budget,
         rule=_rule(rule),
-        context=tuple(Message(kind="note", text=entry_text(entry)) for entry in context),
+        context=tuple(Message(kind="note", text=text) for text in entry_texts(context)),
     )
     return Session(talk)
 
 
 def _kept(runtime: Runtime, session_id: str | None, host: Host | None) -> str:
     """Return the stored id of a session. Raise `ConfigError` for one that cannot be the beginning of a run's id."""
+    check_is(str, session_id=session_id)
     named_as = session_id or f"{runtime.parts.clock.now():%Y%m%d-%H%M%S}-{runtime.parts.ids.token(6)}"
     name, at, _ = named_as.partition("@")
     if not SESSION_ID.fullmatch(name):
@@ -348,6 +351,13 @@ def _rule(rule: Any) -> Rule:
     if rule not in RULES:
         raise ConfigError(f"rule {rule!r} is not known: choose one of {', '.join(RULES)}")
     return rule
+
+
+def entry_texts(entries: Iterable[Any]) -> list[str]:
+    """Return the entries of context as texts. Raise `ConfigError` for what is no list of them."""
+    if isinstance(entries, str | Mapping) or not isinstance(cast("Any", entries), Iterable):
+        raise ConfigError(f"context is {entries!r}; give a list of texts or tables: [{entries!r}]")
+    return [entry_text(entry) for entry in entries]
 
 
 def entry_text(entry: Any) -> str:

@@ -241,20 +241,17 @@ def _beginning(state: RunState, conversation: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a run has seen at one moment: the sources, the outcomes by tool, and what made the context untrusted ("" if nothing; `taints` yields all).
-
-    `kept` is what earlier runs wrote: that of the run, then that of each pass.
-    """
+    """What a run has seen at one moment: the sources, the outcomes by tool, and what made the context untrusted ("" if nothing; `taints` yields all)."""
 
     among: tuple[Sources, ...]
     passes: tuple[PassIndex, ...]
     untrusted: str
-    kept: tuple[Keepings, ...]
+    run: RunIndex
     taints: Callable[[], Iterator[str]]
 
     def origin(self, name: str) -> Origin | None:
-        """Return the origin of kept content by its name."""
-        return next((kept.origins[name] for kept in self.kept if name in kept.origins), None)
+        """Return the origin of what an earlier run wrote, by its name."""
+        return next((one.kept.origins[name] for one in (self.run, *self.passes) if name in one.kept.origins), None)
 
 
 class Origins:
@@ -300,16 +297,16 @@ class Origins:
         if self._trust_memory:
             among = (*among, *({"trusted": sources["memory"]} for sources in among if "memory" in sources))
             among = tuple({k: v for k, v in sources.items() if k != "memory"} for sources in among)
-        kept = (run.kept, *(p.kept for p in passes))
-        taints = partial(self._taints, state, kept)
-        return Seen(among, passes, next(taints(), ""), kept, taints)
+        untrusted = next((p.taints[0] for p in passes if p.taints), None)
+        taints = partial(self._taints, state, run, passes)
+        return Seen(among, passes, next(taints(), "") if untrusted is None else untrusted, run, taints)
 
-    def _taints(self, state: RunState, kept: Sequence[Keepings]) -> Iterator[str]:
-        for known in (*kept[1:], kept[0]):
-            yield from known.taints
+    def _taints(self, state: RunState, run: RunIndex, passes: tuple[PassIndex, ...]) -> Iterator[str]:
+        for known in (*passes, run):
+            yield from known.kept.taints
         if not self._trust_memory:
-            for known in kept:
-                yield from known.unknown
+            for known in (run, *passes):
+                yield from known.kept.unknown
             if state.seed_memory or any(p.memory or p.recalled for p in state.passes.values()):
                 yield "memory"
         if any(child.status not in ("open", "cancelled") for child in state.children.values()):

@@ -12,6 +12,7 @@ from detent import Engine, FinalAnswer, Host
 from detent.config.demands import config_demands
 from detent.config.loading import load_agent, load_config
 from detent.core.errors import ConfigError
+from detent.core.events import MemoryRecalled
 from detent.ports.remembering import MemoryItem, scope_of
 from detent.testing import ScriptedPlanner
 
@@ -53,8 +54,8 @@ def test_a_project_names_its_memory_and_its_agents_use_it(tmp_path: Path) -> Non
             await engine.memory.add("boats are blue", scope=scope)
             result = await engine.run(agent, "boats?", host=Host(tenant="acme"))
             records = await engine.records(result.run_id)
-            found = [record.event.items for record in records if type(record.event).__name__ == "MemoryRecalled"]
-            assert [one["content"] for one in found[0]] == ["boats are blue"]
+            [found] = [record.event for record in records if isinstance(record.event, MemoryRecalled)]
+            assert [one["content"] for one in found.items] == ["boats are blue"]
 
     asyncio.run(main())
     assert (tmp_path / "memory.db").is_file()

@@ -16,6 +16,7 @@ from detent.ports.remembering import MemoryItem, scope_of
 from detent.testing.faults import Crash, CrashingStore
 from laws.checks import check_laws
 from laws.places import KINDS, Place, PurePlanner
+from stores.postgres.cluster import Cluster
 
 RUN, HOST = "r1", Host(tenant="acme")
 KEPT = "r1@acme"
@@ -75,9 +76,9 @@ async def filled() -> Mortal:
     return memory
 
 
-async def work(store: Any, memory: Mortal) -> Any:
+async def work(store: Any, memory: Mortal, run_id: str = RUN) -> Any:
     async with Engine(store=store, memory=memory, tools=[look], planner=PurePlanner(plan)) as engine:
-        result = await engine.run(AGENT, "where is the boat?", run_id=RUN, host=HOST)
+        result = await engine.run(AGENT, "where is the boat?", run_id=run_id, host=HOST)
         assert (await engine.replay(result.run_id)).identical
         return result
 
@@ -125,6 +126,43 @@ def test_a_death_at_any_write_leaves_one_item_for_a_call_and_one_recall_for_a_qu
             assert told(await memory.list(host="")) == items, f"crash {when} {where} {at} of {points}"
             assert story(await place.records(KEPT)) == log, f"crash {when} {where} {at} of {points}"
             check_laws(await place.lines(KEPT), every=9)
+            await place.close()
+
+    asyncio.run(main())
+
+
+class Database(Place):
+    """A PostgreSQL database."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        super().__init__("postgres", directory)
+        self._url = url
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_same_in_postgresql(postgres: Cluster, postgres_url: str, when: Any, tmp_path: Path) -> None:
+    """Each death has a run of its own in one database, so ids differ, and words and order do not."""
+
+    def bare(log: list[Any]) -> list[Any]:
+        return [name for name, _, _ in log]
+
+    async def main() -> None:
+        place, memory = Database(postgres_url, tmp_path), await filled()
+        counting = CrashingStore(place.store(), operations=WRITES)
+        await work(counting, memory, "whole")
+        contents, log = sorted(i.content for i in await memory.list(host="")), bare(story(await place.records("whole@acme")))
+        for at in sampled(range(1, counting.calls + 1), few=4):
+            memory, run_id = await filled(), f"died{at}"
+            with pytest.raises(Crash):
+                await work(CrashingStore(place.store(), at=at, when=when, operations=WRITES), memory, run_id)
+            await place.close()
+            await work(place.store(), memory, run_id)
+            assert sorted(i.content for i in await memory.list(host="")) == contents, f"crash {when} write {at}"
+            assert bare(story(await place.records(f"{run_id}@acme"))) == log, f"crash {when} write {at}"
             await place.close()
 
     asyncio.run(main())

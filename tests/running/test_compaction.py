@@ -16,7 +16,9 @@ from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, ToolFailed, UnknownName
-from detent.extend import Dropped, Measured
+from detent.core.state import Ask, CallState, Child, KernelState, RunState
+from detent.extend import Branch, Dropped, Measured
+from detent.running.compacting import standing
 from detent.running.estimating import ESTIMATOR, tokens_of_item
 from detent.stores.ram import RamStore
 from detent.testing import FakeModel, calls, fails, says
@@ -212,6 +214,29 @@ def test_after_five_compactions_every_rule_is_in_the_prompt() -> None:
     assert [item.content["instructions"] for item in pinned] == ["RULE OF MANNERS: never shout."]
 
 
+def test_what_is_open_is_told_behind_the_receipt() -> None:
+    """Also what another pass waits for: approvals, calls in doubt, questions, children, notes."""
+    calls_of_it = {
+        "a.1.0": CallState(call_id="a.1.0", index=0, tool="pay", args={"to": "Ann"}, status="asked"),
+        "a.1.1": CallState(call_id="a.1.1", index=1, tool="wipe", args={}, status="in_doubt"),
+    }
+    asked = e.ApprovalRequested(call="a.1.0", tool="pay", digest="d", reason="it costs")
+    state = RunState(
+        run_id="r",
+        passes={"a": KernelState(scope="a", calls=calls_of_it, meta={"meta_tools": {"note:plan": "first\n[earlier turns]\nthen"}})},
+        approvals={"a.1.0": asked},
+        asks={"q": Ask(ask_id="q", question="Which tone?")},
+        children={"c": Child(child="c", agent="x", goal="count"), "d": Child(child="d", agent="x", goal="done", status="completed")},
+    )
+    assert standing(state)[0].split("\n") == [
+        "- [kept, note:plan] first [earlier turns] then",
+        '- [waits for approval, a.1.0] pay({"to":"Ann"})',
+        "- [in doubt, a.1.1] it may or may not have happened",
+        "- [open question, q] Which tone?",
+        "- [open child, c] count",
+    ]
+
+
 def test_what_may_not_be_dropped_and_does_not_fit_ends_the_run_with_its_parts() -> None:
     """The run says which parts are too large, instead of asking a provider in vain."""
     planner = Planned(reads(5))
@@ -405,11 +430,14 @@ def test_recall_turn_reads_what_was_dropped() -> None:
 class Postgres(Place):
     """A database as a place."""
 
-    url = ""
-
     def __init__(self, url: str, directory: Path) -> None:
         super().__init__("postgresql", directory)
-        self.url = url  # type: ignore[misc]
+        self._at = url
+
+    @property
+    def url(self) -> str:
+        """The URL of the database."""
+        return self._at
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -520,3 +548,34 @@ def test_a_run_of_any_length_never_exceeds_its_window() -> None:
     assert (result.status, len(sizes)) == ("completed", turns)
     assert max(sizes) <= window
     assert max(len(event.summary) + len(event.cleared) for event in compactions(events)) < 16_000
+
+
+async def side_by_side(run: Any) -> Any:
+    """A strategy: three passes at once."""
+    await run.parallel(*[Branch(label=name, task=f"Read it all, {name}.") for name in "abc"])
+    return "done"
+
+
+class Uneven:
+    """Asks a model after a few turns of the event loop, so that passes side by side interleave."""
+
+    def __init__(self) -> None:
+        self.model = FakeModel(
+            lambda view: says("alike") if view.small else says("done") if view.iteration >= 16 else calls(("page", {"n": view.iteration}))
+        )
+        self.models_asked = self.model.models_asked
+
+    async def plan(self, view: View) -> Plan:
+        for _ in range((view.iteration * len(view.scope)) % 5):
+            await asyncio.sleep(0)
+        return await self.model.plan(view)
+
+
+@pytest.mark.parametrize("use", ["extractive", "summary"])
+def test_passes_side_by_side_are_compacted_apart_and_replay(use: str) -> None:
+    """Each pass has its own prompt; the log keeps the order, also around the calls of the small model."""
+    agent = an_agent(strategy="both", model="function:fake-model", compaction={"use": use, "window_tokens": 1500, "to": 0.3})
+    result, events = run(Uneven(), agent, strategies={"both": side_by_side})
+    assert result.status == "completed"
+    assert use in {event.compactor for event in compactions(events)}
+    assert len(compactions(events)) >= 6

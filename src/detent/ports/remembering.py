@@ -28,7 +28,7 @@ Standing = Literal["current", "proposed", "superseded", "expired", "tombstoned",
 
 _TEXT = re.compile(r':"([^"]*)')
 ITEM_BYTES = 8_000
-"""How large the content of an item may be (row K74)."""
+"""How large the content of an item may be."""
 NOBODY = "-"
 """The tenant in the scopes of runs without a tenant."""
 
@@ -87,7 +87,7 @@ class MemoryItem(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True,
     """Something that is remembered.
 
     `scope` is `tenant/[workspace/][agent]`, as `scope_of` writes it; `id` is unique in its scope and has no slash. `context` are words that help to
-    find the item and are not shown, such as what was said just before it. `metadata` is JSON data of the writer's own.
+    find the item and are not shown, such as the sentence before it. `metadata` is JSON data of the writer's own.
 
     `held_from` and `held_until` say when the fact held; `created_at` and `superseded_at` say when it was learnt and when it was replaced.
     `supersedes` names the items that this one replaces (ids in its scope, else keys). `proposed`: it waits for a review; `refused`: why it was
@@ -136,7 +136,7 @@ class Explanation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
 
 
 class Memory(Protocol):
-    """Keeps items and finds them (rows K66 to K76). It opens itself on first use, and can be used again after `close`.
+    """Keeps items and finds them. It opens itself on first use, and can be used again after `close`.
 
     `host` is the prefix of scopes that the caller may see: `tenant` or `tenant/workspace`; "" is the operator, who sees all. No method shows, changes
     or counts an item outside of it, and none tells whether one exists. `scope` narrows further: an item is visible if its scope equals or is below
@@ -163,7 +163,7 @@ class Memory(Protocol):
     ) -> list[Found]:
         """Return the current items that fit `query` best, best first; with `as_of` those that held at that time.
 
-        Preferences are included even if no word fits (row K70), in at most half of the places. An empty query returns the newest items.
+        Preferences are included even if no word fits, in at most half of the places. An empty query returns the newest items.
         """
         ...
 
@@ -258,7 +258,7 @@ class Governor(Protocol):
 
 
 def scope_of(tenant: str = "", workspace: str = "", agent: str = "") -> str:
-    """Return the scope (row K69), or the prefix of scopes, for these names. Each name becomes one part, whatever characters it has."""
+    """Return the scope, or the prefix of scopes, for these names. Each name becomes one part, whatever characters it has."""
     return "/".join([_part(tenant) or NOBODY, *filter(None, (_part(workspace), _part(agent)))])
 
 

@@ -229,6 +229,7 @@ class Advancing:
     def _world(self, journal: Journal, planner: Planner) -> LiveWorld:
         parts = self.parts
         make_world = LiveWorld if parts.scheduler is None else partial(ScheduledWorld, scheduler=parts.scheduler)
+        plans = not (self.control.cancelled or journal.state.terminal)  # ending a run needs neither its memory nor its compactor
         return make_world(
             journal=journal,
             planner=planner,
@@ -241,8 +242,8 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
-            preparing=preparing_of(parts.memories, parts.compactors, journal.state, planner),
-            memories=parts.memories,
+            preparing=preparing_of(parts.memories, parts.compactors, journal.state, planner) if plans else None,
+            memories=parts.memories if plans else None,
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

@@ -255,7 +255,8 @@ def standing(run: RunState) -> list[str]:
     for state in run.passes.values():
         kept |= state.meta.get("meta_tools", {})
     lines = [f"- [kept, {key}] {_flat(value)}" for key, value in kept.items() if key != "discovered"]
-    lines += [f"- [waits for approval, {call}] {asked.tool}({_flat(asked.args)})" for call, asked in run.approvals.items()]
+    waits = [(call, known) for call in run.approvals if (known := run.call(call)) is not None]
+    lines += [f"- [waits for approval, {call}] {known.tool}({_flat(known.args)})" for call, known in waits]
     lines += [f"- [in doubt, {call}] it may or may not have happened" for call in run.in_doubt]
     lines += [f"- [open question, {ask_id}] {_flat(ask.question)}" for ask_id, ask in run.asks.items()]
     lines += [f"- [open child, {name}] {_flat(child.goal)}" for name, child in run.children.items() if child.status == "open"]

@@ -139,7 +139,7 @@ def said_in(state: RunState, *, calls: bool, message_id: str = "", earlier: Sequ
     """Return what a run of a session adds to the conversation: the user's words, questions and replies, and the answer.
 
     `calls`: also tool calls and their results. Calls with an effect of a run that gave no answer are always there: they happened. `earlier` is the
-    conversation that the run knew itself.
+    conversation that the run knew: its answer is not more trusted than that.
     """
     origin_of = words_of(state, earlier)
     number, run_id = (state.session.number if state.session is not None else 0), state.run_id
@@ -175,14 +175,16 @@ def _of(item: Item, number: int, run_id: str, origin_of: Callable[..., Origin], 
                 yield Message(kind="model", text=action.question, number=number, run_id=run_id, origin=origin_of(action.question))
     elif item.kind == "tool" and item.executed and (calls or (effects and item.changes)):
         content = item.content if item.error is None else {"error": f"{item.error.code}: {item.error.message}"}
-        said: dict[str, Any] = {
-            "tool": item.tool,
-            "args": item.args,
-            "ok": item.ok,
-            "content": content,
-            "origin": origin_of([item.args, content], item),
-        }
-        yield Message(kind="tool", number=number, run_id=run_id, **said)
+        yield Message(
+            kind="tool",
+            number=number,
+            run_id=run_id,
+            tool=item.tool,
+            args=item.args,
+            ok=item.ok,
+            content=content,
+            origin=origin_of([item.args, content], item),
+        )
 
 
 def _named(attachments: Sequence[Any]) -> tuple[Any, ...]:

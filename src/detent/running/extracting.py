@@ -200,8 +200,9 @@ def _is_said(item: Item) -> bool:
     """Whether a tool said this: successfully, and not from memory, instructions, or the run's own state."""
     if not item.ok or item.meta or not item.executed or item.tool in (*TOOLS, "activate_skill", "done"):
         return False
-    args = cast("dict[str, Any]", item.arguments) if isinstance(item.arguments, dict) else {}
-    return not any(isinstance(value, str) and is_instruction(value) for value in args.values())
+    args: Any = item.arguments
+    said = [*cast("dict[str, Any]", args).values()] if isinstance(args, dict) else []
+    return not any(isinstance(value, str) and is_instruction(value) for value in said)
 
 
 def summary_of(said: list[dict[str, str]], most_bytes: int) -> str:
@@ -220,7 +221,7 @@ def _read(answer: Any) -> list[dict[str, str]]:
             return []
     found: list[dict[str, str]] = []
     for one in cast("list[Any]", answer) if isinstance(answer, list) else []:
-        said: dict[str, Any] = one if isinstance(one, dict) else {}
+        said = cast("dict[str, Any]", one) if isinstance(one, dict) else dict[str, Any]()
         content, kind = said.get("content"), said.get("kind")
         if isinstance(content, str) and content.strip():
             found.append({"content": content.strip(), "kind": kind if kind in ("preference", "lesson") else "fact"})

@@ -61,7 +61,7 @@ class FileEntries:
         return found
 
     def load(self, keys: Iterable[str]) -> list[Entry]:
-        """Return the entries with these keys. Raise `ItemNotFound` for a key without a file, `ItemRefused` for one that is no text."""
+        """Return the entries with these keys. Raise `ItemNotFound` for a key without a file, `ItemRefused` for one that is not text."""
         return [self._load(key) for key in keys]
 
     def save(self, entries: Iterable[Entry], *, new: bool = False) -> None:
@@ -178,7 +178,7 @@ def _parts(namespace: str) -> list[str]:
 
 
 def _checked(key: str) -> list[str]:
-    """Return the parts of a key. Raise `ItemRefused` for one that is no path below a directory."""
+    """Return the parts of a key. Raise `ItemRefused` for one that is not a path below a directory."""
     parts = key.split("/")
     for part in parts:
         if bad := bad_name(part, MOST_NAME):

@@ -18,7 +18,7 @@ NO_WORDS = "this Python's SQLite has no FTS5, so no memory can be kept in SQLite
 
 
 def packed(vector: Sequence[float]) -> bytes:
-    """Return a vector of length 1 as 32-bit numbers; all zeros stay so."""
+    """Return a vector of length 1 as 32-bit numbers; zeros are kept."""
     return array("f", unit(vector)).tobytes()
 
 

@@ -46,7 +46,7 @@ def measured(tokens: int, *, window: int = 1000, turns: int = 1, droppable: int 
 
 def turn(n: int, tool: str = "read", *, result: Any = None, error: str = "", text: str = "") -> list[Item]:
     """Return the items of a turn with one call."""
-    call = {"call_id": f"main.{n}.0", "tool": tool, "arguments": {"n": n}, "iteration": n}
+    call: dict[str, Any] = {"call_id": f"main.{n}.0", "tool": tool, "arguments": {"n": n}, "iteration": n}
     raw = msgspec.Raw(msgspec.json.encode(result if result is not None else f"page {n}"))
     done = Item(kind="tool", ok=False, error=ToolError(code="failed", message=error), **call) if error else None
     return [Item(kind="model", iteration=n, text=text), done or Item(kind="tool", ok=True, result=raw, **call)]

@@ -1,4 +1,4 @@
-"""The contract of a `Memory`, second part: what becomes of items, what came from what, and how they leave and return."""
+"""The contract of a `Memory`, second part: corrections, proposals, times, forgetting, lineage, export and import."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -87,7 +87,7 @@ class LifeContract:
         await memory.close()
 
     async def test_a_tombstone_has_no_content(self, maker: MemoryMaker) -> None:
-        """Nothing that was said in a forgotten item is left in any answer; its id, times, record and the reason are."""
+        """No word of a forgotten item is left in any answer; its id, times, record and the reason are."""
         memory = maker.memory()
         said = Origin(run_id="r1", sequence=7, digest="d" * 64, person="ann")
         await memory.write(item("a", "zebra", context="zebra", metadata={"zebra": 1}, origin=said, kind="preference"), host="acme")
@@ -148,7 +148,7 @@ class LifeContract:
         await memory.close()
 
     async def test_a_new_item_has_no_history(self, maker: MemoryMaker) -> None:
-        """A write cannot say that an item was superseded, refused or forgotten: only the operations can."""
+        """A write cannot make an item superseded, refused or forgotten: only the operations can."""
         memory = maker.memory()
         histories: list[dict[str, Any]] = [
             {"superseded_by": "x"},

@@ -52,6 +52,9 @@ class Action(StrEnum):
     IMPORT = "import"
 
 
+READS = (Action.LIST, Action.SEARCH, Action.SHOW, Action.EXPORT)
+
+
 TAKES: dict[Action, tuple[str, ...]] = {
     Action.LIST: ("kind", "status", "limit", "scope"),
     Action.SEARCH: ("kind", "limit", "scope", "as_of"),
@@ -69,10 +72,14 @@ TAKES: dict[Action, tuple[str, ...]] = {
 class Which(Options, frozen=True, kw_only=True):
     """The options of the actions. None: not given."""
 
-    scope: Annotated[str | None, typer.Option("--scope", metavar="SCOPE", help="Only items at or below this scope; for add, the scope.")] = None
+    scope: Annotated[
+        str | None, typer.Option("--scope", metavar="SCOPE", help="Only items at or below this scope; for add, the scope.")
+    ] = None
     kind: Annotated[
         list[str] | None,
-        typer.Option("--kind", metavar="KIND", help="preference, fact, summary, lesson, artifact or transient. Repeatable, but not for add."),
+        typer.Option(
+            "--kind", metavar="KIND", help="preference, fact, summary, lesson, artifact or transient. Repeatable, but not for add."
+        ),
     ] = None
     status: Annotated[
         list[str] | None,
@@ -84,16 +91,18 @@ class Which(Options, frozen=True, kw_only=True):
     ] = None
     since: Annotated[str | None, typer.Option("--held-from", metavar="WHEN", help="Since when the fact holds.")] = None
     until: Annotated[str | None, typer.Option("--held-until", metavar="WHEN", help="Until when it holds.")] = None
-    source: Annotated[str | None, typer.Option("--source", metavar="SOURCE", help="Forget what came from this tool, label or address.")] = None
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Forget what this run wrote.", autocompletion=o.complete_run)
-    ] = None
+    source: Annotated[str | None, typer.Option("--source", metavar="SOURCE", help="Forget what came from this tool, label or address.")] = (
+        None
+    )
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Forget what this run wrote.", autocompletion=o.complete_run)] = (
+        None
+    )
     person: Annotated[str | None, typer.Option("--person", metavar="NAME", help="Forget what came from this person.")] = None
     accept: Annotated[bool | None, typer.Option("--accept", help="Accept the proposal.")] = None
     refuse: Annotated[str | None, typer.Option("--refuse", metavar="WHY", help="Refuse the proposal.")] = None
-    vouch: Annotated[
-        bool | None, typer.Option("--vouch", help="You vouch for the content: it counts as trusted. Default: untrusted.")
-    ] = None
+    vouch: Annotated[bool | None, typer.Option("--vouch", help="You vouch for the content: it counts as trusted. Default: untrusted.")] = (
+        None
+    )
     file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of stdout.")] = None
     why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help="The reason, for the record.")] = None
     by: o.By = None
@@ -137,7 +146,7 @@ def memory(
     the times at which each held.
     """
     which.only(action)
-    invocation = Invocation(setup, changes=True, bare=True)
+    invocation = Invocation(setup, changes=action not in READS, bare=True)
     host = Host(tenant=tenant) if tenant else None
     asked: dict[str, Any] = {"name": name, "host": host}
     return DO[action](invocation, list(words or ()), which, asked)

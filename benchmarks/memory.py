@@ -212,12 +212,13 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--locomo", type=Path, help="a file of conversations in the format of LoCoMo; only recall is measured then")
+    parser.add_argument("--quick", action="store_true", help="few items: to see that it works")
     parser.add_argument("--items", type=int, default=ITEMS, help="how many items a search is among")
     said = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         if said.locomo is None:
-            asyncio.run(show_speed(place, said.items))
+            asyncio.run(show_speed(place, 2_000 if said.quick else said.items))
         asyncio.run(show_recall(said.locomo or OWN_SET, place))
 
 

@@ -77,6 +77,7 @@ def type_of(kind: Any) -> str:
         "str | dict[str, str]": "text, or table of texts",
         "dict[str, int]": "table of numbers",
         "str | dict[str, Any]": "file name, import path, or table",
+        "dict[str, Any] | str": "text, or table",
         "str | list[dict[str, Any]] | dict[str, Any]": "file name, or list of tables, or table",
         "tuple[dict[str, Any], ...]": "list of tables",
         "Sequence[dict[str, str]]": "list of tables",
@@ -354,7 +355,8 @@ def schemas() -> dict[str, Any]:
 def finer(kind: type, name: str) -> Any:
     """Return what a key may hold, where its reader accepts less, or another form, than the type of the field says; else None."""
     from detent.config import loading, mcp_tables
-    from detent.config.engines import DEFAULTS, Config, StoreConfig, WorkspaceConfig
+    from detent.config.engines import DEFAULTS, Config, MemoryConfig, StoreConfig, WorkspaceConfig
+    from detent.config.remembering import MemoryUse
     from detent.core import budget
     from detent.expressions.grants import Grant
     from detent.planners.model.control_tools import ACTIONS
@@ -393,6 +395,8 @@ def finer(kind: type, name: str) -> Any:
         (loading.AgentFile, "actions"): lambda: listed({"enum": list(ACTIONS)}),
         (loading.AgentFile, "model_settings"): lambda: of_struct(ModelSettings),
         (loading.AgentFile, "profile"): lambda: of_struct(ContextProfile),
+        (loading.AgentFile, "memory"): lambda: of_struct(MemoryUse),
+        (Config, "memory"): lambda: either(text, of_struct(MemoryConfig, DEFAULTS.memory)),
         (loading.AgentFile, "rules"): lambda: either(text, of_rules(FORMS)),
         (loading.AgentFile, "policy"): policy,
         (loading.AgentFile, "deliverables"): lambda: listed(deliverable()),

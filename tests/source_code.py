@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -46,18 +48,33 @@ def where(path: Path, node: ast.AST | None = None) -> str:
     return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
 
+@contextmanager
+def uncollected() -> Generator[None]:
+    """Keep what is made here from the collector, which would go through two million nodes again and again, in every later test."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
 @cache
 def tree(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    with uncollected():
+        return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
 @cache
 def nodes(path: Path) -> dict[type[ast.AST], list[Any]]:
     """Return the nodes of a file's syntax tree by their type, each list in the order of `ast.walk`."""
     found: dict[type[ast.AST], list[Any]] = {}
-    for node in ast.walk(tree(path)):
-        found.setdefault(type(node), []).append(node)
+    with uncollected():
+        for node in ast.walk(tree(path)):
+            found.setdefault(type(node), []).append(node)
     return found
 
 

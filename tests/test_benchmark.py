@@ -65,6 +65,11 @@ FIGURES: dict[str, tuple[str, ...]] = {
         *(f"{part} # us an iteration #" for part in ("nothing", "budgets", "guards", "rules", "rules and guards")),
         *("everything # us an iteration # target <= #", "backtest of # decisions # a second target >= #"),
     ),
+    "memory": (
+        "search among # items: # ms; bare FTS5 query # ms; # times (to reach: at most #)",
+        "write: # ms; bare commit # ms; # times (to reach: at most #)",
+        *(f"{way} # # # #" for way in ("plain BM25 (the floor)", "term overlap", "BM25", "hybrid")),
+    ),
     "sessions": tuple(
         line
         for store in ("ram", "sqlite")
@@ -95,6 +100,11 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "redaction": tuple(
         f"{what} # ms a MB # of the floor" for what in ("floor", "no pattern", "5 patterns", "50 patterns", "a hostile pattern")
+    ),
+    "compaction": (
+        "decision when not due: # µs (target #; an empty function #)",
+        "# turns, a window of #: the largest prompt has # tokens",
+        "a turn: # µs in the first tenth, # in the last (without compaction # and #)",
     ),
     "provenance": ("proven # # # #", "made up # # # #"),
     "postgres": (

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import msgspec
+
 from detent.clock import RandomIds, SystemClock
 from detent.config.adapters import governing, policy_at
 from detent.config.agents import Agent
@@ -63,6 +65,7 @@ from detent.ports.compacting import Compactor
 from detent.ports.options import checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
 from detent.running import answering, protocols, starting, working
+from detent.running.extracting import Extracting
 from detent.running.phase_hooks import check_hooks
 from detent.running.results import Result
 from detent.running.runtime import Approver, Runtime, worker_name
@@ -155,7 +158,7 @@ class Engine:
         memory: str | Memory | Mapping[str, str | Memory] | MemorySettings | None = None,
     ) -> None:
         check_engine(locals())
-        from detent.config.assembly import made_workspace, open_memory, store_at
+        from detent.config.assembly import made_workspace, memory_opener, store_at
         from detent.memories.compactors import BUILT_IN as COMPACTORS
         from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import guards_for
@@ -173,7 +176,7 @@ class Engine:
         self.protocols = Protocols(
             embedder=models.embedder, transcriber=models.transcriber, root=self._workspace_root, state=state_directory
         )
-        memories = Memories(memory, open_memory)
+        memories = Memories(memory, memory_opener(models, self.protocols))
         makers = (self.protocols.tool, memories.tool, BUILT_IN_META_TOOLS.get, partial(plugged, "tool"))
         self.tools = Registry(tools, more=lambda name: next(filter(None, (make(name) for make in makers)), None))
         work_in = WorkspaceConfig(root=str(workspace)) if isinstance(workspace, (str, Path)) else workspace or WorkspaceConfig()
@@ -231,6 +234,8 @@ class Engine:
             scheduler=None if type(scheduler) is Together else scheduler,
             memories=memories,
         )
+        self.extracting = Extracting(self.runtime)
+        self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin)
         starting.know(self.runtime, agents)
 
     @classmethod
@@ -324,7 +329,13 @@ class Engine:
 
     def run_sync(self, agent: Agent[OutputT] | str, goal: str, **options: Any) -> Result[OutputT]:
         """`run` for programs without an event loop. Ctrl-C and SIGTERM suspend the run: `Suspended` is raised, and it can be resumed."""
-        return self.call_sync(lambda: self.run(agent, goal, **options))
+
+        async def run() -> Result[OutputT]:
+            result = await self.run(agent, goal, **options)
+            self.extracting.leave()  # nobody waits for what a model thinks worth remembering
+            return result
+
+        return self.call_sync(run)
 
     def call_sync(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Run one coroutine of this engine to its end in a new event loop, and close the engine."""

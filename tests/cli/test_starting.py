@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import sampled
 from cli.desk import Desk, ended
 from cli.terminals import at_a_terminal
 from cli.test_models import NO_KEYS
@@ -60,7 +61,7 @@ def inside(desk: Desk, name: str) -> Desk:
     return other
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", sampled(TEMPLATES, few=2))
 def test_each_template_runs_as_it_is_and_its_own_test_passes(desk: Desk, template: str) -> None:
     """What a person gets from `init` is broken, or needs something that nobody named."""
     begun = desk.detent("init", "new", "--template", template, DETENT_TRUST="")

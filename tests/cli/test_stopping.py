@@ -26,7 +26,8 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def with_a_server(desk: Desk) -> None:
-    """Give the desk an MCP server with a tool that writes when there is a file named go."""
+    """Give the desk an MCP server with a tool that writes when something is written to the pipe named go."""
+    os.mkfifo(desk.home / "go")
     server = {"command": sys.executable, "args": [str(RUDE), str(desk.home)], "trust_hints": True}
     lines = [f"{key} = {json.dumps(value)}" for key, value in server.items()]
     desk.operator_says("\n".join(["[mcp.it]", *lines]))

@@ -156,8 +156,8 @@ def test_what_cannot_be_a_part_is_refused_when_the_agent_is_made(part: str) -> N
 
 
 MADE_BY_DETENT = (
-    "CallState Chunk Diff Job Kernel KernelInput KernelState Item NotHappened Parting Passed PhaseContext Planned Receipt Record Result RunHead RunState "
-    "ToolError Upgrade Upgraded View AnswerView Call"
+    "Answered Approval Backtest CallState Chunk Diff Doubt Erasure Job Kernel KernelInput KernelState Item LoadedRun NotHappened Parting Passed "
+    "PhaseContext Planned Receipt Record Replay Result Retained RunHead RunState ToolError Upgrade Upgraded Verification View Worked AnswerView Call"
 )
 
 

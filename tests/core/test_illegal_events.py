@@ -175,7 +175,7 @@ def test_what_belongs_to_a_pass_needs_that_pass(event: Any) -> None:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_after_its_end_a_run_takes_only_what_may_follow(name: str) -> None:
-    """Terminal rule: only `RunReopened`, `AnswerRefused`, `ToolReconciled`, `Erased` and memory events; every other event of the golden logs is refused."""
+    """Terminal rule: only a few events may follow, and those of memory and of sessions; every other event of the golden logs is refused."""
     after_end = (
         e.RunReopened,
         e.AnswerRefused,
@@ -185,6 +185,9 @@ def test_after_its_end_a_run_takes_only_what_may_follow(name: str) -> None:
         e.MemoryWritten,
         e.MemorySuperseded,
         e.MemoryTombstoned,
+        e.MessageReceived,
+        e.SessionEnded,
+        e.ConversationErased,
     )
     for event in GOLDEN[name]().events:
         log = stopped()

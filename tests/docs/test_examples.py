@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from amounts import in_check
+from amounts import in_check, sampled
 from docs.pages import DOCS, ROOT, Block, Command, anchors, blocks, commands, name_of, pages, prose
 from docs.providers import answering, speaking
 from forked import asking, fork
@@ -38,6 +38,8 @@ VOLATILE = (
 OWN_SDK = ("anthropic", "bedrock", "google", "groq", "mistral", "openrouter")
 """Providers whose models are asked through a module of their own in pydantic-ai; all others are asked as OpenAI is."""
 RUNNING = [page for page in pages() if any(b.language in ("python", "console") for b in blocks(page))]
+TRIED = [ROOT / "README.md", *sampled(RUNNING, few=30)]
+"""The pages that are gone through by default."""
 BY_DEFAULT = ("models-openai", "models-ollama")
 """Pages about models that are gone through by default. Each of the others needs the SDK of its vendor, which takes seconds to import."""
 WITH_MODELS = ("README.md", "quickstart-model.md")
@@ -146,7 +148,8 @@ def _providers(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
 
 def marks_of(page: Path) -> tuple[pytest.MarkDecorator, ...]:
     """Return what marks the test of a page."""
-    return (in_check,) if page.name.startswith("models-") and page.stem not in BY_DEFAULT else ()
+    left = page not in TRIED or (page.name.startswith("models-") and page.stem not in BY_DEFAULT)
+    return (in_check,) if left else ()
 
 
 @pytest.mark.usefixtures("_providers")

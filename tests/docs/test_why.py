@@ -8,7 +8,7 @@ import re
 import pytest
 
 from docs.pages import DOCS, ROOT, generated, rows
-from source_code import modules, tree
+from source_code import modules, of_type
 
 TROUBLE = DOCS / "why" / "troubleshooting.md"
 ERRORS = DOCS / "reference" / "errors.md"
@@ -55,10 +55,8 @@ def test_every_reason_code_has_a_row_in_troubleshooting() -> None:
     given = {
         keyword.value.value
         for path in modules()
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.keyword) and node.arg == "reason_code"
-        for keyword in [node]
-        if isinstance(keyword.value, ast.Constant) and keyword.value.value
+        for keyword in of_type(path, ast.keyword)
+        if keyword.arg == "reason_code" and isinstance(keyword.value, ast.Constant) and keyword.value.value
     }
     assert sorted(FOUND["Not allowed now"]) == sorted(given)
 

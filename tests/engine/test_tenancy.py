@@ -31,6 +31,8 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
     "resume": lambda n, h: n.resume("r", host=h),
     "reopen": lambda n, h: n.reopen("r", host=h, budget=Budget(max_iterations=60)),
     "approvals": lambda n, h: n.approvals(run_id="r", host=h),
+    "doubts": lambda n, h: n.doubts(run_id="r", host=h),
+    "follow": lambda n, h: anext(n.follow("r", host=h)),
     "approve": lambda n, h: n.approve("r", "main.1.0", by="b", host=h),
     "deny": lambda n, h: n.deny("r", "main.1.0", by="b", host=h),
     "reply": lambda n, h: n.reply("r", "yes", host=h),
@@ -53,8 +55,8 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
 }
 """Every public method that takes the id of a run, called with a host."""
 
-ABOUT_MANY = {"list_runs", "approvals", "backtest", "work"}
-"""Public methods that look at runs without naming one; each has a test below. `approvals` does both."""
+ABOUT_MANY = {"list_runs", "approvals", "doubts", "backtest", "work"}
+"""Public methods that look at runs without naming one; each has a test below, `doubts` in `test_following.py`. `approvals` and `doubts` do both."""
 
 ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc", "retain", "hand", "wrap", "embed", "transcribe"}
 """What concerns this engine or the whole store, and is the operator's; `run_sync` is `run`."""

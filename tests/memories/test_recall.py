@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any
 
 import pytest
 
-from detent import Agent, Budget, Engine, FinalAnswer, Host, ToolCall, View, tool
+from amounts import times
+from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, ToolCall, View, tool
 from detent.core import events as e
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, RunNotFound
 from detent.memories.ram import RamMemory
 from detent.ports.remembering import MemoryItem, scope_of
 from detent.testing import ScriptedPlanner
+from laws.places import PurePlanner
 
 ACME = Host(tenant="acme")
 
@@ -78,7 +81,7 @@ async def test_a_replay_takes_what_was_recalled_from_the_log_though_the_memory_h
     async with Engine(memory=memory, planner=ScriptedPlanner([FinalAnswer(content="teal")])) as engine:
         result = await engine.run(helper(), "What is Ann's favourite colour?", host=ACME)
         for item in await memory.list(host=""):
-            await memory.tombstone(item.id, why="gone", at=result.state.updated_at, host="")
+            await memory.tombstone(item.id, why="gone", at=datetime.now(UTC), host="")
         await kept("Ann's favourite colour is red", memory=memory)
         replayed = await engine.replay(result.run_id)
         assert replayed.identical and replayed.records == result.state.seq
@@ -188,3 +191,42 @@ async def test_seed_memory_is_still_given_beside_what_is_recalled() -> None:
         await engine.run(helper(), "boats?", host=ACME, seed_memory=["Ann is in charge"], budget=Budget(max_iterations=2))
     assert views[0].memory == ("Ann is in charge",)
     assert [item.args[0]["content"] for item in views[0].transcript if item.kind == "memory"] == ["boats are blue"]
+
+
+@in_loop
+async def test_what_one_of_many_runs_learnt_is_recalled_by_the_next() -> None:
+    """Recall still finds the one item among those of all runs before, and only what fits."""
+    memory, runs = RamMemory(), times(1000)
+    towns = ("Brest", "Nantes", "Lorient", "Vannes", "Quimper")
+
+    def learn(view: View) -> Any:
+        number = int(view.goal.rsplit(" ", 1)[-1])
+        said = f"boat number {number} lies in {towns[number % 5]} under captain c{number}x"
+        return ToolCall(tool="remember", args={"content": said}) if not view.results else FinalAnswer(content="ok")
+
+    async with Engine(memory=memory, planner=PurePlanner(learn)) as engine:
+        agent = helper(tools=["remember"], memory={"recall": False})
+        for number in range(runs):
+            await engine.run(agent, f"learn about number {number}", host=ACME)
+        assert len(await memory.list(host="", limit=2 * runs)) == runs
+        engine.planner = ScriptedPlanner([FinalAnswer(content="ok")])
+        wanted = runs // 3
+        result = await engine.run(helper(), f"who is c{wanted}x?", host=ACME)
+        [event] = recalled(await engine.records(result.run_id))
+        assert event.items[0]["content"].startswith(f"boat number {wanted} lies in")
+        assert len(event.items) <= 5 and (await engine.replay(result.run_id)).identical
+        with pytest.raises(RunNotFound):
+            await engine.replay(result.run_id, host=Host(tenant="other"))
+
+
+@in_loop
+async def test_a_run_can_be_cancelled_where_its_memory_is_not() -> None:
+    """Continuing it there is refused, and ending it needs no memory."""
+    steps = [AskUser(question="Which?"), FinalAnswer(content="ok")]
+    async with Engine(memory=await kept("boats are blue"), approver="caller", planner=ScriptedPlanner(steps)) as engine:
+        waiting = await engine.run(helper(), "boats?", host=ACME)
+        assert waiting.status == "waiting_for_user"
+        async with Engine(store=engine.store, tools=[look], planner=ScriptedPlanner(steps)) as other:
+            with pytest.raises(ConfigError, match=r"Engine\(memory="):
+                await other.reply(waiting.run_id, "blue", by="ann")
+            assert (await other.cancel(waiting.run_id, by="ann")).status == "stopped"

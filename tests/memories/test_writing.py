@@ -57,7 +57,7 @@ async def ran(
 
 
 def outcomes(result: Result) -> list[Any]:
-    return [item.content if item.ok else item.error.code for item in result.tool_calls if item.error or item.content]
+    return [item.content if item.error is None else item.error.code for item in result.tool_calls if item.error or item.content]
 
 
 async def item(memory: RamMemory, item_id: str = "i1", **fields: Any) -> MemoryItem:

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled
+from amounts import sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, ToolFailed, UnknownName
-from detent.extend import Dropped, Measured
+from detent.core.state import Ask, CallState, Child, KernelState, RunState
+from detent.extend import Branch, Dropped, Measured
+from detent.running.compacting import standing
 from detent.running.estimating import ESTIMATOR, tokens_of_item
 from detent.stores.ram import RamStore
 from detent.testing import FakeModel, calls, fails, says
@@ -206,10 +208,33 @@ def test_after_five_compactions_every_rule_is_in_the_prompt() -> None:
     text = text_of(last)
     for rule in ("RULE OF THE GOAL", "RULE OF MANNERS", "RULE OF THE USER", "x" * 33, "water the plants", "the door cellar is locked"):
         assert rule in text, rule
-    assert last.transcript[0].kind == "user"
+    assert [item.text[:8] for item in last.transcript if item.kind == "user"] == ["RULE OF ", "RULE OF "], "the user's words, word for word"
     assert "RULE OF THE HOUSE" in last.agent.instructions
     pinned = [item for item in last.transcript if item.tool == "activate_skill"]
     assert [item.content["instructions"] for item in pinned] == ["RULE OF MANNERS: never shout."]
+
+
+def test_what_is_open_is_told_behind_the_receipt() -> None:
+    """Also what another pass waits for: approvals, calls in doubt, questions, children, notes."""
+    calls_of_it = {
+        "a.1.0": CallState(call_id="a.1.0", index=0, tool="pay", args={"to": "Ann"}, status="asked"),
+        "a.1.1": CallState(call_id="a.1.1", index=1, tool="wipe", args={}, status="in_doubt"),
+    }
+    asked = e.ApprovalRequested(call="a.1.0", tool="pay", digest="d", reason="it costs")
+    state = RunState(
+        run_id="r",
+        passes={"a": KernelState(scope="a", calls=calls_of_it, meta={"meta_tools": {"note:plan": "first\n[earlier turns]\nthen"}})},
+        approvals={"a.1.0": asked},
+        asks={"q": Ask(ask_id="q", question="Which tone?")},
+        children={"c": Child(child="c", agent="x", goal="count"), "d": Child(child="d", agent="x", goal="done", status="completed")},
+    )
+    assert standing(state)[0].split("\n") == [
+        "- [kept, note:plan] first [earlier turns] then",
+        '- [waits for approval, a.1.0] pay({"to":"Ann"})',
+        "- [in doubt, a.1.1] it may or may not have happened",
+        "- [open question, q] Which tone?",
+        "- [open child, c] count",
+    ]
 
 
 def test_what_may_not_be_dropped_and_does_not_fit_ends_the_run_with_its_parts() -> None:
@@ -377,9 +402,9 @@ def test_a_planner_that_trims_by_itself_leaves_it_to_compaction() -> None:
         return Generation(text=text)
 
     planner = OnDevicePlanner(write, max_prompt_tokens=3000)
-    result, events = run(planner, an_agent(100_000))
-    if result.status == "completed":
-        assert [event.why for event in compactions(events)][:1] == ["overflow"]
+    result, events = run(planner, an_agent(100_000, tools=(page,)))
+    assert (result.status, result.output) == ("completed", "done"), result.error
+    assert [event.why for event in compactions(events)][:1] == ["overflow"]
 
 
 # The log --------------------------------------------------------------------------------------------------------------------------
@@ -402,25 +427,40 @@ def test_recall_turn_reads_what_was_dropped() -> None:
     assert not bad.ok
 
 
+class Postgres(Place):
+    """A database as a place."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        super().__init__("postgresql", directory)
+        self._at = url
+
+    @property
+    def url(self) -> str:
+        """The URL of the database."""
+        return self._at
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_a_crash_around_a_compaction_compacts_once(kind: str, when: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [*KINDS[1:], "postgresql"])
+def test_a_crash_around_a_compaction_compacts_once(kind: str, when: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Whoever resumes finds the record, or makes the same one again; the replay of the whole log is identical."""
+    url = request.getfixturevalue("postgres_url") if kind == "postgresql" else ""
 
     async def main() -> None:
-        place = Place(kind, _made(tmp_path / "whole"))
+        place = Postgres(url, tmp_path) if url else Place(kind, _made(tmp_path / "whole"))
         counting = CrashingStore(place.store(), operations=("append",))
-        told = [_decided(event) for event in await finished(place, counting)]
-        writes = counting.calls
+        told = [_decided(event) for event in await finished(place, counting, "whole")]
         await place.close()
-        for at in sampled(range(2, writes), few=4):
-            place = Place(kind, _made(tmp_path / str(at)))
+        assert any(isinstance(event, e.ContextCompacted) for event in told)
+        for at in sampled(range(2, counting.calls), few=3):
+            place = Postgres(url, tmp_path) if url else Place(kind, _made(tmp_path / str(at)))
             store = CrashingStore(place.store(), at=at, when=when, operations=("append",))
             with pytest.raises(Crash):
-                await finished(place, store)
+                await finished(place, store, f"{when}-{at}")
             await place.close()
-            events = await finished(place, place.store())
+            events = await finished(place, place.store(), f"{when}-{at}")
             assert [_decided(event) for event in events if not isinstance(event, e.RunResumed)] == told
+            await place.close()
 
     asyncio.run(main())
 
@@ -434,16 +474,43 @@ def _decided(event: Any) -> Any:
     return event if isinstance(event, e.ContextCompacted) else type(event).__name__
 
 
-async def finished(place: Place, store: Any) -> list[Any]:
-    async with Engine(store=store or place.store(), planner=Planned(reads(25)), tools=TOOLS) as engine:
-        try:
-            result = await engine.run(an_agent(), "Read it all.", run_id="long-one")
-            assert result.status == "completed"
-            again = await engine.replay("long-one")
+async def finished(place: Place, store: Any, run_id: str) -> list[Any]:
+    """Run or resume the run to its end, check its replay, and return its events."""
+    async with Engine(store=store, planner=Planned(reads(25)), tools=TOOLS) as engine:
+        result = await engine.run(an_agent(), "Read it all.", run_id=run_id)
+        assert result.status == "completed"
+        again = await engine.replay(run_id)
+        assert again.identical, again.divergence
+    return [record.event for record in await place.records(run_id)]
+
+
+class Mine(Broken):
+    """A compactor that another process does not have."""
+
+    name = "mine"
+
+    async def compact(self, dropped: Dropped, *, ask: Any) -> str:
+        return f"{len(dropped.items)} items, after: {dropped.before}"
+
+
+def test_a_replay_needs_no_compactor() -> None:
+    """Whether there was a compaction, and what it gave, is in the log; the code may be gone, or say something else today."""
+
+    async def main() -> None:
+        store = RamStore()
+        agent = an_agent(compaction={"use": "mine", "window_tokens": 3000})
+        async with Engine(store=store, planner=Planned(reads(60)), compactors={"mine": Mine()}) as engine:
+            result = await engine.run(agent, "Read it all.")
+        async with Engine(store=store, tools=TOOLS) as engine:
+            again = await engine.replay(result.run_id)
             assert again.identical, again.divergence
-        finally:
-            pass
-    return [record.event for record in await place.records("long-one")]
+            events = [record.event for record in read_log(result.run_id, await store.read(result.run_id))]
+            assert any(event.compactor == "mine" for event in compactions(events))
+            with pytest.raises(UnknownName, match="unknown compactor 'mine'"):
+                await engine.run(agent, "Read it all.", run_id="none")
+            assert await store.head("none") is None, "refused before anything was recorded"
+
+    asyncio.run(main())
 
 
 def test_a_fork_behind_a_compaction_goes_on_from_it() -> None:
@@ -462,3 +529,53 @@ def test_a_fork_behind_a_compaction_goes_on_from_it() -> None:
             assert max(map(size_of, planner.views)) <= 3000
 
     asyncio.run(main())
+
+
+def test_a_run_of_any_length_never_exceeds_its_window() -> None:
+    """10,000 turns in the soak: no prompt is larger than the window, and what is in force stays as small."""
+    turns, window = times(600, soak=10_000), 8_000
+    planner = Planned(reads(turns))
+    sizes: list[int] = []
+
+    def turn(view: View) -> Any:
+        sizes.append(size_of(view))
+        planner.views.clear()
+        return reads(turns)(view)
+
+    planner.turn = turn
+    budget = Budget(max_iterations=turns + 1, max_tool_calls=turns + 1)
+    result, events = run(planner, an_agent(window, budget=budget), ceiling=turns + 1)
+    assert (result.status, len(sizes)) == ("completed", turns)
+    assert max(sizes) <= window
+    assert max(len(event.summary) + len(event.cleared) for event in compactions(events)) < 16_000
+
+
+async def side_by_side(run: Any) -> Any:
+    """A strategy: three passes at once."""
+    await run.parallel(*[Branch(label=name, task=f"Read it all, {name}.") for name in "abc"])
+    return "done"
+
+
+class Uneven:
+    """Asks a model after a few turns of the event loop, so that passes side by side interleave."""
+
+    def __init__(self) -> None:
+        self.model = FakeModel(
+            lambda view: says("alike") if view.small else says("done") if view.iteration >= 16 else calls(("page", {"n": view.iteration}))
+        )
+        self.models_asked = self.model.models_asked
+
+    async def plan(self, view: View) -> Plan:
+        for _ in range((view.iteration * len(view.scope)) % 5):
+            await asyncio.sleep(0)
+        return await self.model.plan(view)
+
+
+@pytest.mark.parametrize("use", ["extractive", "summary"])
+def test_passes_side_by_side_are_compacted_apart_and_replay(use: str) -> None:
+    """Each pass has its own prompt; the log keeps the order, also around the calls of the small model."""
+    agent = an_agent(strategy="both", model="function:fake-model", compaction={"use": use, "window_tokens": 1500, "to": 0.3})
+    result, events = run(Uneven(), agent, strategies={"both": side_by_side})
+    assert result.status == "completed"
+    assert use in {event.compactor for event in compactions(events)}
+    assert len(compactions(events)) >= 6

@@ -12,9 +12,10 @@ import pytest
 from detent import Agent, AskUser, Engine, FinalAnswer, ToolCall, tool
 from detent.core import events as e
 from detent.core.codec import read_log
-from detent.core.errors import ClaimLost
+from detent.core.errors import ClaimLost, Suspended
 from detent.history import moving
 from detent.ports import View
+from detent.running import watcher
 from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 
@@ -75,6 +76,47 @@ def test_a_late_outcome_is_recorded_and_replayed_where_nobody_has_recorded_anyth
         assert (await second.replay("r")).identical
         for engine in (first, second):
             await engine.close()
+
+    asyncio.run(main())
+
+
+class Stalls(RamStore):
+    """Does not come back from the append of an outcome, and says then that the run is lost."""
+
+    lost: tuple[str, ...] = ()
+
+    async def renew(self) -> list[str]:
+        return [*self.lost]
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
+        if any(b'"tool_finished"' in line for line in records):
+            self.lost = (run_id,)
+            await asyncio.Event().wait()
+        await super().append(run_id, expected_seq, records, **options)
+
+
+def test_an_outcome_is_recorded_late_where_the_loss_is_heard_of_while_it_is_being_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The renewal of the claim stopped the worker before its append was refused: nothing said that the call had been made."""
+    monkeypatch.setattr(watcher, "RENEW_S", 0.0)
+
+    async def main() -> None:
+        store = Stalls()
+        other = store.sibling()
+        script = [ToolCall(tool="pay", args={}), FinalAnswer(content="done")]
+
+        @tool(side_effect="write")
+        async def pay() -> str:
+            """Pay, while another worker takes the run over."""
+            del store._shelf.claims["r"]  # its lease has run out
+            await other.claim("r")
+            return "paid"
+
+        async with Engine(store=store, planner=ScriptedPlanner(script), tools=[pay], approver="caller") as engine:
+            with pytest.raises(Suspended, match="lost"):
+                await engine.run(Agent(name="payer", tools=("pay",)), "Pay", run_id="r")
+        events = [record.event for record in read_log("r", await other.read("r"))]
+        late = [event for event in events if isinstance(event, e.ToolReconciled)]
+        assert [(event.source, event.attempt, bytes(event.result)) for event in late] == [("late_worker", 1, b'"paid"')]
 
     asyncio.run(main())
 

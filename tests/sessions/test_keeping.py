@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
-from detent import Engine
-from detent.core.errors import NotAllowedNow, RunErased
-from detent.history.moving import copy
-from sessions.talks import AGENT, Clerk, asks, engine_of
+from detent import Agent, Engine, tool
+from detent.core.errors import NotAllowedNow, RunErased, SessionBusy
+from detent.history.moving import archive, copy
+from sessions.talks import AGENT, Clerk, asks, call, engine_of
 
 
 async def stored(engine: Engine, run_id: str) -> bytes:
@@ -104,3 +105,72 @@ def test_a_run_of_a_session_is_moved_with_its_conversation(tmp_path: Path) -> No
             assert (await other.session(AGENT, "trip").send("three")).run_id == "trip.3"
 
     asyncio.run(main())
+
+
+def test_a_run_that_a_forked_session_continues_is_moved_and_archived_too(tmp_path: Path) -> None:
+    """Otherwise what a run remembers of the sessions that were forked from it would keep it where it is."""
+
+    async def main() -> None:
+        async with engine_of(Clerk(), f"sqlite:///{tmp_path}/a.db") as engine, engine_of(Clerk(), f"sqlite:///{tmp_path}/b.db") as other:
+            session = engine.session(AGENT, "trip")
+            for text in ("secret", "two"):
+                await session.send(text)
+            forked = (await session.fork()).session
+            await forked.send("other")
+            await other.list_runs()
+            await copy(engine.store, other.store, "trip.2", move=True)
+            assert (await other.verify("trip.2")).ok
+            await copy(engine.store, other.store, f"{forked.id}.1", move=True)
+            assert (await other.replay(f"{forked.id}.1")).identical
+            moved = await archive(other.store, tmp_path / "old", "trip.2")
+            assert moved.run_id == "trip.2"
+            assert (await other.session(AGENT, forked.id).send("more")).run_id == f"{forked.id}.2"
+
+    asyncio.run(main())
+
+
+def test_nothing_that_is_redacted_reaches_the_conversation() -> None:
+    """Otherwise a value that the log of a run does not have would be in the artifacts of the next one."""
+    clerk = Clerk()
+    agent = Agent(name="clerk", redact=["k-[0-9]+"])
+
+    async def main() -> None:
+        async with engine_of(clerk) as engine:
+            session = engine.session(agent, "trip", context=["the key is k-111"])
+            await session.send("use k-222")
+            await session.inject(["or k-333"])
+            await session.send("and?")
+            for run_id in ("trip.1", "trip.2"):
+                state = (await engine.load(run_id)).state
+                assert state.session is not None
+                assert state.session.conversation is not None
+                kept = await engine.store.get_blob(run_id, state.session.conversation.key) or b""
+                assert not re.search(rb"k-[0-9]{3}", b"\n".join([kept, *await engine.store.read(run_id)]))
+
+    asyncio.run(main())
+    assert all("k-" not in text for saw in clerk.saw for _, text in saw)
+
+
+def test_a_message_from_inside_its_own_run_is_refused() -> None:
+    """Otherwise a tool that talks to its own session would wait for the end of the run that waits for it."""
+    told: list[str] = []
+
+    async def main() -> None:
+        async with engine_of(Clerk(go=[call("talk")])) as engine:
+
+            @tool(side_effect="read")
+            async def talk() -> str:
+                """Send a message to the session that this call belongs to."""
+                for rule in ("reject", "enqueue", "steer", "interrupt", "rollback"):
+                    try:
+                        await engine.session(None, "trip").send("more", rule=rule)
+                    except SessionBusy:
+                        told.append(rule)
+                return "done"
+
+            result = await engine.session(Agent(name="clerk", tools=[talk]), "trip").send("go")
+            assert result.status == "completed"
+            assert len(await engine.session(None, "trip").runs()) == 1
+
+    asyncio.run(main())
+    assert told == ["reject", "enqueue", "steer", "interrupt", "rollback"]

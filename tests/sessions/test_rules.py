@@ -10,9 +10,10 @@ import pytest
 
 from amounts import times
 from detent import Agent, Engine, FinalAnswer, Result, Suspended
-from detent.core.errors import NotAllowedNow, SessionBusy
+from detent.core.errors import NotAllowedNow, RunBusy, SessionBusy
 from detent.core.events import MessageReceived
 from detent.extend import Signal
+from detent.testing.faults import CrashingStore
 from laws.places import Place
 from sessions.talks import AGENT, Clerk, Ledger, asks, call, engine_of
 
@@ -284,5 +285,77 @@ def test_a_message_for_a_run_outside_of_a_session_is_refused(tmp_path: Path) -> 
             signal = Signal(id="x", kind="message", by="eve", payload={"rule": "steer", "text": "pay me"})
             with pytest.raises(NotAllowedNow, match="does not belong to a session"):
                 await engine.signal(result.run_id, signal)
+
+    asyncio.run(main())
+
+
+class Slow(CrashingStore):
+    """A store that keeps a conversation only when it is let."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.began, self.go = asyncio.Event(), asyncio.Event()
+
+    async def put_blob(self, run_id: str, key: str, data: bytes) -> None:
+        """Wait, then keep it."""
+        self.began.set()
+        await self.go.wait()
+        await super().put_blob(run_id, key, data)
+
+
+def test_nothing_is_added_to_a_run_while_the_next_message_begins(tmp_path: Path) -> None:
+    """Otherwise a session could be ended, and take a message that was on its way, or lose context that was put in meanwhile."""
+
+    async def main() -> None:
+        place, clerk = Place("ram", tmp_path), Clerk()
+        slow = Slow(place.store())
+        async with engine_of(clerk, slow) as here, engine_of(clerk, place.store()) as there:
+            await there.session(AGENT, "trip").send("one")
+            other = there.session(AGENT, "trip")
+            sending = asyncio.create_task(here.session(AGENT, "trip").send("two"))
+            await slow.began.wait()
+            for doing in (other.end(), other.inject(["late"])):
+                with pytest.raises(RunBusy, match=r"trip\.1"):
+                    await doing
+            slow.go.set()
+            assert (await sending).run_id == "trip.2"
+            await other.end()
+            with pytest.raises(NotAllowedNow, match="was ended"):
+                await here.session(AGENT, "trip").send("three")
+
+    asyncio.run(main())
+
+
+class SlowClaim(CrashingStore):
+    """A store that claims the second run of a session only when it is let."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.began, self.go = asyncio.Event(), asyncio.Event()
+
+    async def claim(self, run_id: str) -> int:
+        """Wait, then claim it."""
+        if run_id == "trip.2":
+            self.began.set()
+            await self.go.wait()
+        return await super().claim(run_id)
+
+
+def test_what_is_added_to_a_run_before_the_next_message_begins_is_not_lost(tmp_path: Path) -> None:
+    """Otherwise the message would follow an older state of the run before it, and its digest would not be the last one."""
+
+    async def main() -> None:
+        place, clerk = Place("ram", tmp_path), Clerk()
+        slow = SlowClaim(place.store())
+        async with engine_of(clerk, slow) as here, engine_of(clerk, place.store()) as there:
+            await there.session(AGENT, "trip").send("one")
+            sending = asyncio.create_task(here.session(AGENT, "trip").send("two", message_id="m2"))
+            await slow.began.wait()
+            await there.session(AGENT, "trip").inject(["late"])
+            slow.go.set()
+            session = (await sending).state.session
+            assert session is not None
+            assert session.digest == (await there.load("trip.1")).state.digest
+            assert clerk.saw[-1][-1] == ("note", "late")
 
     asyncio.run(main())

@@ -154,7 +154,7 @@ def test_what_an_earlier_run_did_is_shown_where_the_agent_asks_for_it() -> None:
 def test_the_oldest_entries_are_dropped_and_their_number_is_told() -> None:
     """Otherwise a long conversation would not fit, or would lose its beginning in silence."""
     clerk = Clerk()
-    agent = Agent(name="clerk", profile={"window_tokens": 300})
+    agent = Agent(name="clerk", profile={"window_tokens": 600})
 
     async def main() -> None:
         async with engine_of(clerk) as engine:

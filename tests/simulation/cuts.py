@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 from collections.abc import Callable, Generator
 from typing import Any
@@ -16,14 +15,13 @@ import msgspec
 from detent.core import events as e
 from detent.core import fold, settle
 from detent.core.errors import Conflict, StoreError
-from detent.core.history import Map
 from detent.history import upkeep
 from detent.kernel import deciding, execution, journal
 from detent.kernel.context import KernelContext
 from detent.kernel.journal import Journal
 from detent.metering import tenants
 from detent.ports import Reservation, Verdict
-from detent.running import advancing, driving, hiding, inbox, rules, snapshots, starting
+from detent.running import advancing, driving, hiding, inbox, late, rules, snapshots, starting
 from detent.running.advancing import Advancing
 from detent.running.snapshots import SnapshotJournal
 from simulation.disks import DiskStore
@@ -170,19 +168,13 @@ def the_chain_forgets_what_was_before() -> list[Any]:
 
 @cut
 def a_late_outcome_is_not_recorded() -> list[Any]:
-    return [(Journal, "late_outcome", _nothing_async)]
+    return [(advancing, "record_late", _nothing_async)]
 
 
 @cut
 def a_late_outcome_is_of_any_attempt() -> list[Any]:
-    known = Journal.late_outcome
-
-    async def late_outcome(self: Journal, event: Any) -> None:
-        blind = copy.copy(self)
-        blind.state = replace(self.state, passes=Map())  # so it finds no attempt
-        await known(blind, event)
-
-    return [(Journal, "late_outcome", late_outcome)]
+    known = late.append_late
+    return [(late, "append_late", lambda run_id, outcome, *others: known(run_id, replace(outcome, attempt=0), *others))]
 
 
 # Claims -------------------------------------------------------------------------------------------------------------------------
@@ -486,15 +478,15 @@ def an_artifact_is_cut_short() -> list[Any]:
 @cut
 def an_artifact_is_kept_after_its_record() -> list[Any]:
     known, commit = DiskStore.put_blob, Journal.commit
-    late: list[Any] = []
+    later: list[Any] = []
 
     async def put_blob(self: DiskStore, run_id: str, key: str, data: bytes) -> None:
-        late.append((self, run_id, key, data))
+        later.append((self, run_id, key, data))
 
     async def committed(self: Journal, **options: Any) -> None:
         await commit(self, **options)
-        while late:
-            await known(*late.pop())
+        while later:
+            await known(*later.pop())
 
     return [(DiskStore, "put_blob", put_blob), (Journal, "commit", committed)]
 

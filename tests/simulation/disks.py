@@ -59,7 +59,7 @@ class Disk:
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
         self.undo: dict[str, list[Undo]] = {}
         self.news: dict[asyncio.Future[None], None] = {}
-        self.erased: Callable[[str], None] = lambda _run_id: None
+        self.erased: Callable[[DiskStore, str], None] = lambda _store, _run_id: None
         self.claimed: Callable[[DiskStore, str, DiskStore | None], None] | None = None
         self.watched: Callable[[DiskStore, str, int, Sequence[bytes], Sequence[str]], None] | None = None
 
@@ -445,7 +445,7 @@ class DiskStore:
         def erased() -> None:
             run = self._known(run_id)
             self.refuse_without_claim(run_id, claim)
-            self.disk.erased(run_id)
+            self.disk.erased(self, run_id)
             run.records, run.head, run.snapshot = [tombstone(line) for line in run.records], head, None
             run.consumed.update(run.inbox)
             run.inbox.clear()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from detent import Engine, ToolContext
-from detent.core.errors import StoreBusy, StoreFull, Suspended
+from detent.core.errors import Conflict, StoreBusy, StoreError, StoreFull, Suspended
 from detent.ports import Signal
 from detent.testing.clocks import EPOCH, SequentialIds
 from detent.workers.in_process import InProcessHost
 from simulation.disks import Around, DiskStore
-from simulation.inputs import STRATEGIES, TOOLS, Policy
+from simulation.inputs import READING, STRATEGIES, TOOLS, Policy
 from simulation.loop import Machine, VirtualLoop, within
 
 
@@ -35,9 +35,17 @@ class Clock:
 
 
 class Store(DiskStore):
-    """Notes which signals were heard to be accepted."""
+    """Notes which signals were heard to be accepted, and which appends were refused because somebody else has written."""
 
     accepted: Callable[[str, Signal], None]
+    refused: Callable[[DiskStore, str, Sequence[bytes]], None]
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], **options: Any) -> None:
+        try:
+            await super().append(run_id, expected_seq, records, **options)
+        except Conflict:
+            self.refused(self, run_id, records)
+            raise
 
     async def post(self, run_id: str, signal: Signal) -> None:
         await super().post(run_id, signal)
@@ -54,7 +62,7 @@ class Process(Machine, Around):
         host = f"host-{role}" if schedule.disk.hosts else "host"
         clock = self.clock
         self.store = Store(schedule.disk, host=host, now=lambda: clock.now().timestamp(), monotonic=clock.monotonic, around=self)
-        self.store.accepted = schedule.reference.accept
+        self.store.accepted, self.store.refused = schedule.reference.accept, schedule.reference.refused
         self.waiting: dict[asyncio.Future[Any], None] = {}
         self.engine: Any = self._engine(number)
 
@@ -89,9 +97,9 @@ class Process(Machine, Around):
         await self._reach()
         if writes and schedule.stormy:
             if schedule.full and operation in ("append", "put_blob", "post", "claim"):
-                raise StoreFull("the virtual disk is full")
+                raise self._excused(StoreFull("the virtual disk is full"))
             if "busy" in schedule.weather and schedule.choices.chance(0.04):
-                raise StoreBusy("the virtual store is busy")
+                raise self._excused(StoreBusy("the virtual store is busy"))
             await self.perhaps_stop()
 
     async def after(self, operation: str) -> None:
@@ -113,7 +121,12 @@ class Process(Machine, Around):
                 return
             await asyncio.sleep(2.0)
         if self.cut_off:
-            raise StoreBusy("the virtual store does not answer; nothing of this is known to be recorded")
+            raise self._excused(StoreBusy("the virtual store does not answer; nothing of this is known to be recorded"))
+
+    def _excused(self, error: StoreError) -> StoreError:
+        """Return the error; what the process still owed to a log may stay unsaid."""
+        self.schedule.reference.excuse(self.store)
+        return error
 
     async def perhaps_stop(self) -> None:
         """Go no further, for good or for a while, where the weather is like that."""
@@ -137,8 +150,7 @@ class Process(Machine, Around):
 
     async def before_tool(self, context: ToolContext) -> None:
         await self.breathe()
-        if self.schedule.stormy:
-            await self.perhaps_stop()
+        await self._amid(context)
 
     def has_effect(self, context: ToolContext) -> None:
         """Let a call have its effect."""
@@ -148,9 +160,18 @@ class Process(Machine, Around):
         self.schedule.ledger.add(name, key)
 
     async def after_tool(self, context: ToolContext) -> None:
-        if self.schedule.stormy:
-            await self.perhaps_stop()
+        await self._amid(context)
         await self.breathe()
+
+    async def _amid(self, context: ToolContext) -> None:
+        """Perhaps go no further amid a call, or only when somebody else has taken the run over."""
+        schedule = self.schedule
+        if schedule.stormy:
+            await self.perhaps_stop()
+            effect = context.tool.name not in READING
+            if effect and "pause" in schedule.weather and schedule.outlived is None and schedule.choices.chance(0.2):
+                schedule.outlive(self, context.run_id)
+                await asyncio.sleep(0)
 
     # What it is asked to do ---------------------------------------------------------------------------------------------------------
 

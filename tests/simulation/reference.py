@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any, ClassVar
 
 from detent.core import events as e
-from detent.core.codec import read_log
+from detent.core.codec import read_log, read_record
 from detent.core.errors import CorruptLog, IllegalEvent
 from detent.core.fold import evolve
 from detent.core.records import Record
@@ -81,7 +81,10 @@ class Calls:
             case e.ToolReconciled(call=call, outcome=outcome, source=source) as settled:
                 if source == "late_worker":
                     self.late.add(call)
-                    own = settled.attempt in (0, self.attempt.get(call))  # else it says nothing of the attempt that has begun since
+                    demand(
+                        settled.attempt, "a late outcome names its attempt", f"{what} says what came of {call}, and not in which attempt"
+                    )
+                    own = settled.attempt == self.attempt.get(call)  # else it says nothing of the attempt that has begun since
                     if own and (self.open.pop(call, None) is not None or call not in self.ended):
                         self.ended[call] = "done" if settled.error is None else settled.error.code
                     return
@@ -138,6 +141,7 @@ class Reference:
         self.damaged: set[str] = set()
         self.erased: set[str] = set()
         self.zombies: set[tuple[str, str]] = set()
+        self.owed: dict[tuple[str, str], DiskStore] = {}
         self.tell: Callable[[str], Any] | None = None
         self.told: list[tuple[str, int, str]] = []
         self.most_tool_calls: int | None = None
@@ -217,6 +221,19 @@ class Reference:
         """Note what a sender was told is accepted."""
         self.accepted.setdefault(run_id, {})[signal.id] = signal
 
+    def refused(self, store: DiskStore, run_id: str, lines: Sequence[bytes]) -> None:
+        """Note which outcomes a process could not record because somebody else has written: it owes them to the log, unless it did not hear of them."""
+        kept, calls = self.disk.runs.get(run_id, _NO_RUN), self.calls.get(run_id)
+        for line in lines if calls is not None else ():
+            event = read_record(line).event
+            effect = isinstance(event, e.ToolFinished) and calls.tool.get(event.call, "fatal") not in (*READING, "fatal")
+            if effect and line not in kept.records:
+                self.owed[run_id, event.call] = store
+
+    def excuse(self, store: DiskStore) -> None:
+        """Forget what a process owes: its store has failed since."""
+        self.owed = {key: owes for key, owes in self.owed.items() if owes is not store}
+
     def state(self, run_id: str) -> RunState:
         """Return the state of a run, as far as it is committed."""
         known = self.states.get(run_id)
@@ -228,8 +245,14 @@ class Reference:
             bound = getattr(most, f"max_{name}")
             demand(bound is None or getattr(used, name) <= bound, "no bound is exceeded", f"{state.run_id}: {name} {used} of {bound}")
 
-    def erase(self, run_id: str) -> None:
-        """Note that a run has no content any more."""
+    def erase(self, store: DiskStore, run_id: str) -> None:
+        """Note that a run has no content any more. Whoever erases it holds it, and nobody else holds what goes on from it."""
+        holder = self.disk.claims.get(run_id)
+        demand(holder is store, "one advancing holder", f"{run_id} is erased by who does not hold it")
+        for fork, kept in self.disk.runs.items():
+            began = read_record(kept.records[0]).event
+            if isinstance(began, e.Forked) and began.parent == run_id:
+                self.claim(store, fork, self.disk.claims.get(fork))
         self._forget(run_id, self.erased)
 
     def _forget(self, run_id: str, among: set[str]) -> None:
@@ -289,12 +312,20 @@ class Reference:
         once = len(taken) == len(set(taken)) or next(one for one in taken if taken.count(one) > 1).startswith(("timer:", "expired:"))
         demand(once, "an answer counts once", f"{run_id}: {taken}")
         holder = self.disk.claims.get(run_id)
-        demand(holder is None or holder.dead, "who is done holds nothing", f"{run_id} has finished, and a process that lives has its claim")
+        free = holder is None or holder.dead or self.disk.numbers[run_id] >> 61  # a bit of its number was flipped: nobody can give it back
+        demand(free, "who is done holds nothing", f"{run_id} has finished, and a process that lives has its claim")
         heard = set(taken)
         for signal in self.accepted.get(run_id, {}).values():
             repeated = signal.kind == "cancel" and calls.cancels
             there = signal.id in heard or signal.id in kept.inbox or repeated
             demand(there, "no accepted answer is lost", f"{run_id}: {signal.kind} {signal.payload} of {signal.by} is nowhere")
+        for (run, call), store in self.owed.items():
+            late = run != run_id or store.dead or call in calls.late
+            demand(
+                late,
+                "a late outcome is on record",
+                f"{run_id}: {call} ended in a process that had lost the run, and the log does not say how",
+            )
         for call, name in calls.tool.items():
             if name in READING or name == "fatal":
                 continue

@@ -40,7 +40,7 @@ from detent.ports import Signal
 from detent.running import snapshots, watcher
 from detent.running.results import Result
 from simulation.choices import Choices
-from simulation.disks import DISKS
+from simulation.disks import DISKS, LEASE_S
 from simulation.inputs import Ledger, Plans, Task, task_of
 from simulation.loop import Stuck, VirtualLoop, within
 from simulation.processes import Died, Process
@@ -83,6 +83,8 @@ class Schedule:
         self.roles: list[Process] = []
         self.started = self.turn = 0
         self.violation: BaseException | None = None
+        self.outlived: asyncio.Task[None] | None = None
+        self.beside: list[asyncio.Task[None]] = []
         self.flipped: dict[str, Callable[[], bool]] = {}
         self.answer = ("", "")
         """By run, whether what was altered is there yet: power loss may have taken it, or a later write replaced it."""
@@ -164,6 +166,21 @@ class Schedule:
         process.cut_off = True
         self.loop.call_later((3.0, 60.0)[self.choices.below(2)], self._go_on, process, "cut_off", context=Context())
 
+    def outlive(self, process: Process, run_id: str) -> None:
+        """Stop a process amid a call for longer than its lease. Another one takes the run over, and perhaps tries the call again, before it comes back."""
+        self.tell(f"{process.name} stops amid a call of {run_id}")
+        process.held = True
+        back = LEASE_S + 1.0 + (0.0, 0.03, 0.06, 0.1, 0.2, 2.0)[self.choices.below(6)]
+        self.loop.call_later(back, self._go_on, process, "held", context=Context())
+        self.outlived = self.loop.create_task(self._take_over(process, run_id), context=Context())
+
+    async def _take_over(self, process: Process, run_id: str) -> None:
+        await asyncio.sleep(LEASE_S + 1.0)
+        others = [other for other in self.roles if other is not process and not other.dead]
+        if others:
+            self.tell(f"{others[0].name} takes {run_id} over")
+            await others[0].ask(lambda engine: engine.resume(run_id))
+
     def _go_on(self, process: Process, what: str) -> None:
         setattr(process, what, False)
 
@@ -225,7 +242,11 @@ class Schedule:
             await self.begin(task)
         for _ in range(self.choices.below(3 if self.small else 8)):
             await asyncio.sleep((0.0, 0.05, 1.0)[self.choices.below(3)])
-            await self.say(self.choices.one_of(self.tasks), self.choices.below(5 if self.small else 13))
+            task, what = self.choices.one_of(self.tasks), self.choices.below(5 if self.small else 14)
+            if what == 13:
+                self.beside.append(self.loop.create_task(self.erase_beside(task)))
+            else:
+                await self.say(task, what)
 
     async def begin(self, task: Task) -> None:
         """Have a run started, if need be by another process."""
@@ -267,6 +288,15 @@ class Schedule:
             await self.command("suspend", _suspended)
         else:
             await self.command("erase", lambda engine: engine.erase(run_id, by=by, why="asked for"))
+
+    async def erase_beside(self, task: Task) -> None:
+        """Erase a run while a fork of it is advanced."""
+        run_id = task.run_id
+        await self.command("fork", lambda engine: engine.fork(run_id, child_id=f"{run_id}-fork", resume=False))
+        going_on = self.loop.create_task(self.command("resume", lambda engine: engine.resume(f"{run_id}-fork")))
+        await asyncio.sleep((0.0, 0.03, 0.06)[self.choices.below(3)])
+        await self.say(task, 12)
+        await going_on
 
     async def tell_the_truth(self, task: Task, call_id: str, by: str, *, resume: bool) -> None:
         """Settle a call in doubt as the world has it."""
@@ -310,6 +340,8 @@ class Schedule:
         blowing = self.loop.create_task(self.blow())
         await self.person()
         await blowing
+        for beside in (*self.beside, *([self.outlived] if self.outlived is not None else ())):
+            await beside
         self.stormy, self.full = False, False
         for keeper in keepers:
             keeper.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,12 +13,13 @@ import pytest
 from detent import Agent, FatalToolError, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.errors import Conflict
-from detent.core.state import KernelState, RunState
+from detent.core.state import KernelState
 from detent.kernel.act import act as act_phase
 from detent.kernel.context import KernelContext
 from detent.kernel.journal import Journal
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
+from detent.running.late import append_late
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock, SequentialIds
 from detent.testing.faults import Crash, CrashingStore
@@ -208,7 +210,8 @@ class Later(RamStore):
         await super().append(run_id, expected_seq, records, **options)
         if self.outcome is not None and any(b'"outcome":"told"' in line for line in records):
             outcome, self.outcome = self.outcome, None
-            await Journal(self, RunState(run_id=run_id), clock=FakeClock(), ids=SequentialIds()).late_outcome(outcome)
+            late = e.ToolReconciled(call=outcome.call, outcome="happened", source="late_worker", result=outcome.result)
+            await append_late(run_id, late, self, partial(Journal, self, clock=FakeClock(), ids=SequentialIds()))
 
 
 def test_an_outcome_that_comes_late_amid_the_calls_of_a_turn_replays() -> None:

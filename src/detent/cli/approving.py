@@ -16,6 +16,7 @@ from detent.cli.invocation import Invocation
 from detent.cli.output import FURTHER, LEAST, as_json, as_text, broken, clean, room_of, shortened
 from detent.core.errors import NotAllowedNow
 from detent.core.events import Source
+from detent.ports.remembering import told
 from detent.running.results import Approval
 
 BAR = "  | "
@@ -38,6 +39,7 @@ OF = {
     "ambiguous": "trusted and untrusted",
     "untrusted": "untrusted",
     "model": "the planner's own words",
+    "earlier": "an earlier message, or the planner's own words",
     "short": "an unknown place: too short to search for",
     "empty": "empty",
 }
@@ -98,11 +100,11 @@ def _facts(request: Approval) -> Iterator[tuple[str, str]]:
 def _origins(origins: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield each origin with the paths that came from it."""
     paths: dict[str, list[str]] = {}
-    for path, told in origins.items():
-        label, origin = OF.get(told["label"], ""), told.get("origin", "")
-        where: str = f"{told['tool']} ({origin}), {label}" if "tool" in told else f"{label} ({origin})" if origin else label
-        if "sources" in told:
-            where = f"{label}: {'; or '.join(_chain(source) for source in told['sources'])}"
+    for path, leaf in origins.items():
+        label, origin = OF.get(leaf["label"], ""), leaf.get("origin", "")
+        where: str = f"{leaf['tool']} ({origin}), {label}" if "tool" in leaf else f"{label} ({origin})" if origin else label
+        if "sources" in leaf:
+            where = f"{label}: {'; or '.join(_chain(source) for source in leaf['sources'])}"
         paths.setdefault(where, []).append(path)
     for where, found in paths.items():
         yield f"{', '.join(found)} from {where}"
@@ -110,8 +112,6 @@ def _origins(origins: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def _chain(source: dict[str, Any]) -> str:
     """Return how a value came from an earlier run."""
-    from detent.policies.provenance.kept import told
-
     return "; from ".join(told(msgspec.convert(source, Source)))
 
 

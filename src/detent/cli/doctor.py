@@ -24,6 +24,7 @@ from detent.config.imports import add_import_roots
 from detent.config.loading import CONFIG_FILE, find_config, load_agent
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError, DetentError
+from detent.memories.sqlite.vectors import way_here
 from detent.ports import RunQuery, look_at
 from detent.ports.passwords import without_password
 
@@ -49,7 +50,7 @@ class StoreCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """All findings; `ok` if a run can start and nothing is broken."""
+    """All findings; `ok` if a run can start and nothing is broken. `memory` says how a memory in SQLite searches here."""
 
     ok: bool
     version: str
@@ -57,6 +58,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[Server]
     extras: list[Extra]
     programs: list[Program]
+    memory: str
     files: list[File]
     store: StoreCheck
     next: list[str]
@@ -117,6 +119,7 @@ def examine(*, agent: str | None, config: Path | None) -> Findings:
         servers=servers,
         extras=extras,
         programs=surroundings.programs(),
+        memory=way_here(),
         files=files,
         store=checked,
         next=[*_next(providers, servers, extras, files, checked), *_private(invocation)],
@@ -243,7 +246,7 @@ def _next(providers: list[Provider], servers: list[Server], extras: list[Extra],
 def _show(found: Findings, output: Output, *, everything: bool) -> None:
     output.show(found.version)
     _part(output, "Models", [*_providers(found.providers, everything=everything), *_servers(found.servers, everything=everything)])
-    _part(output, "Installed", _extras(found.extras))
+    _part(output, "Installed", [*_extras(found.extras), ("memory", found.memory, True)])
     _part(output, "Programs", [(p.name, p.found or p.problem, not p.problem) for p in found.programs])
     store = found.store
     said = "not used" if not store.url else store.problem or ("exists" if store.exists else "does not exist yet; the first run creates it")

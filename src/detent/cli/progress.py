@@ -14,6 +14,7 @@ from detent.cli.drawing import diff_of, present, style_of_line
 from detent.cli.live_lines import LiveLines
 from detent.cli.output import Output, as_text, clean, coloured, counted, fault, gist, shortened
 from detent.cli.retries import Retries
+from detent.cli.trace import compacted_told
 from detent.core import events as e
 from detent.core.actions import ToolCall
 from detent.core.records import Record
@@ -107,8 +108,9 @@ class Progress:
             case e.AnswerObjected(by=by, why=why):
                 self._silence()
                 self._line(f"{iteration:>4}  answer not accepted ({clean(by) or 'a phase'}): {shortened(why, WIDTH)}", "yellow")
-            case e.Reflected():
-                self._line(f"{iteration:>4}  no progress: told to reflect", "yellow")
+            case e.ContextCompacted() | e.Reflected():
+                said = "no progress: told to reflect" if isinstance(event, e.Reflected) else compacted_told(event)
+                self._line(f"{iteration:>4}  {said}", "yellow")
             case e.ToolFinished() | e.ToolReconciled():
                 self._call(event, iteration, state)
             case e.ToolInDoubt(call=call, why=why):

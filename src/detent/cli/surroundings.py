@@ -42,6 +42,7 @@ BROUGHT: dict[str, tuple[str, ...]] = {
     "mcp": ("mcp",),
     "http": ("httpx2",),
     "postgres": ("psycopg",),
+    "vectors": ("sqlite-vec",),
 }
 """Extra -> the distributions that it needs; the last one gives its version."""
 

@@ -296,6 +296,8 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
             return f"answer not accepted by {event.by or 'a phase'}: {event.why}"
         case e.EffectRecorded() if (said := verdict_told(event.label, event.value)) is not None:
             return said
+        case e.ContextCompacted():
+            return compacted_told(event)
         case e.Reflected():
             return f"reflection: {event.message}"
         case e.NoteWritten():
@@ -408,3 +410,12 @@ def _said(action: AnyAction) -> str:
     told = next((v for f in ("content", "question", "goal", "outcome", "at", "agent", "child") if (v := getattr(action, f, None))), "")
     text = told if isinstance(told, str) else msgspec.json.encode(told).decode()
     return f"{''.join(f' {c.lower()}' if c.isupper() else c for c in name).strip()}" + (f": {text}" if text else "") + why
+
+
+def compacted_told(event: e.ContextCompacted) -> str:
+    """Return what a compaction did in one line."""
+    if not event.compactor:
+        return f"context compacted: a summary stands for the first {event.items:,} items"
+    reason = {"turns": "after so many turns", "overflow": "the provider refused the prompt"}.get(event.why, "the window is nearly full")
+    failed = f"; the compactor failed: {event.failed}" if event.failed else ""
+    return f"context compacted ({reason}): about {event.tokens_before:,} to {event.tokens_after:,} tokens by {event.compactor}{failed}"

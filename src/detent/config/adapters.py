@@ -92,6 +92,13 @@ def default_governor(*, max_bytes: int, hides: Callable[[str], bool]) -> Governo
     return DefaultGovernor(max_bytes=max_bytes, hides=hides)
 
 
+def is_instruction(path: str) -> bool:
+    """Whether a path leads to a file that agents read as instructions, such as AGENTS.md."""
+    from detent.tools.workspace.protection import is_instruction as named_so
+
+    return named_so(path)
+
+
 def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = ()) -> Origin:
     """Return where content came from that a run writes for later runs; `call_id` is the call that writes it, "" if none does."""
     from detent.policies.provenance.lasting import origin_of as computed
@@ -99,8 +106,15 @@ def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequenc
     return computed(state, call_id, content, conversation)
 
 
-def traced(args: dict[str, Any], state: RunState, call_id: str) -> dict[str, dict[str, Any]]:
-    """Return the source of each leaf of a call's arguments: path -> {"label", "origin"}.
+def words_of(state: RunState, earlier: Sequence[Any]) -> Callable[..., Origin]:
+    """Return a function that computes where the words of a run came from, for the conversation of the next one; `earlier` is what it knew itself."""
+    from detent.policies.provenance.lasting import Wrote
+
+    return Wrote(state, earlier).origin
+
+
+def traced(args: dict[str, Any], state: RunState, call_id: str, conversation: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
+    """Return the source of each leaf of a call's arguments: path -> {"label", "origin"}, and `sources` in earlier runs.
 
     A leaf that was not found and is too short to search for has the label `short`: its source is unknown.
     """
@@ -109,5 +123,5 @@ def traced(args: dict[str, Any], state: RunState, call_id: str) -> dict[str, dic
     from detent.policies.provenance.policy import facts, provenance
 
     short = {path for path, value in leaves(args) if len(str(value)) < MIN_CHARS}
-    found: dict[str, dict[str, Any]] = facts(provenance(args, state, call_id=call_id))["args"]
+    found: dict[str, dict[str, Any]] = facts(provenance(args, state, call_id=call_id, conversation=conversation))["args"]
     return {path: {**told, "label": "short"} if told["label"] == "model" and path in short else told for path, told in found.items()}

@@ -17,6 +17,8 @@ from detent.config.groups import DRAIN_S, Bounds, Models
 from detent.config.imports import absolute_import, add_import_roots, load_object, load_part, load_tool
 from detent.config.loading import load_config, operators_config
 from detent.config.names import check_parts, entry_points, plugged
+from detent.config.protocols import Protocols
+from detent.config.remembering import MemorySettings
 from detent.core.budget import CEILING
 from detent.core.errors import ConfigError, UnknownName
 
@@ -33,7 +35,7 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
             need_trust(Path(config))
         config = load_config(config)
     config = config.over(DEFAULTS)
-    if config.tools or config.planner or config.observers or isinstance(config.policy, str) or is_code(config.store.url or ""):
+    if config.tools or config.planner or config.observers or isinstance(config.policy, str) or _names_code(config):
         add_import_roots(config.import_roots or ())
     made: dict[str, Any] = {}
     for part, make in _PARTS.items():
@@ -77,6 +79,10 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
             root=str(said["workspace"]), sandbox=filed.sandbox, protected=filed.protected, unprotected=filed.unprotected
         )
     return {**made, **said}
+
+
+def _names_code(config: Config) -> bool:
+    return any(is_code(url or "") for url in (config.store.url, config.memory.url, *(config.memory.stores or {}).values()))
 
 
 def need_trust(file: Path) -> None:
@@ -132,6 +138,21 @@ def _postgres_memory(url: str, *, connections: int = 4, busy_timeout_s: float = 
     return PostgresMemory(
         Connections(target, most=connections, patience_s=busy_timeout_s), **checked(PostgresMemory, target.shown, options)
     )
+
+
+def memory_opener(models: Models, protocols: Protocols) -> Callable[[str], Any]:
+    """Return what opens the memories of an engine by their URLs. Those in databases search by meaning too, if the engine has an embedder."""
+
+    def opened(url: str) -> Any:
+        by_meaning = models.embedder is not None and url.startswith(("sqlite:", "postgres"))
+        return open_memory(url, embedder=protocols.embedder()) if by_meaning else open_memory(url)
+
+    return opened
+
+
+def _memory(config: Config) -> MemorySettings | None:
+    said = {name: value for name, value in msgspec.structs.asdict(config.memory).items() if value is not None}
+    return MemorySettings(**said) if said else None
 
 
 def _own_store(path: str, options: Mapping[str, Any]) -> Any:
@@ -275,6 +296,7 @@ _PARTS: dict[str, Callable[[Config], Any]] = {
     "store": _store,
     "workspace": _workspace,
     "tools": _tools,
+    "memory": _memory,
     "planner": _planner,
     "policy": _policy,
     "observers": _observers,

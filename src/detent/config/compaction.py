@@ -1,7 +1,8 @@
 """The option `compaction` of an agent: a compactor's name, or a table of `CompactionOptions`.
 
-An agent with a model that says nothing is compacted with the defaults: against the window of its profile if it has one, and otherwise only after its
-provider has refused a prompt as too long. An agent with rules is never compacted, because rules read the whole transcript.
+An agent with a model that says nothing is compacted with the defaults: against `profile.window_tokens` if that is set, because the windows of the
+tiers are guesses, and otherwise only after its provider has refused a prompt as too long. An agent with rules is never compacted, because rules read
+the whole transcript.
 """
 
 from __future__ import annotations
@@ -61,4 +62,4 @@ def window_of(agent: AgentSpec, options: CompactionOptions) -> int:
     """Return the window against which prompts are measured, 0 if it is not known."""
     if options.window_tokens:
         return options.window_tokens
-    return make_profile(agent.profile).window_tokens if agent.profile or agent.compaction else 0
+    return make_profile(agent.profile).window_tokens if agent.compaction or "window_tokens" in agent.profile else 0

@@ -29,6 +29,7 @@ ALWAYS_READ = frozenset(("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"))
 NAMING = ("tools", "guards", "strategy", "kernel", "phases")
 """The keys of an agent file that take import paths as well as names."""
 _LOCAL_STORES = ("sqlite", "file", "ram")
+_REMEMBERED = "what agents remember is kept and found at"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_KEPT = 200_000
 """How many bytes of a file are kept, to show later what changed in it."""
@@ -165,12 +166,11 @@ def _of_config(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dem
         )  # fmt: skip
     store: Any = table.get("store")
     url: Any = store if isinstance(store, str) else _table(store).get("url")
-    if isinstance(url, str) and is_code(url):
-        yield Demand(file=file, key="store.url", does="import", what=url)
-    elif isinstance(url, str) and url:
-        local = url.partition(":")[0] in _LOCAL_STORES
-        what = f"runs are kept and found at {url if local else _without_password(url)}"
-        yield Demand(file=file, key="store.url", does="open" if local else "send", what=what)
+    yield from _kept_at(file, "store.url", url, "runs are kept and found at")
+    memory: Any = table.get("memory")
+    yield from _kept_at(file, "memory.url", memory if isinstance(memory, str) else _table(memory).get("url"), _REMEMBERED)
+    for name, place in _table(_table(memory).get("stores")).items():
+        yield from _kept_at(file, f"memory.stores.{name}", place, _REMEMBERED)
     workspace: Any = table.get("workspace")
     opened = {"root": workspace} if isinstance(workspace, str) else _table(workspace)
     yield from _opened(file, "workspace.", opened, home)
@@ -180,6 +180,14 @@ def _of_config(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dem
     for key in ("allow", "allow_private"):
         for place in _texts(http.get(key)):
             yield Demand(file=file, key=f"http.{key}", does="send", what=f"requests of agents may go to {place}")
+
+
+def _kept_at(file: Path, key: str, url: Any, what: str) -> Iterator[Demand]:
+    if isinstance(url, str) and is_code(url):
+        yield Demand(file=file, key=key, does="import", what=url)
+    elif isinstance(url, str) and url:
+        local = url.partition(":")[0] in _LOCAL_STORES
+        yield Demand(file=file, key=key, does="open" if local else "send", what=f"{what} {url if local else _without_password(url)}")
 
 
 def _of_agent(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Demand]:
@@ -286,7 +294,12 @@ def _opened(file: Path, before: str, said: Mapping[str, Any], home: Path) -> Ite
 def _named_by(table: Mapping[str, Any], home: Path) -> Iterator[Path]:
     """Yield the files that a file names and whose content takes effect: tools, rules, policies, servers, and modules below import roots."""
     store: Any = table.get("store")
-    stores = _texts(store if isinstance(store, str) else _table(store).get("url"))
+    memory: Any = table.get("memory")
+    stores = [
+        *_texts(store if isinstance(store, str) else _table(store).get("url")),
+        *_texts([*_table(_table(memory).get("stores")).values()]),
+    ]
+    stores += _texts(memory if isinstance(memory, str) else _table(memory).get("url"))
     for key in (*NAMING, "planner", "observers", "policy", "store"):
         for said in stores if key == "store" else _texts(table.get(key)):
             path = said.rpartition(":")[0] if ":" in said else said

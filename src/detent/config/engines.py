@@ -145,6 +145,25 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     __post_init__ = check_fields
 
 
+class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What outlives runs: `[memory]`. Agents use it with a table `memory` of their own."""
+
+    url: str | None = None
+    """Where agents keep what they remember: `sqlite:///PATH`, `postgresql://HOST/DATABASE`, `file:DIR`, `ram:`, or the import path of your own memory."""
+    stores: dict[str, str] | None = None
+    """More memories by name, as URLs: `[memory.stores]`, name = URL. An agent names one with `use`."""
+    policies: dict[str, Literal["read_only", "proposal_only", "human_approved", "agent_write"]] | None = None
+    """What agents may write, by scope: `[memory.policies]`, `"acme/shared"` = `"proposal_only"`. It holds for all scopes below. The strictest counts.
+    Only in the operator's file.
+    """
+    admit: tuple[dict[str, Any], ...] | None = None
+    """Which sources may enter a memory: `{ source = "web_fetch*", admit = false }`; the first rule that matches counts. Only in the operator's file."""
+    max_bytes: int | None = None
+    """How large an item may be; default 8,000 bytes."""
+
+    __post_init__ = check_fields
+
+
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line shows of a run in progress."""
 
@@ -158,7 +177,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 PartT = TypeVar("PartT", bound=msgspec.Struct)
 
-PARTS = (StoreConfig, WorkspaceConfig, HttpConfig, LimitsConfig, ModelsConfig, WorkerConfig, Retention, OutputConfig, Budget)
+PARTS = (StoreConfig, WorkspaceConfig, HttpConfig, LimitsConfig, ModelsConfig, WorkerConfig, MemoryConfig, Retention, OutputConfig, Budget)
 
 
 def over(part: PartT, base: PartT) -> PartT:
@@ -196,6 +215,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Limits, prices and retries of model calls."""
     budget: Budget = Budget()
     """Limits of every run."""
+    memory: MemoryConfig = MemoryConfig()
+    """What outlives runs."""
     worker: WorkerConfig = WorkerConfig()
     """How a worker advances runs."""
     retention: Retention = Retention()
@@ -249,7 +270,7 @@ def allowed_servers(servers: dict[str, McpServer], config: Config) -> dict[str, 
     return {name: said[name].allowing(server) if name in said else server for name, server in servers.items()}
 
 
-OPERATORS_KEYS: tuple[str, ...] = ("environment", "grants", "retention", "workspace.unprotected")
+OPERATORS_KEYS: tuple[str, ...] = ("environment", "grants", "memory.admit", "memory.policies", "retention", "workspace.unprotected")
 """The keys, or keys of a table, that only the operator's file may have. A file that tools can write must not set them."""
 
 

@@ -52,7 +52,7 @@ def load_config(path: str | Path, *, without: Iterable[str] = (), operators: boo
             )
     if "name" in table and ("instructions" in table or "rules" in table):
         raise ConfigError(f"{path}: this is an agent file; pass it with --agent {path}, or name it in {CONFIG_FILE}: agent = {str(path)!r}")
-    for key, field in (("store", "url"), ("workspace", "root")):
+    for key, field in (("store", "url"), ("memory", "url"), ("workspace", "root")):
         if isinstance(table.get(key), str):
             table[key] = {field: table[key]}
     if isinstance(table.get("policy"), (list, dict)):
@@ -292,6 +292,10 @@ def _located(config: Config, home: Path) -> Config:
     store, workspace = config.store, config.workspace
     if store.url is not None:
         store = replace(store, url=_located_url(store.url, home))
+    memory = config.memory
+    if memory.url is not None or memory.stores:
+        stores = memory.stores and {name: _located_url(url, home) for name, url in memory.stores.items()}
+        memory = replace(memory, url=memory.url and _located_url(memory.url, home), stores=stores)
     if workspace.root is not None:
         workspace = replace(workspace, root=str(home / Path(workspace.root).expanduser()))
     if workspace.sandbox_readable:
@@ -301,7 +305,7 @@ def _located(config: Config, home: Path) -> Config:
         config = replace(config, retention=replace(config.retention, archive_to=str(home / Path(archives).expanduser())))
     agents = config.agents and {name: str(home / file) for name, file in config.agents.items()}
     agent = config.agent if config.agent is None or config.agent in (agents or {}) else str(home / config.agent)
-    changes: dict[str, Any] = {"store": store, "workspace": workspace, "agents": agents, "agent": agent}
+    changes: dict[str, Any] = {"store": store, "memory": memory, "workspace": workspace, "agents": agents, "agent": agent}
     for key in ("planner", "policy"):
         value = getattr(config, key)
         changes[key] = absolute_import(value, home) if isinstance(value, str) else value

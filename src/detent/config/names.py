@@ -139,8 +139,9 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
                 "leave it out"
             )
         for method in methods if name in ("planner", "policy") else ():
-            wanted = _signature(seam, method, short=False)
-            if taken := takes(getattr(cast("Any", value), method), len(inspect.signature(getattr(seam, method)).parameters) - 1):
+            count = getattr(seam, method).__code__.co_argcount - 1  # of plain parameters; `inspect.signature` takes long
+            if taken := takes(getattr(cast("Any", value), method), count):
+                wanted = _signature(seam, method, short=False)
                 raise ConfigError(
                     f"{name} is {value!r}, whose {method} takes {taken}; expected {wanted}, see detent.extend.{seam.__name__}"
                 )

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.core.agent import AgentSpec, Host
+from detent.core.agent import AgentOptions, AgentSpec, Host
 from detent.core.errors import ConfigError, Explained, UnknownName
 from detent.ports.options import check_fields
 from detent.ports.remembering import ITEM_BYTES, Governor, Kind, Memory, Origin, Visibility, WritePolicy, below, names_of, scope_of
@@ -129,7 +129,8 @@ class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=T
 
     def policy_for(self, scope: str) -> WritePolicy:
         """Return the strictest policy that the operator set for this scope or one above it."""
-        return stricter("agent_write", *(policy for prefix, policy in self.policies.items() if below(scope, prefix)))
+        held: list[WritePolicy] = [policy for prefix, policy in self.policies.items() if below(scope, prefix)]
+        return stricter("agent_write", *held)
 
 
 def settings_of(given: Any) -> MemorySettings:
@@ -171,7 +172,7 @@ class Memories:
             raise UnknownName("memory", name, self._made)
         return name, self._made[name]
 
-    def check(self, agent: AgentSpec) -> None:
+    def check(self, agent: AgentOptions) -> None:
         """Raise `ConfigError` if the agent's memory, or what its tools need, is not here."""
         use = memory_use(agent.memory)
         if use is not None:

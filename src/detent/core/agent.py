@@ -84,7 +84,7 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     """How much context the model gets: `tier` (`local`, `mid`, `large`, `frontier`, or `auto`: from the model's name), and fields that override it."""
     memory: dict[str, Any] | None = None
     """What the agent recalls from the engine's memory, and what it may write there. An empty table takes the defaults; without one nothing is recalled."""
-    compaction: str | dict[str, Any] = {}
+    compaction: dict[str, Any] | str = {}
     """How a long run is compacted: a compactor (`extractive`, `summary`, `none`), or a table with `use`, `at`, `to`, `turns`, `keep_turns`, `pins`, ..."""
     conversation: Literal["answers", "calls"] = "answers"
     """What the planner sees of earlier messages of a session: `answers`: user messages and answers; `calls`: also tool calls with their results."""

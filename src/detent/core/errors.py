@@ -27,6 +27,9 @@ DetentError
 │   ├── NewerVersion       written by a newer Detent
 │   ├── StoreBusy          locked for too long
 │   └── StoreFull          no room
+├── ItemNotFound           no memory item that the caller may see has this id
+├── ItemConflict           a memory item cannot change like this: another content, or replaced already
+├── ItemRefused            a memory item cannot be kept: too large, malformed, or outside of the caller's scopes
 ├── EffectFailed           a recorded value could not be made
 ├── PlannerFailed          a planner could not give a plan
 │   ├── MalformedPlan      it answered, but not with a plan

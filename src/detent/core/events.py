@@ -806,13 +806,17 @@ class SubagentCancelled(Event, frozen=True, kw_only=True):
 
 
 class MemoryProposed(Event, frozen=True, kw_only=True):
-    """Something worth remembering was proposed to a memory: by `call`, or after the run's end. `refused`: the governor's reason why it is not kept."""
+    """Something worth remembering was proposed to a memory: by `call`, or after the run's end. `refused`: the governor's reason why it is not kept.
+
+    After the end, the last one has no item: it says how many were proposed, or why none was, and what the model used for it.
+    """
 
     item_id: str
     item: dict[str, Any]
     memory: str = ""
     call: str = ""
     refused: str = ""
+    usage: Usage = NOTHING
 
 
 class MemoryWritten(Event, frozen=True, kw_only=True):

@@ -225,7 +225,7 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             return _child_ended(state, child, "cancelled")
         case e.MemoryProposed() | e.MemoryWritten() | e.MemorySuperseded() | e.MemoryTombstoned():
             became = snake(type(event).__name__).removeprefix("memory_")
-            return replace(state, memories={**state.memories, event.item_id: became})
+            return replace(_use(state, "", getattr(event, "usage", NOTHING)), memories={**state.memories, event.item_id: became})
         case _:
             assert_never(event)
 
@@ -448,7 +448,7 @@ def _recalled(state: RunState, scope: str, event: e.MemoryRecalled) -> RunState:
     if not event.memory:
         return _with(state, replace(before, memory=items, recalled=bool(items) or before.recalled))
     state = _with(state, replace(before, query=event.query))
-    return _with_item(state, scope, Item(kind="memory", arguments=items)) if items else state
+    return _with_item(state, scope, Item(kind="memory", arguments=list(items))) if items else state
 
 
 def _note(state: RunState, scope: str, text: str, kind: Literal["note", "user"] = "note") -> RunState:

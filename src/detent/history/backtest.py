@@ -22,7 +22,9 @@ from detent.core.records import Record
 from detent.core.settle import Settled, settle
 from detent.core.state import CallState, RunState
 from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
+from detent.ports.conversing import Message
 from detent.ports.governance import ASKED_BY_TOOL, verdict_on
+from detent.running.conversing import shown_of
 from detent.running.snapshots import base_of
 
 REFUSING = ("deny", "stop")
@@ -97,7 +99,9 @@ async def backtest(
         try:
             lines = await store.read(head.run_id)
             records = list(read_log(head.run_id, lines))
-            judge = _Judge(records, policy_of, tools or {}, budget, await base_of(store, head.run_id, lines))
+            base = await base_of(store, head.run_id, lines)
+            began = base or (evolve(RunState(run_id=head.run_id), records[0]) if records else RunState(run_id=head.run_id))
+            judge = _Judge(records, policy_of, tools or {}, budget, base, conversation=await shown_of(store, began))
             judge.run()
         except (RunErased, CorruptLog, NewerVersion, IllegalEvent) as error:
             skipped[head.run_id] = str(error)
@@ -118,7 +122,10 @@ class _Judge:
         tools: Mapping[str, ToolSpec],
         budget: Budget | None,
         base: RunState | None,
+        *,
+        conversation: Sequence[Message],
     ) -> None:
+        self._conversation = conversation
         self._records, self._policy_of, self._budget, self._base = records, policy_of, budget, base
         self._tools = {**_declared(records), **tools}
         self._only_read = {r.event.call for r in records if isinstance(r.event, e.ToolFinished) and r.event.digest}
@@ -166,6 +173,7 @@ class _Judge:
             digest=digest_of([known.tool, known.args]),
             provenance=known.provenance,
             asks=event.reason if ASKED_BY_TOOL in f"{event.rule} {event.reason}" else "",
+            conversation=self._conversation,
         )
         verdict = self._over or self._bound(call, state) or verdict_on(call, known, policy, state)
         if verdict.decision == event.decision:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
+from detent.config.adapters import traced
 from detent.core import events as e
 from detent.core.actions import ToolCall
 from detent.core.codec import read_record
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, CorruptLog
 from detent.core.events import Source
 from detent.core.records import Record
-from detent.policies.provenance.kept import told
 from detent.ports import EventStore
+from detent.ports.remembering import told
+from detent.running.conversing import shown_of
+from detent.running.lineage import forked_of
 from detent.running.receipts import who
+from detent.running.snapshots import state_of
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +97,20 @@ def explain(records: Sequence[Record], call_id: str) -> Explanation:
 
 
 async def follow(found: Explanation, store: EventStore) -> Explanation:
-    """Return the explanation with what this store still has of the earlier runs that values came from."""
-    return msgspec.structs.replace(found, earlier=tuple([await _standing(place, store) for place in found.earlier]))
+    """Return the explanation with what this store still has of the earlier runs that values came from.
+
+    If the policy that decided does not trace values, they are traced here, except in a fork.
+    """
+    decided = [step for step in found.steps if step.kind == "policy_decided"]
+    earlier, given = found.earlier, cast("Any", found.args)
+    if decided and isinstance(given, dict) and "args" not in decided[-1].data.get("facts", {}):
+        lines = await store.read(found.run_id, limit=decided[-1].sequence)
+        if lines and forked_of(lines[0]) is None:
+            state = state_of(found.run_id, lines, None)
+            args = cast("dict[str, Any]", given)
+            with suppress(CorruptLog):  # without its conversation
+                earlier = _of_facts({"args": traced(args, state, found.call_id, await shown_of(store, state))})
+    return msgspec.structs.replace(found, earlier=tuple([await _standing(place, store) for place in earlier]))
 
 
 async def _standing(place: Earlier, store: EventStore) -> Earlier:
@@ -110,13 +127,28 @@ async def _standing(place: Earlier, store: EventStore) -> Earlier:
     return msgspec.structs.replace(place, standing="changed" if not same else "erased" if record.event is None else "there")
 
 
+class _Leaf(msgspec.Struct):
+    sources: tuple[Source, ...] = ()
+
+
+class _Facts(msgspec.Struct):
+    args: dict[str, _Leaf] = {}
+
+
 def _earlier(steps: Iterable[Step]) -> tuple[Earlier, ...]:
     """Return where the last decision found the values of the arguments, in the runs before this one."""
-    decided = [step.data.get("facts", {}) for step in steps if step.kind == "policy_decided"]
-    args: dict[str, Any] = decided[-1].get("args", {}) if decided else {}
+    facts = [step.data.get("facts", {}) for step in steps if step.kind == "policy_decided"]
+    return _of_facts(facts[-1] if facts else {})
+
+
+def _of_facts(facts: Any) -> tuple[Earlier, ...]:
+    try:
+        args = msgspec.convert(facts, _Facts).args
+    except msgspec.ValidationError:  # the facts of another policy
+        return ()
     found: list[Earlier] = []
-    for path, said in args.items():
-        for source in msgspec.convert(said.get("sources", []), list[Source]) if isinstance(said, dict) else []:
+    for path, leaf in args.items():
+        for source in leaf.sources:
             for hop, line in zip((*source.via, None), told(source), strict=True):
                 place = Earlier(path=path, said=line, run_id=source.run_id, call_id=source.origin if source.tool else "")
                 if hop is not None:

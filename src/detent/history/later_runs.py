@@ -72,7 +72,7 @@ async def _without(parts: Parts, later: RunState, run_id: str, *, by: str, claim
     if len(left) == len(before.messages):
         return False
     dropped = before.dropped + len(before.messages) - len(left)
-    data, ref = encoded(msgspec.structs.replace(before, messages=left, dropped=dropped))
+    data, ref = encoded(msgspec.structs.replace(before, messages=left, size=0, dropped=dropped))
     await parts.store.put_blob(later.run_id, ref.key, data)
     journal = Journal(parts.store, later, clock=parts.clock, ids=parts.ids, claim=claim)
     journal.record(ConversationErased(run=run_id, kept=ref, by=by))

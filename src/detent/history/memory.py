@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from detent.config.remembering import prefix_of, stricter
+from detent.config.remembering import memory_use, prefix_of, stricter
 from detent.core.agent import Host
 from detent.core.errors import ConfigError, ItemNotFound, ItemRefused, NotAllowedNow
 from detent.core.events import Origin, Source
@@ -32,6 +32,7 @@ from detent.ports.remembering import (
     sealed,
     unproven,
 )
+from detent.running.extracting import Extracting
 from detent.running.remembering import FORGETS, governor_of
 
 if TYPE_CHECKING:
@@ -201,6 +202,19 @@ class EngineMemory:
             return gone[-1]
         refused = "" if accept else _why(by, why or "refused by a review")
         return await memory.review(key_of(item), refused=refused, at=self._now(), host=prefix)
+
+    async def propose(self, run_id: str, *, host: Host | None = None) -> Sequence[MemoryItem]:
+        """Propose what to remember of a completed run now, and return it. A run that has proposed already returns nothing.
+
+        A run whose agent has the option `memory.extract` does that by itself when it ends; one that was killed then does not.
+        """
+        state = await self._runtime.standing(run_id, host)
+        use = memory_use(state.agent.memory)
+        if use is None or not use.extract:
+            raise ConfigError(f'agent {state.agent.name!r} proposes nothing: give it memory = {{extract = "rule"}} or "model"')
+        if state.status != "completed":
+            raise NotAllowedNow(run_id, f"run {run_id!r} is {state.status}; only a completed run proposes", reason_code="not_completed")
+        return await Extracting(self._runtime).propose(state, use)
 
     async def _written(self, memory: Memory, item: MemoryItem, host: Host | None) -> MemoryItem:
         parts, settings = self._runtime.parts, self._runtime.parts.memories.settings

@@ -77,9 +77,6 @@ class ReplayJournal(Interruptions):
         if not self.asks():
             await self.until()
 
-    async def late_outcome(self, event: e.ToolFinished | e.ToolInDoubt) -> None:
-        """Do nothing: a late outcome is an input."""
-
 
 def is_late(event: e.AnyEvent | None) -> bool:
     """Whether a worker recorded this that had lost the run or stopped: it is at that worker's position, and the next worker begins after it."""

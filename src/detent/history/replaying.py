@@ -11,6 +11,7 @@ from detent.core.errors import ConfigError, Divergence, IllegalEvent, MalformedP
 from detent.core.records import Record
 from detent.core.state import describe
 from detent.history.decided import Decided
+from detent.history.interruptions import aside
 from detent.history.replay_journal import LogEnded, ReplayJournal, Unwind
 from detent.history.replay_tools import RecordedTools
 from detent.history.replay_world import ReplayWorld
@@ -94,6 +95,9 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
     try:
         while journal.next is not None:
             before = journal.cursor
+            if journal.state.terminal and aside(journal.next):  # what it proposed to its memory after its end
+                journal.accept()
+                continue
             await world.absorb(None, fresh=True)
             if journal.next is None:  # pyright: ignore[reportUnnecessaryComparison] - `absorb` moved the cursor
                 break

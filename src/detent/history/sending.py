@@ -28,7 +28,7 @@ from detent.kernel.journal import Journal
 from detent.ports import Observer, RunQuery, wait_for_news
 from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Rule
 from detent.running import admission, answering, starting
-from detent.running.advancing import Advancing
+from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S
 from detent.running.conversing import (
     CONTINUED,
@@ -45,10 +45,12 @@ from detent.running.conversing import (
     prefix_of,
     run_of,
     shown,
+    tally,
 )
 from detent.running.results import Result
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
+from detent.secrecy.redact import hidden
 
 replace = msgspec.structs.replace
 
@@ -116,9 +118,9 @@ class Stand(msgspec.Struct, frozen=True, kw_only=True):
     news: News = News()
 
     @property
-    def known(self) -> Conversation:
-        """The conversation after this run, not cut."""
-        return after(self.earlier, self.state, self.news, calls=self.state.agent.conversation == "calls")
+    def tally(self) -> Conversation:
+        """What the session has used and sent after this run, and what waits; its messages are those that the run knew."""
+        return tally(self.earlier, self.state, self.news)
 
 
 # Where it stands --------------------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ async def stand_of(talk: Talk, *, hint: int = 0) -> Stand | None:
 
 
 async def stand_at(talk: Talk, run_id: str, number: int) -> Stand:
-    """Return where a session stood with this run as its last."""
+    """Return the state of a session at this run of it."""
     store = talk.runtime.store
     state = await load_run(store, run_id)
     if talk.host is not None:
@@ -213,7 +215,7 @@ class Sending:
             why = f"session {self._talk.id!r} was ended: it takes no further message. Fork it, or start another session"
             raise NotAllowedNow(stand.run_id, why, reason_code="session_ended")
         number, first = (stand.number + 1 if stand is not None else 1), self._said
-        if stand is not None and (waiting := stand.known.waiting) and (one := waiting[0]).message_id != first.message_id:
+        if stand is not None and (waiting := stand.tally.waiting) and (one := waiting[0]).message_id != first.message_id:
             first = Said(
                 text=one.text,
                 message_id=one.message_id,
@@ -294,7 +296,7 @@ class Sending:
             if self._recorded:
                 await self._pauses.next()
                 return None
-            if self._said.rule == "reject":
+            if self._said.rule == "reject" or ADVANCED.get() == stand.run_id:  # from inside that run: it would wait for itself
                 raise SessionBusy(self._talk.id, stand.run_id, busy.holder) from busy
             return await self._tell(stand)
         return None
@@ -304,7 +306,7 @@ class Sending:
         runtime, said, run_id = self._runtime, self._said, stand.run_id
         payload = {
             "rule": said.rule,
-            "text": said.text,
+            "text": said.text if said.rule != "steer" or not said.attachments else msgspec.json.encode(said.whole).decode(),
             "message_id": said.message_id,
             "attachments": list(said.attachments),
             "variables": said.variables,
@@ -400,16 +402,18 @@ async def _let_alone(runtime: Runtime, stand: Stand | None) -> AsyncGenerator[No
 def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunStarted, *, forked: bool) -> Conversation:
     """Return what the next run knows of its session, cut to its agent's profile."""
     agent = started.agent
+    patterns = (*talk.runtime.parts.redact, *agent.redact)
+    context = tuple(replace(one, text=hidden(one.text, patterns)) for one in talk.context)
     if stand is None:
-        found = Conversation(messages=talk.context, budget=talk.budget)
+        found = Conversation(messages=context, budget=talk.budget)
     else:
         found = after(stand.earlier, stand.state, stand.news, calls=agent.conversation == "calls")
         if said.rule == "rollback":
-            found = replace(found, messages=(*stand.earlier.messages, *stand.news.context), dropped=stand.earlier.dropped)
+            found = replace(found, messages=(*stand.earlier.messages, *stand.news.context), size=0, dropped=stand.earlier.dropped)
         left = tuple(replace(one, rule="enqueue") for one in found.waiting if one.message_id != said.message_id)
         found = replace(found, waiting=left, budget=talk.budget or found.budget)
     if forked:
-        found = Conversation(messages=(*found.messages, *talk.context), dropped=found.dropped, budget=talk.budget)
+        found = Conversation(messages=(*found.messages, *context), dropped=found.dropped, budget=talk.budget)
     return cut(found, make_profile(agent.profile).window_tokens)
 
 
@@ -425,7 +429,7 @@ def agent_of(talk: Talk, stand: Stand | None) -> Agent[Any] | str:
 
 def left_of(talk: Talk, stand: Stand | None, asked: Budget) -> Budget:
     """Return the bounds of the next run: the asked ones, and what the session's budget leaves. Raise `NotAllowedNow` if it leaves nothing."""
-    before = stand.known if stand is not None else NO_CONVERSATION
+    before = stand.tally if stand is not None else NO_CONVERSATION
     bounds = talk.budget or before.budget
     if bounds is None:
         return asked

@@ -69,7 +69,7 @@ class Session:
         """What the runs of the session have used together. Raise `ConfigError` before the session was read: `send`, `refresh` and others read it."""
         if self._hint < 0:
             raise ConfigError(f"session {self.id!r} has not been read yet: `await session.refresh()` reads it")
-        return NOTHING if self._stand is None else self._stand.known.used
+        return NOTHING if self._stand is None else self._stand.tally.used
 
     @property
     def status(self) -> Status:
@@ -112,8 +112,9 @@ class Session:
         - `interrupt`: the run in progress is cancelled; what it did stays in the conversation. The message is the next run.
         - `rollback`: the run in progress is cancelled and left out of the conversation. `Result.stayed` has its calls with an effect.
 
-        `by`: the sender; the user of this process. Raises `SessionBusy`, `SessionWaiting` (it waits for something else than a reply), `NotAllowedNow`
-        (`session_ended`, `session_budget_exhausted`), and what `Engine.run` raises; then the message was not recorded.
+        `variables` and `budget` apply where the message has a run of its own. `by`: the sender; the user of this process. Raises `SessionBusy`,
+        `SessionWaiting` (it waits for something else than a reply), `NotAllowedNow` (`session_ended`, `session_budget_exhausted`), and what
+        `Engine.run` raises; then the message was not recorded.
         """
         talk = self._talk
         check_is(Budget, budget=budget)
@@ -205,7 +206,8 @@ class Session:
         found, stand = list[Message](), self._stand
         while stand is not None:
             place = stand.state.session
-            said = said_in(stand.state, calls=True, message_id=place.message_id if place is not None else "")
+            mine, knew = place.message_id if place is not None else "", stand.earlier.messages
+            said = said_in(stand.state, calls=True, message_id=mine, earlier=knew)
             found = [*said, *stand.news.context, *found]
             if place is None or not place.before:
                 return [*stand.earlier.messages, *found]
@@ -312,7 +314,7 @@ def session(
         host=host,
         budget=budget,
         rule=_rule(rule),
-        context=tuple(Message(kind="note", text=hidden(entry_text(entry), runtime.parts.redact)) for entry in context),
+        context=tuple(Message(kind="note", text=entry_text(entry)) for entry in context),
     )
     return Session(talk)
 

@@ -16,7 +16,6 @@ import msgspec
 from detent.core import events as e
 from detent.core.actions import FinalAnswer, ToolCall, is_blank
 from detent.core.codec import digest_of
-from detent.core.errors import Conflict
 from detent.core.fold import answer_in
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext
@@ -260,11 +259,7 @@ async def _finish(call: CallState, digest: str, spec: ToolSpec, outcome: ToolOut
     context.run.journal.put(event, context.scope)
     if not effect:
         return
-    try:
-        await context.commit(durable=True)
-    except Conflict:
-        await context.run.journal.late_outcome(event)
-        raise
+    await context.commit(durable=True)
     if isinstance(event, e.ToolInDoubt):
         await _settle(context.state.calls[call.call_id], context)
 

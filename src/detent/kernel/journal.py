@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from copy import copy
 from typing import Any
 
 import msgspec
 
 from detent.core.budget import Usage
-from detent.core.codec import decode_event, encode, encode_event, read_log, seal
-from detent.core.errors import Conflict
+from detent.core.codec import decode_event, encode, encode_event, seal
 from detent.core.events import (
     TITLE,
     AnyEvent,
@@ -31,12 +28,9 @@ from detent.core.events import (
     RunFinished,
     RunStarted,
     RunWaiting,
-    ToolFinished,
-    ToolInDoubt,
-    ToolReconciled,
     TurnStarted,
 )
-from detent.core.fold import evolve, fold
+from detent.core.fold import evolve
 from detent.core.records import Envelope, Record, RunHead
 from detent.core.state import RunState
 from detent.ports import Clock, EventStore, Ids, Spent
@@ -131,6 +125,11 @@ class Journal:
         """Names that no commit has released yet. None while the model usage that replaces them in the account is not committed either."""
         return () if self._released is None or self.state.usage.total_tokens != self._charged.total_tokens else self._released
 
+    @property
+    def uncommitted(self) -> tuple[int, Sequence[bytes]]:
+        """How many records the log has, and the lines that no commit has appended to them."""
+        return self._committed, tuple(self._lines)
+
     async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
         """Append what was recorded since the last commit. Raise `Conflict`, `StoreBusy` or `StoreFull`; nothing was appended then.
 
@@ -172,26 +171,6 @@ class Journal:
             answer = self._fan.tell(self._sinks, *pair)
             if answer is not None:
                 await answer
-
-    async def late_outcome(self, event: ToolFinished | ToolInDoubt) -> None:
-        """Append the outcome of an effect whose own append lost against another writer, so that the log shows both facts."""
-        if isinstance(event, ToolInDoubt):
-            return
-        known = self.state.call(event.call)
-        outcome = ToolReconciled(call=event.call, outcome="happened", source="late_worker", result=event.result, error=event.error)
-        outcome = replace(outcome, attempt=known.attempt if known is not None else 0)
-        for _ in range(10):
-            late = copy(self)  # the buffer is lost, with everything that parallel passes may still add to it
-            late.state, late._lines, late._told, late._consumed, late._released, late._gate = await self._reloaded(), [], [], [], (), Gate()
-            late._committed, late._charged, late._fence = late.state.seq, late.state.usage, {}
-            late.record(outcome, scope=event.call.rsplit(".", 2)[0])
-            with suppress(Conflict):
-                await late.commit(durable=True)
-                return
-
-    async def _reloaded(self) -> RunState:
-        """Return the state of the run in the store."""
-        return fold(read_log(self.state.run_id, await self._store.read(self.state.run_id)))
 
 
 def _both(names: tuple[str, ...] | None, more: Sequence[str] | None) -> tuple[str, ...] | None:

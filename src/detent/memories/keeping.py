@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from detent.core.errors import ConfigError
 from detent.memories import lifecycle
 from detent.memories.lifecycle import Steps, check, utcnow
 from detent.ports import Models
-from detent.ports.remembering import ITEM_BYTES, Explanation, MemoryItem, Standing, below, key_of, narrowed, standing_of
+from detent.ports.remembering import ITEM_BYTES, Explanation, MemoryItem, Origin, Standing, below, key_of, names_of, narrowed, standing_of
 
 T = TypeVar("T")
 Vectors = Mapping[str, tuple[float, ...]]
@@ -118,11 +119,12 @@ class Keeping(ABC):
     ) -> list[MemoryItem]:
         """Return the items that came from a source, and all that was derived from them, by key. See `Memory.lineage`."""
         everything = [item for item in await self.export(host=host) if item.tombstoned_at is None]
+        wanted = (*([label] if label else []), *([f"run:{run_id}"] if run_id else []), *([f"person:{person}"] if person else []))
         names = set(item_ids)
         found: dict[str, MemoryItem] = {}
         for item in everything:
-            origin = item.origin
-            mine = (run_id and origin.run_id == run_id) or (label and label in origin.labels) or (person and origin.person == person)
+            said = names_of(item.origin) if wanted else ()
+            mine = any(name in said for name in wanted) or (label and any(fnmatchcase(name, label) for name in said))
             if mine or names & {item.id, key_of(item)}:
                 found[key_of(item)] = item
         names |= {name for item in found.values() for name in (item.id, key_of(item))}
@@ -130,11 +132,17 @@ class Keeping(ABC):
         while grown:
             grown = False
             for item in everything:
-                if key_of(item) not in found and names.intersection(item.origin.items):
+                if key_of(item) not in found and names & _derived_from(item.origin):
                     found[key_of(item)] = item
                     names |= {item.id, key_of(item)}
                     grown = True
         return sorted(found.values(), key=lambda item: (item.scope, item.id))
+
+
+def _derived_from(origin: Origin) -> set[str]:
+    """Return the names of the items that some content came from, directly or through earlier runs."""
+    hops = [hop.item.removeprefix("memory:") for source in origin.sources for hop in source.via]
+    return {*origin.items, *hops}
 
 
 def in_order(items: Sequence[MemoryItem], prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:

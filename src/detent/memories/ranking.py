@@ -156,7 +156,7 @@ def _rarity(items: int, having: int) -> float:
 
 
 FIRST, FULL, COVERED = 0.3, 0.3, 0.5
-"""How much more an item counts that begins with a term of the query (it is about that, or was said by them), that says enough for an answer, and
+"""How much more an item counts that begins with a term of the query (its subject, or its speaker), that says enough for an answer, and
 that has all terms of the query. Each was kept because it found more evidence in the conversations of `benchmarks/memory_set.json` than without it."""
 ENOUGH = 20
 """From so many words on an item says enough."""
@@ -195,6 +195,6 @@ def embedded(item: MemoryItem) -> str:
 
 
 def unit(vector: Sequence[float]) -> list[float]:
-    """Return a vector of length 1; all zeros stay so."""
+    """Return a vector of length 1; zeros are kept."""
     size = math.sqrt(sum(x * x for x in vector))
     return [x / size for x in vector] if size else list(vector)

@@ -156,7 +156,7 @@ async def _recall_turn(args: RecallTurnArgs, state: KernelState, context: Any) -
 
 
 recall_turn = declared(
-    "recall_turn", "Read an earlier turn of this work again: what was said, the calls and their results.", RecallTurnArgs, _recall_turn
+    "recall_turn", "Read an earlier turn of this work again: its text, its calls and their results.", RecallTurnArgs, _recall_turn
 )
 
 

@@ -62,11 +62,13 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a run of a session knows of the session when it begins.
 
-    `dropped` counts the messages that no longer fit the profile's budget. `sent` has the numbers of earlier messages by the digest of the id that their
-    sender gave. `used`, `running_ms` and `total_ms` are what all earlier runs used. `waiting` are messages that come after this one.
+    `size` is about how many bytes `messages` have, 0 if that is not known. `dropped` counts the messages that no longer fit the profile's budget. `sent`
+    has the numbers of earlier messages by the digest of the id that their sender gave. `used`, `running_ms` and `total_ms` are what all earlier runs
+    used. `waiting` are messages that come after this one.
     """
 
     messages: tuple[Message, ...] = ()
+    size: int = 0
     dropped: int = 0
     sent: dict[str, int] = {}
     used: Usage = NOTHING

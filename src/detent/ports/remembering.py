@@ -16,7 +16,7 @@ import msgspec
 
 from detent.core.codec import digest_of
 from detent.core.errors import Explained
-from detent.core.events import Origin
+from detent.core.events import Hop, Origin, Source
 from detent.ports.models import Models
 from detent.ports.options import check_fields
 
@@ -28,7 +28,7 @@ Standing = Literal["current", "proposed", "superseded", "expired", "tombstoned",
 
 _TEXT = re.compile(r':"([^"]*)')
 ITEM_BYTES = 8_000
-"""How large the content of an item may be (row K74)."""
+"""How large the content of an item may be."""
 NOBODY = "-"
 """The tenant in the scopes of runs without a tenant."""
 
@@ -55,6 +55,20 @@ def unproven(origin: Origin, label: str = "") -> Origin:
     return msgspec.structs.replace(origin, labels=labels, trusted=False, sources=sources, seal="")
 
 
+def told(source: Source) -> list[str]:
+    """Return the chain of a source as lines for a person: where it is now first, the run where it was seen first last."""
+    what = f"{source.tool} {source.said}".strip() or source.origin or "an unknown source"
+    where = [text for text in (f"call {source.origin}" if source.tool else "", f"run {source.run_id}" if source.run_id else "") if text]
+    return [*map(_hop, source.via), f"{source.label}: {what}" + (f" ({' of '.join(where)})" if where else "")]
+
+
+def _hop(hop: Hop) -> str:
+    verb = f"{hop.item}, " + ("remembered" if hop.item.startswith("memory:") else "said")
+    by = f", call {hop.call_id}" if hop.call_id else ""
+    at = f", record {hop.sequence}, digest {hop.digest[:12]}" if hop.sequence else ""
+    return f"{verb} in run {hop.run_id or 'unknown'}{by}{at}"
+
+
 def names_of(origin: Origin) -> tuple[str, ...]:
     """Return the names by which the sources of some content are kept out, or forgotten.
 
@@ -73,7 +87,7 @@ class MemoryItem(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True,
     """Something that is remembered.
 
     `scope` is `tenant/[workspace/][agent]`, as `scope_of` writes it; `id` is unique in its scope and has no slash. `context` are words that help to
-    find the item and are not shown, such as what was said just before it. `metadata` is JSON data of the writer's own.
+    find the item and are not shown, such as the sentence before it. `metadata` is JSON data of the writer's own.
 
     `held_from` and `held_until` say when the fact held; `created_at` and `superseded_at` say when it was learnt and when it was replaced.
     `supersedes` names the items that this one replaces (ids in its scope, else keys). `proposed`: it waits for a review; `refused`: why it was
@@ -122,7 +136,7 @@ class Explanation(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True
 
 
 class Memory(Protocol):
-    """Keeps items and finds them (rows K66 to K76). It opens itself on first use, and can be used again after `close`.
+    """Keeps items and finds them. It opens itself on first use, and can be used again after `close`.
 
     `host` is the prefix of scopes that the caller may see: `tenant` or `tenant/workspace`; "" is the operator, who sees all. No method shows, changes
     or counts an item outside of it, and none tells whether one exists. `scope` narrows further: an item is visible if its scope equals or is below
@@ -149,7 +163,7 @@ class Memory(Protocol):
     ) -> list[Found]:
         """Return the current items that fit `query` best, best first; with `as_of` those that held at that time.
 
-        Preferences are included even if no word fits (row K70), in at most half of the places. An empty query returns the newest items.
+        Preferences are included even if no word fits, in at most half of the places. An empty query returns the newest items.
         """
         ...
 
@@ -197,9 +211,10 @@ class Memory(Protocol):
     async def lineage(
         self, *, host: str, run_id: str = "", label: str = "", person: str = "", item_ids: Sequence[str] = ()
     ) -> list[MemoryItem]:
-        """Return the items that came from this run, source label, person or these items, and all that was derived from them, by key.
+        """Return the items that came from this run, source, person or these items, also through earlier runs, and all that was derived from them.
 
-        Any one of the given sources is enough. Proposals and superseded items count; tombstones are left out.
+        `label` is one of `names_of(origin)`, or a pattern with `*`. Any one of the given sources is enough. Ordered by key.
+        Proposals and superseded items count; tombstones are left out.
         """
         ...
 
@@ -243,7 +258,7 @@ class Governor(Protocol):
 
 
 def scope_of(tenant: str = "", workspace: str = "", agent: str = "") -> str:
-    """Return the scope (row K69), or the prefix of scopes, for these names. Each name becomes one part, whatever characters it has."""
+    """Return the scope, or the prefix of scopes, for these names. Each name becomes one part, whatever characters it has."""
     return "/".join([_part(tenant) or NOBODY, *filter(None, (_part(workspace), _part(agent)))])
 
 

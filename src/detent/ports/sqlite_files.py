@@ -1,4 +1,4 @@
-"""SQLite files of this process: how connections are opened, how SQLite's errors are translated, and what becomes of connections in a forked process.
+"""SQLite files of this process: how connections are opened, how SQLite's errors are translated, and how a forked process closes them.
 
 SQLite remembers in memory which locks its process has on a file. A forked child inherits this memory but not the locks: if it opened the same file,
 it would believe that it has locks, and another process could remove the write-ahead log under it. So the child first closes all inherited

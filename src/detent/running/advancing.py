@@ -46,6 +46,7 @@ from detent.running.conversing import shown_of
 from detent.running.declarations import declared_of, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.inbox import counts, drop
+from detent.running.late import record_late
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
 from detent.running.parts import Parts, digests_of, make_run, tools_of, ways_of
@@ -139,15 +140,17 @@ class Advancing:
                 PATIENCE.set(awaited)  # the context variable holds the control, which holds the task, whose context holds the variable
             self.control.detach()  # the function for the time left holds the control
             self.parts.watcher.remove(self.run_id)
-            if isinstance(error, Conflict) or self.control.stop.startswith(LOST):
-                self._journal = None  # the new owner of the run releases what it had reserved
-            await asyncio.shield(self._give_back())
+            lost = isinstance(error, Conflict) or self.control.stop.startswith(LOST)
+            await asyncio.shield(self._give_back(lost=lost))
         if isinstance(error, asyncio.CancelledError) and self.control.stop and not self.control.stop.startswith(CALLER_GONE):
             raise Suspended(self.run_id, self.control.stop) from None
         if isinstance(error, (StoreBusy, StoreFull)):
             raise Suspended(self.run_id, str(error)) from error
 
-    async def _give_back(self) -> None:
+    async def _give_back(self, *, lost: bool) -> None:
+        if lost and self._journal is not None:
+            journal, self._journal, self._claim = self._journal, None, None  # the new owner of the run releases what it had reserved
+            await record_late(journal, self.parts.store, self.journal)
         if not self.parts.watcher.holds(self.run_id, self.control):
             return  # the run was resumed since: the claim is not this one's any more
         try:
@@ -188,7 +191,7 @@ class Advancing:
                 outer.set("")
         ADVANCED.set(self.run_id)
         self._decides = self.control.ready = True  # later signals are in the inbox, which is read first
-        run = await self._run(journal)
+        run, ended = await self._run(journal), journal.state.terminal
         KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact), run.tools.values()).keep)
         try:
             await drive(run, *ways_of(journal.state, parts), turns=turns)
@@ -198,6 +201,8 @@ class Advancing:
             await self._refuse_late(run)
         if parts.tenants:
             await journal.commit()  # release what the run still has reserved
+        if journal.state.terminal and not ended:
+            parts.ended(journal.state)
         return journal.state
 
     async def _refuse_late(self, run: Run) -> None:
@@ -224,6 +229,7 @@ class Advancing:
     def _world(self, journal: Journal, planner: Planner) -> LiveWorld:
         parts = self.parts
         make_world = LiveWorld if parts.scheduler is None else partial(ScheduledWorld, scheduler=parts.scheduler)
+        plans = not (self.control.cancelled or journal.state.terminal)  # ending a run needs neither its memory nor its compactor
         return make_world(
             journal=journal,
             planner=planner,
@@ -236,8 +242,8 @@ class Advancing:
             traffic=parts.traffic,
             tenants=parts.tenants,
             planner_of=parts.planner_of_pass,
-            preparing=preparing_of(parts.memories, parts.compactors, journal.state, planner),
-            memories=parts.memories,
+            preparing=preparing_of(parts.memories, parts.compactors, journal.state, planner) if plans else None,
+            memories=parts.memories if plans else None,
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:

@@ -89,7 +89,7 @@ def _missing(key: str) -> str:
 
 
 def named_in(lines: Sequence[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield the artifacts that these lines name, with the number of the line. A conversation from which words were erased is gone on purpose."""
+    """Yield the artifacts that these lines name, with the number of the line. A conversation from which words were erased does not count."""
     last = max((number for number, line in enumerate(lines, 1) if _KEPT in line), default=0)
     for number, line in enumerate(lines, 1):
         if number < last and (_KEPT in line or _STARTED in line):

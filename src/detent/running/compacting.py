@@ -8,6 +8,7 @@ between turns here only saves time, and follows from the log.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from detent.core.state import Item, KernelState, RunState
 from detent.kernel.context import KernelContext
 from detent.ports import Planner, models_asked
 from detent.ports.compacting import Ask, CompactionOptions, Compactor, Dropped, Measured
+from detent.ports.copies import copied, ours
 from detent.ports.outside import Interrupted
 from detent.ports.raised import raised_by
 from detent.running import reducing
@@ -165,7 +167,9 @@ class Compacting:
         """Return the summary of what is dropped, why the compactor gave none, and who wrote it."""
         before = without_receipt(context.state.summary)
         most = max(400, min(self._options.max_summary_bytes, limit * BYTES_PER_TOKEN // 8))
-        dropped = Dropped(items=[shown.steps[p] for p in gone], before=before, max_bytes=most, goal=context.run.state.goal)
+        items = [shown.steps[p] for p in gone]
+        items = items if ours(type(self._compactor)) else list(map(copied, items))
+        dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal)
         failed = OPEN if failures >= self._options.max_failures else ""
         if not failed:
             try:
@@ -209,13 +213,14 @@ class Compacting:
             return 0
         return (told.idle if told is not None else 0) + 1
 
-    def _hidden_before(self, context: KernelContext, state: KernelState, told: ContextCompacted) -> frozenset[tuple[str, bytes]]:
-        """Return what was read in the items that the last compaction had dropped or cleared."""
+    def _hidden_before(self, context: KernelContext, state: KernelState, told: ContextCompacted) -> Callable[[Item], bool]:
+        """Return whether a call reads what the last compaction had dropped or cleared."""
         at, known = self._hidden.get(context.scope, (0, set[tuple[str, bytes]]()))
         known.update(reducing.read_of(item) for item in state.steps[at : told.items] if item.kind == "tool")
         self._hidden[context.scope] = told.items, known
         cleared = frozenset(told.cleared)
-        return frozenset(known | {reducing.read_of(item) for item in state.steps[told.items : told.steps] if item.call_id in cleared})
+        here = {reducing.read_of(item) for item in state.steps[told.items : told.steps] if item.call_id in cleared}
+        return lambda item: (read := reducing.read_of(item)) in known or read in here
 
     def _with_receipt(self, context: KernelContext, summary: str, made: Reduction, shown: Shown) -> str:
         """Return the summary behind its receipt: how much was removed, how to read it again, and what must not be forgotten."""
@@ -250,7 +255,8 @@ def standing(run: RunState) -> list[str]:
     for state in run.passes.values():
         kept |= state.meta.get("meta_tools", {})
     lines = [f"- [kept, {key}] {_flat(value)}" for key, value in kept.items() if key != "discovered"]
-    lines += [f"- [waits for approval, {call}] {asked.tool}({_flat(asked.args)})" for call, asked in run.approvals.items()]
+    waits = [(call, known) for call in run.approvals if (known := run.call(call)) is not None]
+    lines += [f"- [waits for approval, {call}] {known.tool}({_flat(known.args)})" for call, known in waits]
     lines += [f"- [in doubt, {call}] it may or may not have happened" for call in run.in_doubt]
     lines += [f"- [open question, {ask_id}] {_flat(ask.question)}" for ask_id, ask in run.asks.items()]
     lines += [f"- [open child, {name}] {_flat(child.goal)}" for name, child in run.children.items() if child.status == "open"]
@@ -265,7 +271,7 @@ def _flat(value: Any) -> str:
 
 def without_receipt(summary: str) -> str:
     """Return a summary without what is made anew at each compaction."""
-    return summary.partition(f"{EARLIER}\n")[2] if summary.startswith(RECEIPT) else summary
+    return summary.partition(f"\n{EARLIER}\n")[2] if summary.startswith(RECEIPT) else summary
 
 
 def cut(text: str, most: int) -> str:

@@ -7,19 +7,19 @@ things, however long the session is. It is stored as an artifact of the new run 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
+from detent.config.adapters import words_of
 from detent.core.actions import AskUser
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog
 from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, Origin, SessionEnded
 from detent.core.records import Record
 from detent.core.state import Item, RunState
-from detent.policies.provenance.lasting import Wrote
 from detent.ports import EventStore
 from detent.ports.conversing import NO_CONVERSATION, Conversation, Message, Waiting
 from detent.running.artifacts import artifact
@@ -27,7 +27,7 @@ from detent.running.artifacts import artifact
 replace = msgspec.structs.replace
 
 BYTES_PER_TOKEN = 4
-SHARE = 2
+SHARE = 4
 """A conversation may take one part in so many of the model's window."""
 KEPT = 3, 4
 """How much of that is left when the oldest messages are dropped: so that the beginning of the prompt changes seldom, and caches of it hold."""
@@ -119,7 +119,7 @@ async def conversation_of(store: EventStore, state: RunState) -> Conversation:
 async def shown_of(store: EventStore, state: RunState, records: Iterable[Record] = ()) -> Sequence[Message]:
     """Return what the planner of a run is shown of its session; raise as `conversation_of`.
 
-    `records` may say that words of it were erased since (`ConversationErased`): then the rest.
+    If words of it were erased since, according to `records` (`ConversationErased`), return the rest.
     """
     for record in records:
         if isinstance(record.event, ConversationErased) and state.session is not None:
@@ -139,9 +139,9 @@ def said_in(state: RunState, *, calls: bool, message_id: str = "", earlier: Sequ
     """Return what a run of a session adds to the conversation: the user's words, questions and replies, and the answer.
 
     `calls`: also tool calls and their results. Calls with an effect of a run that gave no answer are always there: they happened. `earlier` is the
-    conversation that the run knew: its answer is no cleaner than that.
+    conversation that the run knew: its answer is not more trusted than that.
     """
-    wrote = Wrote(state, earlier)
+    origin_of = words_of(state, earlier)
     number, run_id = (state.session.number if state.session is not None else 0), state.run_id
     said = [
         Message(
@@ -151,36 +151,44 @@ def said_in(state: RunState, *, calls: bool, message_id: str = "", earlier: Sequ
             run_id=run_id,
             message_id=message_id,
             attachments=_named(state.attachments),
-            origin=wrote.origin(state.goal),
+            origin=origin_of(state.goal),
         )
     ]
     for item in (item for known in state.passes.values() for item in list(known.steps)[1:]):
-        said += _of(item, number, run_id, wrote, calls=calls, effects=state.status != "completed")
+        said += _of(item, number, run_id, origin_of, calls=calls, effects=state.status != "completed")
     if state.status == "completed":
-        said.append(Message(kind="model", text=_text(state.output), number=number, run_id=run_id, origin=wrote.origin(_text(state.output))))
+        said.append(Message(kind="model", text=_text(state.output), number=number, run_id=run_id, origin=origin_of(_text(state.output))))
     else:
         if state.partial:
-            said.append(Message(kind="model", text=state.partial, number=number, run_id=run_id, origin=wrote.origin(state.partial)))
+            said.append(Message(kind="model", text=state.partial, number=number, run_id=run_id, origin=origin_of(state.partial)))
         how = state.reason.replace("_", " ") or state.status.replace("_", " ")
         said.append(Message(kind="note", text=f"no answer was given: {how}", number=number, run_id=run_id, origin=OURS))
     return tuple(said)
 
 
-def _of(item: Item, number: int, run_id: str, wrote: Wrote, *, calls: bool, effects: bool) -> Iterator[Message]:
+def _of(item: Item, number: int, run_id: str, origin_of: Callable[..., Origin], *, calls: bool, effects: bool) -> Iterator[Message]:
     if item.kind == "user":
-        yield Message(kind="user", text=item.text, number=number, run_id=run_id, origin=wrote.origin(item.text))
+        yield Message(kind="user", text=item.text, number=number, run_id=run_id, origin=origin_of(item.text))
     elif item.kind == "model" and item.plan is not None:
         for action in item.plan.actions:
             if isinstance(action, AskUser):
-                yield Message(kind="model", text=action.question, number=number, run_id=run_id, origin=wrote.origin(action.question))
+                yield Message(kind="model", text=action.question, number=number, run_id=run_id, origin=origin_of(action.question))
     elif item.kind == "tool" and item.executed and (calls or (effects and item.changes)):
         content = item.content if item.error is None else {"error": f"{item.error.code}: {item.error.message}"}
-        said = {"tool": item.tool, "args": item.args, "ok": item.ok, "content": content, "origin": wrote.origin([item.args, content], item)}
-        yield Message(kind="tool", number=number, run_id=run_id, **said)
+        yield Message(
+            kind="tool",
+            number=number,
+            run_id=run_id,
+            tool=item.tool,
+            args=item.args,
+            ok=item.ok,
+            content=content,
+            origin=origin_of([item.args, content], item),
+        )
 
 
 def _named(attachments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return attachments without their bytes: what they are is said, and the run that they were given to has them."""
+    """Return descriptions of attachments, without their bytes. The run that they were given to has these."""
     told = ("type", "media_type", "name", "filename", "url", "artifact")
     tables: list[Any] = [one if isinstance(one, dict) else {"type": "text"} for one in attachments]
     return tuple({key: one[key] for key in told if key in one} for one in tables)
@@ -195,15 +203,13 @@ def effects_in(state: RunState) -> tuple[Item, ...]:
     return tuple(item for known in state.passes.values() for item in known.results if item.executed and item.changes)
 
 
-def after(earlier: Conversation, state: RunState, news: News, *, calls: bool) -> Conversation:
-    """Return the conversation after a run that knew `earlier`. It is not cut yet."""
+def tally(earlier: Conversation, state: RunState, news: News) -> Conversation:
+    """Return the conversation after a run that knew `earlier`, without what the run said: what was used, what was sent and what waits."""
     place = state.session
-    said = said_in(state, calls=calls, message_id=place.message_id if place is not None else "", earlier=earlier.messages)
     number = place.number if place is not None else 0
     ids = [*([digest_of_id(place.message_id)] if place is not None and place.message_id else []), *news.sent]
     return replace(
         earlier,
-        messages=(*earlier.messages, *said, *news.context),
         sent={**earlier.sent, **{one[:ID_DIGITS]: number for one in ids}},
         used=earlier.used.plus(state.usage),
         running_ms=earlier.running_ms + state.running_ms,
@@ -212,14 +218,22 @@ def after(earlier: Conversation, state: RunState, news: News, *, calls: bool) ->
     )
 
 
+def after(earlier: Conversation, state: RunState, news: News, *, calls: bool) -> Conversation:
+    """Return the conversation after a run that knew `earlier`. It is not cut yet."""
+    place = state.session
+    said = said_in(state, calls=calls, message_id=place.message_id if place is not None else "", earlier=earlier.messages)
+    new = (*said, *news.context)
+    return replace(tally(earlier, state, news), messages=(*earlier.messages, *new), size=_total(earlier) + sum(map(_size, new)))
+
+
 ID_DIGITS = 16
 """How much of a message id's digest a conversation keeps."""
 
 
 def cut(conversation: Conversation, window_tokens: int) -> Conversation:
-    """Return the conversation cut to the profile's budget: half of the window, the oldest dropped first. A single longer text is shortened."""
+    """Return the conversation cut to the profile's budget: a quarter of the window, the oldest dropped first. A single longer text is shortened."""
     most = window_tokens * BYTES_PER_TOKEN // SHARE
-    if len(msgspec.json.encode(conversation.messages)) <= most:
+    if _total(conversation) <= most:
         return conversation
     messages = [_clamped(one, most) for one in conversation.messages]
     sizes = [_size(one) for one in messages]
@@ -228,7 +242,11 @@ def cut(conversation: Conversation, window_tokens: int) -> Conversation:
         while dropped < len(messages) - 1 and total > most * KEPT[0] // KEPT[1]:
             total -= sizes[dropped]
             dropped += 1
-    return replace(conversation, messages=tuple(messages[dropped:]), dropped=conversation.dropped + dropped)
+    return replace(conversation, messages=tuple(messages[dropped:]), size=total, dropped=conversation.dropped + dropped)
+
+
+def _total(conversation: Conversation) -> int:
+    return conversation.size or sum(map(_size, conversation.messages))
 
 
 def _size(message: Message) -> int:

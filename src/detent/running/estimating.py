@@ -68,7 +68,9 @@ def tokens_around(context: KernelContext) -> int:
     size += sum(text_size(spec.description) + len(spec.name) + json_size(spec.input_schema) for spec in context.specs)
     size += json_size(context.input.variables) + json_size(context.input.output_schema) + sum(map(text_size, context.input.guidance))
     tokens = sum(min(OF_A_FILE, tokens_in(json_size(one))) for one in context.run.state.attachments)
-    return tokens_in(size) + tokens + sum(map(tokens_of_item, context.run.world.conversation))
+    for message in context.run.world.conversation:
+        size += text_size(message.text) + json_size(message.args) + json_size(message.content) + PER_ITEM * BYTES_PER_TOKEN
+    return tokens_in(size) + tokens
 
 
 def tokens_of_the_turn(context: KernelContext) -> int:

@@ -57,7 +57,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine gives to the runs that it advances.
 
     `policy` is the engine's own; `policy_of` returns an agent's combined with it, `guards_of` the guards of an agent after the kernel's, `answers`
-    decides whether answers count. `affordable` raises `ConfigError` if cost is bounded and a model has no price. `planner_of_pass` does so too, and
+    decides whether answers count. `ended` is called
+    when a run has ended. `affordable` raises `ConfigError` if cost is bounded and a model has no price. `planner_of_pass` does so too, and
     returns the planner of a pass with a model of its own.
     """
 
@@ -89,6 +90,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     affordable: Callable[[AgentSpec, Budget, Host], None] = lambda agent, budget, host: None
     planner_of_pass: Callable[[AgentSpec, Budget, Host], Planner] | None = None
     memories: Memories = msgspec.field(default_factory=Memories)
+    ended: Callable[[RunState], None] = lambda state: None
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from detent.config.remembering import Memories, MemorySettings, MemoryUse, memory_use, prefix_of, scope_for
+from detent.config.remembering import TOOLS, Memories, MemorySettings, MemoryUse, memory_use, prefix_of, scope_for
 from detent.core.agent import AgentSpec, Host
 from detent.core.errors import Divergence, StoreError, Suspended
 from detent.core.events import MemoryRecalled
@@ -61,7 +61,7 @@ class Recalling:
         await context.commit()
 
     async def _found(self, query: str, context: KernelContext) -> tuple[list[Found], str]:
-        gateway = context.run.world.models(context)
+        gateway: Any = context.run.world.models(context)
         try:
             async with asyncio.timeout(SEARCH_S):
                 search = self._memory.search(
@@ -135,7 +135,7 @@ def query_of(state: KernelState, task: str, said: str) -> str:
         for item in reversed(state.results[-QUERY_CHARS // SNIPPET_CHARS :]):
             if left <= 0:
                 break
-            if item.ok and not item.meta:
+            if item.ok and not item.meta and item.tool not in TOOLS:
                 snippet = _text(item)[:SNIPPET_CHARS]
                 parts.append(snippet)
                 left -= len(snippet) + 1

@@ -7,7 +7,7 @@ Positions are indices into the pass's whole transcript.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -164,10 +164,10 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
     return gone
 
 
-def only_read_again(steps: Sequence[Item], hidden: frozenset[tuple[str, bytes]]) -> bool:
-    """Whether everything that was done in these items was to read again what was `hidden` before."""
+def only_read_again(steps: Sequence[Item], hidden: Callable[[Item], bool]) -> bool:
+    """Whether everything that was done in these items was to read again what was hidden before."""
     calls = [item for item in steps if item.kind == "tool"]
-    return bool(calls) and all(item.tool in RECALLS or read_of(item) in hidden for item in calls)
+    return bool(calls) and all(item.tool in RECALLS or hidden(item) for item in calls)
 
 
 def _named(item: Item, position: int) -> str:

@@ -21,7 +21,7 @@ from detent.core.events import AnyEvent, MemoryProposed, MemorySuperseded, Memor
 from detent.kernel.journal import Journal
 from detent.ports import Clock, ToolContext
 from detent.ports.copies import ours
-from detent.ports.remembering import Governor, Kind, Memory, MemoryItem, key_of, unproven
+from detent.ports.remembering import Governor, Kind, Memory, MemoryItem, WritePolicy, key_of, unproven
 from detent.secrecy.redact import PLACEHOLDER, Redactor
 
 MOST_RETIRED = 3
@@ -53,7 +53,7 @@ class Remembering:
         self.name, self.memory, self.use, self.settings, self.governor = name, memory, use, settings, governor
         self.journal, self.clock, self.conversation = journal, clock, conversation
         self.scope = scope_for(use, state.agent, state.host)
-        self.policy = stricter(use.write_policy, settings.policy_for(self.scope))
+        self.policy: WritePolicy = stricter(use.write_policy, settings.policy_for(self.scope))
 
     def of_call(self, context: ToolContext) -> OfCall:
         """Return the memory for one call."""
@@ -78,11 +78,10 @@ class OfCall:
     async def forget(self, items: Sequence[str], *, why: str = "") -> dict[str, Any]:
         """See `RunMemory.forget`."""
         run, old = self._run, await self._items(items)
-        old = [item for item in old if item.tombstoned_at is None]
         if not self._may_write(old):
             keys = [key_of(item) for item in old]
-            made = self._item(f"Forget {', '.join(item.id for item in old)}. {why}".strip(), kind="transient", why=why, expires_at=None)
-            return await self._propose(replace(made, metadata={FORGETS: keys}))
+            made = self._item(f"Forget {', '.join(item.id for item in old)}. {why}".strip(), kind="transient", why=why)
+            return await self._propose(replace(made, metadata={FORGETS: keys}, expires_at=None))
         with _refusing():
             await run.memory.tombstone(
                 *(key_of(item) for item in old), why=why or "forgotten by the agent", at=run.clock.now(), host=run.scope
@@ -93,7 +92,7 @@ class OfCall:
     async def _write(self, content: str, old: Sequence[MemoryItem] = (), **fields: Any) -> dict[str, Any]:
         run = self._run
         may = self._may_write(old)
-        policy = stricter(run.policy, *(item.write_policy for item in old))
+        policy = stricter(run.policy, *_policies(old))
         item = replace(self._item(content, **fields), supersedes=tuple(key_of(item) for item in old), write_policy=policy)
         if any(not one.origin.trusted for one in old):  # a correction of what nobody vouched for does not vouch for itself
             item = replace(item, origin=unproven(item.origin, "untrusted"))
@@ -122,7 +121,7 @@ class OfCall:
     def _may_write(self, old: Sequence[MemoryItem]) -> bool:
         """Whether this may be written now; if not, it is proposed. Raise `ToolFailed` if not even that is allowed."""
         run = self._run
-        policy = stricter(run.policy, *(item.write_policy for item in old))
+        policy = stricter(run.policy, *_policies(old))
         if policy == "read_only":
             raise ToolFailed("nothing was written: this memory is read-only here", error_code="memory_read_only")
         retired = sum(became in ("superseded", "tombstoned") for became in run.journal.state.memories.values())
@@ -143,11 +142,11 @@ class OfCall:
             found.append(item)
         return found
 
-    def _item(self, content: str, *, kind: Kind, why: str = "", **times: datetime | None) -> MemoryItem:
+    def _item(
+        self, content: str, *, kind: Kind, why: str = "", held_from: datetime | None = None, held_until: datetime | None = None
+    ) -> MemoryItem:
         run, state = self._run, self._run.journal.state
         now = run.clock.now()
-        if kind == "transient" and not times.get("held_until"):
-            times.setdefault("expires_at", now + TRANSIENT)
         return MemoryItem(
             id=item_id(state.run_id, self._call),
             scope=run.scope,
@@ -156,13 +155,19 @@ class OfCall:
             origin=origin_of(state, self._call, content, run.conversation()),
             visibility=run.use.visibility,
             created_at=now,
+            held_from=held_from,
+            held_until=held_until,
+            expires_at=now + TRANSIENT if kind == "transient" and held_until is None else None,
             why=why,
             write_policy=run.policy,
-            **times,
         )
 
     def _record(self, *events: AnyEvent) -> None:
         self._run.journal.record(*events, scope=self._call.rsplit(".", 2)[0])
+
+
+def _policies(items: Sequence[MemoryItem]) -> list[WritePolicy]:
+    return [item.write_policy for item in items]
 
 
 class _refusing:  # noqa: N801 - used like a function

@@ -25,12 +25,22 @@ def healed(state: RunState, call: CallState) -> dict[str, Any] | None:
     return {"tool": written.tool, "args": written.args, "repairs": repairs, **text} if repairs else None
 
 
-def origins(state: RunState, call: CallState) -> dict[str, dict[str, Any]]:
-    """Return the origin of each leaf of the arguments: path -> {"label", "origin", "tool": that of the call it was found in}."""
+def origins(state: RunState, call: CallState, facts: Any = None) -> dict[str, dict[str, Any]]:
+    """Return the origin of each leaf of the arguments: path -> {"label", "origin", "tool": that of the call it was found in}.
+
+    `sources` tell where a value came from in earlier runs. The state does not have the conversation of the run's session, so what is not found has the
+    label `earlier` there (an earlier message, or the planner's own words), unless the policy has found it: `facts` are those of the request.
+    """
     args: Any = call.args
     if not isinstance(args, dict):
         return {}
     found = traced(cast("dict[str, Any]", args), state, call.call_id)
+    if state.session is not None and state.session.conversation is not None:
+        said: Any = facts.get("args") if isinstance(facts, dict) else None
+        known = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+        for path, leaf in found.items():
+            if leaf["label"] == "model":
+                found[path] = known[path] if "sources" in (known.get(path) or ()) else {**leaf, "label": "earlier"}
     tools = {item.call_id: item.tool for known in state.passes.values() for item in known.results}
     return {
         path: {**told, "tool": tools[origin]} if (origin := str(told.get("origin", "")).partition(", ")[0]) in tools else told

@@ -372,7 +372,7 @@ def approvals_of(state: RunState) -> list[Approval]:
                 expires_at=asked.expires_at,
                 sandbox=asked.sandbox,
                 healed=healed(state, call) if call else None,
-                origins=origins(state, call) if call else {},
+                origins=origins(state, call, asked.facts) if call else {},
                 differs=differs(state, call) if call else None,
             )
         )

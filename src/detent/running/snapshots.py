@@ -216,7 +216,7 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
             case e.MemoryRecalled():
                 envelope = decode_envelope(head)
                 if event.memory and event.items:
-                    recalled = Item(kind="memory", iteration=envelope.iteration, arguments=event.items)
+                    recalled = Item(kind="memory", iteration=envelope.iteration, arguments=list(event.items))
                     passes[envelope.scope].steps.append(recalled)
             case e.ApprovalEdited():
                 passes[event.call.rsplit(".", 2)[0]].change(event.call, args=event.args, edited=True)
@@ -253,10 +253,6 @@ class SnapshotJournal(Journal):
         if (not state.host.tenant and not self._charges_all) or (self._committed and state.usage == charged):
             return None
         return spent_between(charged, state, lines, first=not self._committed)
-
-    async def _reloaded(self) -> RunState:
-        """Return the state; a fork's too."""
-        return await load_run(self._store, self.state.run_id)
 
     def commit(self, *, durable: bool = False, intent: bool = False) -> CoroutineType[Any, Any, None]:
         """See `Journal.commit`."""

@@ -14,6 +14,7 @@ import msgspec
 
 from detent.config.adapters import inlined, one_of
 from detent.config.agents import Agent
+from detent.config.compaction import compacts
 from detent.config.names import Imported
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.core.agent import AgentSpec, Host
@@ -220,6 +221,8 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     runtime.parts.memories.check(agent)
     runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools and name not in meta])
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
+    if (compaction := compacts(spec)) is not None:
+        runtime.parts.compactors.get(compaction.use)
     check_options(strategy, spec)
     spec = msgspec.structs.replace(spec, grants=(*spec.grants, *runtime.parts.grants))
     policy = runtime.parts.policy_of(spec)

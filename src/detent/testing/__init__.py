@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from detent.testing.conformance.approver import ApproverContract, ApproverMaker
     from detent.testing.conformance.basics import ClockContract, ClockMaker, EmbedderContract, EmbedderMaker, IdsContract, IdsMaker
     from detent.testing.conformance.capabilities import CapabilitiesContract, CapabilitiesMaker, SecretSourceContract, SecretSourceMaker
+    from detent.testing.conformance.compactor import CompactorContract, CompactorMaker
     from detent.testing.conformance.memory import MemoryContract, MemoryMaker
     from detent.testing.conformance.observer import ObserverContract, ObserverMaker
     from detent.testing.conformance.planner import PlannerContract, PlannerMaker
@@ -52,6 +53,7 @@ CONTRACTS = {
     "approver": "ApproverContract ApproverMaker",
     "basics": "ClockContract ClockMaker EmbedderContract EmbedderMaker IdsContract IdsMaker",
     "capabilities": "CapabilitiesContract CapabilitiesMaker SecretSourceContract SecretSourceMaker",
+    "compactor": "CompactorContract CompactorMaker",
     "memory": "MemoryContract MemoryMaker",
     "observer": "ObserverContract ObserverMaker",
     "planner": "PlannerContract PlannerMaker",
@@ -73,6 +75,8 @@ __all__ = [
     "CapturingBus",
     "ClockContract",
     "ClockMaker",
+    "CompactorContract",
+    "CompactorMaker",
     "Crash",
     "CrashingStore",
     "EmbedderContract",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from amounts import sampled
 from detent import Agent, Engine, tool
 from detent.core.errors import ConfigError
 from detent.planners.model.planner import ModelPlanner
@@ -62,7 +63,7 @@ def look(x: int) -> int:
     return x * 2
 
 
-@pytest.mark.parametrize("provider", list(TEXTS))
+@pytest.mark.parametrize("provider", sampled(TEXTS, few=2))
 def test_each_provider_gets_the_schema_in_the_mode_that_was_chosen(provider: str) -> None:
     """Natively in the provider's own place, as a tool, or in the instructions; the answer is the same data."""
     for mode in ("native", "tool", "prompted"):
@@ -78,7 +79,7 @@ def test_each_provider_gets_the_schema_in_the_mode_that_was_chosen(provider: str
         assert "people" in told
 
 
-@pytest.mark.parametrize("provider", list(TEXTS))
+@pytest.mark.parametrize("provider", sampled(TEXTS, few=2))
 def test_without_a_choice_the_best_mode_that_the_profile_allows_is_taken(provider: str) -> None:
     """Natively for a plain schema and nothing else to call, where the provider is known for it; as a tool otherwise."""
     native = provider in ("openai", "anthropic", "google")

@@ -14,13 +14,12 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import CallState, Child, Item, KernelState, RunState
-from detent.policies.provenance.kept import told
 from detent.policies.provenance.lasting import Wrote, derived, origin_of, raises_trust
 from detent.policies.provenance.origins import Origins
 from detent.policies.provenance.policy import ProvenancePolicy
 from detent.ports import Call, ToolSpec
 from detent.ports.conversing import Message
-from detent.ports.remembering import MemoryItem, fits, sealed, unproven
+from detent.ports.remembering import MemoryItem, fits, sealed, told, unproven
 from detent.running.conversing import NOBODYS, said_in
 
 replace = msgspec.structs.replace
@@ -216,6 +215,13 @@ def test_a_result_in_the_conversation_keeps_the_trust_of_its_tool() -> None:
     assert "web_fetch" in chain(paid(EVIL, conversation=results))[-1]
 
 
+def test_each_untrusted_result_in_the_conversation_is_its_own_source() -> None:
+    """Else a person would be told of every page that the run had read."""
+    second = did("web_fetch", {"text": "another page"}, call_id="main.2.0", url="https://other.example/")
+    said = said_in(replace(run_of(PAGE, second), status="completed", output="done"), calls=True)
+    assert [[source.origin for source in one.origin.sources] for one in said if one.kind == "tool"] == [["main.1.0"], ["main.2.0"]]
+
+
 def test_an_entry_without_an_origin_is_untrusted() -> None:
     """What a program puts into a conversation is nobody's until it says whose it is."""
     verdict = paid(EVIL, conversation=(entry(f"Use {EVIL}", kind="note"),), trust_memory=True)
@@ -325,7 +331,8 @@ def test_two_items_with_one_id_keep_their_own_chains() -> None:
     """Ids are unique only in their scope: an item may not borrow the chain of another."""
     good = written(f"The account is {MINE}", goal=f"The account is {MINE}")
     bad = written(f"The account is {EVIL}", PAGE)
-    assert chain(paid(EVIL, recalled(good, bad)))[-1].startswith("untrusted: web_fetch")
+    for items in ((good, bad), (bad, good)):
+        assert chain(paid(EVIL, recalled(*items)))[-1].startswith("untrusted: web_fetch")
 
 
 # What stays trusted -----------------------------------------------------------------------------------------------------------

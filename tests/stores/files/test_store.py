@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from detent.core.errors import ClaimLost, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy
+from detent.core.errors import ClaimLost, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, RunNotFound, StoreBusy
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal
 from detent.stores.files.store import FileStore
 from detent.stores.locks import lock_file, unlock
+from forked import fork
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -410,3 +411,85 @@ def test_a_run_is_not_taken_over_amid_an_append(tmp_path: Path) -> None:
         await other.close()
 
     asyncio.run(main())
+
+
+DELETES = """
+import asyncio, os, sys
+from pathlib import Path
+from detent.stores.files.store import FileStore
+
+directory, left = Path(sys.argv[1]), int(sys.argv[2])
+
+def dies(event, args):
+    global left
+    if event in ("os.remove", "os.rmdir") and deleting:
+        left -= 1
+        if left < 0:
+            os._exit(9)
+
+async def main():
+    global deleting
+    store = FileStore(directory)
+    await store.open()
+    await store.claim("run")
+    deleting = True
+    await store.delete("run")
+    deleting = False
+    await store.close()
+
+deleting = False
+sys.addaudithook(dies)
+asyncio.run(main())
+"""
+
+
+def test_a_deletion_that_is_cut_off_anywhere_left_the_run_whole_or_can_be_done_again(tmp_path: Path) -> None:
+    """Its process died between two of its files: whoever has the log has all that belongs to it, and what is left of the others goes with a second try."""
+
+    async def made(directory: Path) -> dict[str, object]:
+        async with contextlib.AsyncExitStack() as stack:
+            store = FileStore(directory)
+            await store.open()
+            stack.push_async_callback(store.close)
+            await write(store, range(1, 4), durable=True)
+            await store.put_blob("run", "key", b"blob")
+            await store.put_snapshot("run", 3, b"snapshot")
+            await store.post("run", Signal(id="s", kind="cancel"))
+            return await held(store)
+
+    async def held(store: FileStore) -> dict[str, object]:
+        blobs = {key: await store.get_blob("run", key) for key in await store.list_blobs("run")}
+        return {
+            "records": await store.read("run"),
+            "blobs": blobs,
+            "snapshot": await store.get_snapshot("run"),
+            "inbox": await store.signals(["run"]),
+        }
+
+    async def left(directory: Path, whole: dict[str, object]) -> bool:
+        store = FileStore(directory)
+        await store.open()
+        there = await held(store)
+        gone = not there["records"]
+        assert gone or there == whole
+        assert (await store.head("run") is None, await store.list_runs(RunQuery())) == (gone, []) or not gone
+        with contextlib.suppress(RunNotFound):
+            await store.delete("run")
+        await write(store, range(1, 2))
+        assert await held(store) == {"records": [line(1)], "blobs": {}, "snapshot": None, "inbox": {}}
+        assert await store.sealed("run") is None
+        await store.close()
+        return gone
+
+    seen: list[bool] = []
+    for step in itertools.count():
+        directory = tmp_path / str(step)
+        whole = asyncio.run(made(directory))
+        process = fork(["-c", DELETES, str(directory), str(step)])
+        _, said = process.communicate()
+        assert process.returncode in (0, 9), said
+        seen.append(asyncio.run(left(directory, whole)))
+        if process.returncode == 0:
+            break
+    assert set(seen) == {True, False}
+    assert len(seen) > 4, seen

@@ -1329,7 +1329,7 @@ def test_whoever_opens_a_store_at_the_same_moment_opens_it_once(postgres_url: st
 
 
 def test_a_claim_that_no_process_can_have_written_is_named(postgres_url: str) -> None:
-    """A holder that is said to be another process than its name says, or on another host: `verify` says so."""
+    """Another process than the holder's name says, another host, a lease that does not end, a number below 1: `verify` says so."""
 
     async def main() -> None:
         store = PostgresStore(postgres_url)
@@ -1338,7 +1338,13 @@ def test_a_claim_that_no_process_can_have_written_is_named(postgres_url: str) ->
         assert (await store.wrong_with_claim("r"), await store.wrong_with_claim("nobody's")) == ("", "")
         ask(postgres_url, "UPDATE detent.holders SET pid=pid+1")
         assert "names the process" in await store.wrong_with_claim("r")
-        ask(postgres_url, "UPDATE detent.holders SET pid=pid-1, host='there/b'")
+        ask(postgres_url, "UPDATE detent.holders SET pid=pid-1, renewed=renewed+1e9")
+        assert "which no process writes" in await store.wrong_with_claim("r")  # its lease ends in thirty years, by the server's clock
+        ask(postgres_url, "UPDATE detent.holders SET renewed=renewed-1e9")
+        assert await store.wrong_with_claim("r") == ""
+        ask(postgres_url, "UPDATE detent.claims SET number=-number")
+        assert "has the number" in await store.wrong_with_claim("r")
+        ask(postgres_url, "UPDATE detent.holders SET host='there/b'")
         assert "host 'there/b'" in await store.wrong_with_claim("r")
         await store.close()
 

@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +107,7 @@ def call(message: dict[str, Any]) -> dict[str, Any] | None:  # noqa: PLR0911, PL
             return None
         case "held_writing":
             (HOME / "begun").write_text("begun\n")
-            while not (HOME / "go").exists():
-                time.sleep(0.02)
+            (HOME / "go").read_text()  # a pipe: until somebody writes to it
             effect("held")
             return said("done")
         case "huge":

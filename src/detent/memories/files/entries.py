@@ -61,7 +61,7 @@ class FileEntries:
         return found
 
     def load(self, keys: Iterable[str]) -> list[Entry]:
-        """Return the entries with these keys. Raise `ItemNotFound` for a key without a file, `ItemRefused` for one that is no text."""
+        """Return the entries with these keys. Raise `ItemNotFound` for a key without a file, `ItemRefused` for one that is not text."""
         return [self._load(key) for key in keys]
 
     def save(self, entries: Iterable[Entry], *, new: bool = False) -> None:
@@ -111,9 +111,10 @@ class FileEntries:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise ItemNotFound(key) from None
             raise StoreError(f"{self.directory / key} cannot be read ({error.strerror})") from error
+        if not stat.S_ISREG(os.fstat(raw_fd).st_mode):
+            os.close(raw_fd)
+            raise ItemNotFound(key)
         with os.fdopen(raw_fd, "rb") as raw:
-            if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
-                raise ItemNotFound(key)
             data = raw.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise ItemRefused(f"{self.directory / key} has more than {MOST_BYTES:,} bytes; split it into several files")
@@ -177,7 +178,7 @@ def _parts(namespace: str) -> list[str]:
 
 
 def _checked(key: str) -> list[str]:
-    """Return the parts of a key. Raise `ItemRefused` for one that is no path below a directory."""
+    """Return the parts of a key. Raise `ItemRefused` for one that is not a path below a directory."""
     parts = key.split("/")
     for part in parts:
         if bad := bad_name(part, MOST_NAME):

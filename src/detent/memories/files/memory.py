@@ -143,7 +143,7 @@ class FileMemory(Keeping):
                 self.files.save([Entry(known or _path(item), text_of(item))], new=known is None)
             except FileExistsError:
                 raise ItemConflict(
-                    f"memory item {item.id!r}: a file {_path(item)} exists that is no item; see the warnings of this program"
+                    f"memory item {item.id!r}: a file {_path(item)} exists that is not an item; see the warnings of this program"
                 ) from None
         self._refresh()
 

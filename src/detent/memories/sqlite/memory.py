@@ -160,6 +160,8 @@ class SqliteMemory(Keeping):
             with self._open() as db:
                 return work(db)
         except RAISED as error:
+            if "no such module: fts5" in str(error):
+                raise ConfigError(f"memory {self.url}: {vectors.NO_WORDS}") from error
             raise translate(error, self.path) from error
 
     @contextmanager

@@ -9,7 +9,7 @@ import msgspec
 
 from detent.memories.ranking import Match, answer, joined, query_words, weighed
 from detent.memories.rows import read_item
-from detent.memories.sqlite.tables import findable, has_index, index_of, tenants_of
+from detent.memories.sqlite.tables import findable, index_of, tenants_of
 from detent.memories.sqlite.vectors import Vectors
 from detent.ports.remembering import Found, Kind, MemoryItem
 from detent.ports.sqlite_files import Db
@@ -35,10 +35,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def search(db: Db, asked: Asked, vectors: Vectors) -> list[Found]:
     """Return what was found, best first."""
-    tenants = [tenant for tenant in tenants_of(db, asked.prefix) if has_index(db, tenant)]
     matched: list[Found] = []
     others: list[MemoryItem] = []
-    for tenant in tenants:
+    for tenant in tenants_of(db, asked.prefix):
         others += _others(db, tenant, asked)
         if asked.query.strip():
             by_words = weighed(_by_words(db, tenant, asked), asked.query)

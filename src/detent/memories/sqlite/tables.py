@@ -37,6 +37,7 @@ def prepare(db: Db, path: Path) -> None:
             raise NewerVersion(
                 f"the memory in {str(path)!r} was written by a newer Detent (memory version {version}, this one knows {VERSION}); install that one"
             )
+        _index_again(db)
         return
     mine = _number(db, "PRAGMA application_id")
     if mine != APPLICATION_ID and (mine or _number(db, "PRAGMA user_version") or _number(db, "SELECT count(*) FROM sqlite_master")):
@@ -49,6 +50,21 @@ def prepare(db: Db, path: Path) -> None:
                 db.execute(statement)
             db.execute("INSERT INTO memory_version VALUES (?)", (VERSION,))
             db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def _index_again(db: Db) -> None:
+    """Create missing indexes of words from the items, as in a file that was rebuilt."""
+    missing = "SELECT n FROM memory_tenants WHERE 'memory_words_' || n NOT IN (SELECT name FROM sqlite_master)"
+    if db.execute(missing).fetchone() is None:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for (tenant,) in db.execute(missing).fetchall():
+            _make_index(db, tenant)
         db.execute("COMMIT")
     finally:
         if db.in_transaction:
@@ -84,19 +100,12 @@ def tenant_for(db: Db, scope: str) -> int:
     found = db.execute("SELECT n FROM memory_tenants WHERE tenant=?", (name,)).fetchone()
     if found is None:
         found = db.execute("INSERT INTO memory_tenants (tenant) VALUES (?) RETURNING n", (name,)).fetchall()[0]
-    ensure_index(db, found[0])
+        _make_index(db, found[0])
     return found[0]
 
 
-def has_index(db: Db, tenant: int) -> bool:
-    """Whether the index of a tenant's words exists."""
-    return bool(_number(db, f"SELECT count(*) FROM sqlite_master WHERE name='{index_of(tenant)}'"))
-
-
-def ensure_index(db: Db, tenant: int) -> None:
-    """Create the index of a tenant's words from its items if it is missing, as in a file that was rebuilt."""
-    if has_index(db, tenant):
-        return
+def _make_index(db: Db, tenant: int) -> None:
+    """Create the index of a tenant's words from its items."""
     table = index_of(tenant)
     db.execute(INDEX.format(table=table))
     for n, data in db.execute("SELECT n, data FROM memory_items WHERE tenant=? AND state>0", (tenant,)).fetchall():
@@ -158,10 +167,11 @@ def page(db: Db, prefix: str, after: tuple[str, str], limit: int) -> Iterator[Me
 
 def findable(prefix: str, kinds: Sequence[str], as_of: datetime | None, now: datetime) -> tuple[str, list[str | int]]:
     """Return the condition, and its values, under which a search may find a row of `memory_items i` of one tenant."""
-    parts, values = ["i.state=1", "(i.ends IS NULL OR i.ends>?)"], list[str | int]([microseconds(now) or 0])
+    at = microseconds(now if as_of is None else as_of) or 0
+    parts, values = ["i.state=1", "(i.ends IS NULL OR i.ends>?)"], list[str | int]([at])
     if as_of is not None:
-        parts, at = ["i.state>0", "i.begins<=?", "(i.ends IS NULL OR i.ends>?)"], microseconds(as_of) or 0
-        values = [at, at]
+        parts[0] = "i.state>0 AND i.begins<=?"
+        values.append(at)
     if "/" in prefix:
         parts.append(IN_SCOPE)
         values += scope_values(prefix)

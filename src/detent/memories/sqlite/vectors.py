@@ -6,6 +6,7 @@ import heapq
 import sqlite3
 from array import array
 from collections.abc import Sequence
+from contextlib import closing
 from importlib import import_module
 from operator import mul
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 from detent.memories.ranking import unit
 from detent.ports.sqlite_files import Db
 
+NO_WORDS = "this Python's SQLite has no FTS5, so no memory can be kept in SQLite; use another Python, or file:DIR"
+
 
 def packed(vector: Sequence[float]) -> bytes:
-    """Return a vector of length 1 as 32-bit numbers; all zeros stay so."""
+    """Return a vector of length 1 as 32-bit numbers; zeros are kept."""
     return array("f", unit(vector)).tobytes()
 
 
@@ -66,3 +69,15 @@ class Vectors:
             for n, kept in db.execute(f"SELECT v.n, v.vector {rows}", (model, len(raw), *values))
         )
         return [(n, near) for near, n in heapq.nlargest(limit, scored) if near > 0]
+
+
+def way_here() -> str:
+    """Return how this Python compares meanings, and why not otherwise; and whether its SQLite can search words at all."""
+    vectors = Vectors()
+    with closing(sqlite3.connect(":memory:", factory=Db)) as db:
+        vectors.prepare(db)
+        try:
+            db.execute("CREATE VIRTUAL TABLE words USING fts5(content)")
+        except sqlite3.OperationalError:
+            return NO_WORDS
+    return f"words by FTS5 (SQLite {sqlite3.sqlite_version}); meanings, with an embedder, by {vectors.way}"

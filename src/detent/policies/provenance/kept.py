@@ -57,7 +57,11 @@ class Keepings:
         while self.origins.get(name, origin) != origin:
             name += "'"  # ids of items are unique only in their scope, and a run says several things
         self.origins[name] = origin
-        good = [source for source in origin.sources if sound and source.label in SAID and self._declared(source.tool) != "untrusted"]
+        good = [
+            source
+            for source in origin.sources
+            if sound and source.label in SAID and not (source.tool and self._declared(source.tool) == "untrusted")
+        ]
         for source in good:
             add_data(self._evidence(source.label), content if source.whole else list(source.values), name)
         if sound and origin.trusted and len(good) == len([s for s in origin.sources if s.label in SAID]):
@@ -82,20 +86,6 @@ def sources_of(name: str, origin: Origin, label: str) -> list[Source]:
     """Return the sources of kept content that have this label; those that are not trusted if `label` is not. At least one."""
     wanted = [source for source in origin.sources if (source.label == label if label in SAID else source.label not in SAID)]
     return [hops(name, origin, source) for source in wanted or [Source(label=label, run_id=origin.run_id)]]
-
-
-def told(source: Source) -> list[str]:
-    """Return the chain of a source as lines for a person: where it is now first, the run where it was seen first last."""
-    what = f"{source.tool} {source.said}".strip() or source.origin or "an unknown source"
-    where = [text for text in (f"call {source.origin}" if source.tool else "", f"run {source.run_id}" if source.run_id else "") if text]
-    return [*map(_hop, source.via), f"{source.label}: {what}" + (f" ({' of '.join(where)})" if where else "")]
-
-
-def _hop(hop: Hop) -> str:
-    verb = f"{hop.item}, " + ("remembered" if hop.item.startswith("memory:") else "said")
-    by = f", call {hop.call_id}" if hop.call_id else ""
-    at = f", record {hop.sequence}, digest {hop.digest[:12]}" if hop.sequence else ""
-    return f"{verb} in run {hop.run_id or 'unknown'}{by}{at}"
 
 
 def name_of(message: Any) -> str:

@@ -141,13 +141,23 @@ def rebuild(path: Path, stamp: str) -> tuple[Path, list[str]]:
     return kept, lost
 
 
+_OF_A_MEMORY = "SELECT sql FROM sqlite_master WHERE type='table' AND name GLOB 'memory_*' AND name NOT GLOB 'memory_words_*'"
+"""The tables of a memory in the same file; it makes its indexes of words again when it next opens the file."""
+
+
 def _copy(db: Db, made: Db) -> None:
     """Copy every row of every table. VACUUM would also copy the pages of indexes."""
     made.execute("BEGIN IMMEDIATE")
+    for (sql,) in db.execute(_OF_A_MEMORY).fetchall():
+        made.execute(sql)
     for (table,) in made.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall():
         columns = [name for _, name, *_ in made.execute(f"PRAGMA table_info({table})").fetchall()]
         rows = db.execute(f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED")
         made.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})", rows)
+    for (sql,) in db.execute(
+        "SELECT sql FROM sqlite_master WHERE type='index' AND sql IS NOT NULL AND tbl_name GLOB 'memory_*'"
+    ).fetchall():
+        made.execute(sql)
     made.execute("COMMIT")
 
 

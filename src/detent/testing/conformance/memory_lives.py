@@ -1,4 +1,4 @@
-"""The contract of a `Memory`, second part: what becomes of items, what came from what, and how they leave and return."""
+"""The contract of a `Memory`, second part: corrections, proposals, times, forgetting, lineage, export and import."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from detent.core.errors import ItemConflict, ItemNotFound, ItemRefused
+from detent.core.events import Hop, Source
 from detent.ports.remembering import MemoryItem, Origin, standing_of
 from detent.testing.conformance.memory_scopes import LATER, START, MemoryMaker, item, names
 from detent.testing.conformance.promises import documented
@@ -86,7 +87,7 @@ class LifeContract:
         await memory.close()
 
     async def test_a_tombstone_has_no_content(self, maker: MemoryMaker) -> None:
-        """Nothing that was said in a forgotten item is left in any answer; its id, times, record and the reason are."""
+        """No word of a forgotten item is left in any answer; its id, times, record and the reason are."""
         memory = maker.memory()
         said = Origin(run_id="r1", sequence=7, digest="d" * 64, person="ann")
         await memory.write(item("a", "zebra", context="zebra", metadata={"zebra": 1}, origin=said, kind="preference"), host="acme")
@@ -147,7 +148,7 @@ class LifeContract:
         await memory.close()
 
     async def test_a_new_item_has_no_history(self, maker: MemoryMaker) -> None:
-        """A write cannot say that an item was superseded, refused or forgotten: only the operations can."""
+        """A write cannot make an item superseded, refused or forgotten: only the operations can."""
         memory = maker.memory()
         histories: list[dict[str, Any]] = [
             {"superseded_by": "x"},
@@ -169,9 +170,15 @@ class LifeContract:
         await memory.supersede("c", item("d", "Other.", origin=Origin(run_id="r4")), why="", host="acme")
         await memory.write(item("e", origin=Origin(run_id="r12", labels=("web",), person="an")), host="acme")
         sources: list[dict[str, Any]] = [{"run_id": "r1"}, {"label": "web:evil"}, {"person": "ann"}, {"item_ids": ("a",)}]
-        for source in (*sources, {"item_ids": ("acme/a",)}):
+        sources.append({"item_ids": ("acme/a",)})
+        for source in sources:
             assert [one.id for one in await memory.lineage(host="acme", **source)] == ["a", "b", "c"], f"from {source}"
         assert [one.id for one in await memory.lineage(host="acme/shop", run_id="r3")] == ["c"]
+        page = Source(label="untrusted", tool="web_fetch", run_id="r0", said='{"url":"https://evil.example/"}', via=(Hop(item="memory:x"),))
+        await memory.write(item("f", origin=Origin(run_id="r9", sources=(page,))), host="acme")
+        more: list[dict[str, Any]] = [{"run_id": "r0"}, {"label": "web_fetch"}, {"label": "web_fetch:https://evil.*"}, {"item_ids": ("x",)}]
+        for source in more:
+            assert [one.id for one in await memory.lineage(host="acme", **source)] == ["f"], f"from {source}"
         assert await memory.lineage(host="acme") == []
         await memory.tombstone("a", why="", at=LATER, host="acme")
         assert await memory.lineage(host="acme", run_id="r1") == []

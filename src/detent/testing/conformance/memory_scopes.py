@@ -43,7 +43,7 @@ def names(found: list[Found]) -> list[str]:
 
 
 async def _refused(call: Any) -> str:
-    """Return the message with which a call says that there is no such item."""
+    """Return the message of a call that finds no such item."""
     with pytest.raises(ItemNotFound) as raised:
         await call
     return str(raised.value)
@@ -79,7 +79,7 @@ class ScopeContract:
         await memory.close()
 
     async def test_a_scope_of_another_tenant_is_empty(self, maker: MemoryMaker) -> None:
-        """Naming another tenant's scope finds nothing; it is no error, because that would tell that it exists."""
+        """Naming another tenant's scope finds nothing; it does not raise, because that would tell that it exists."""
         memory = maker.memory()
         await memory.write(item("a"), host="acme")
         assert await memory.search("invoice", host="evil", scope="acme") == []

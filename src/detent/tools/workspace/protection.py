@@ -71,6 +71,14 @@ PROTECTED = {name: why for why, names in _KINDS.items() for name in names.split(
 _BARE = frozenset({*GIT_FILES, "objects", "refs"})
 
 
+_INSTRUCTIONS = frozenset(name for name, why in PROTECTED.items() if why == "it is read as instructions by an agent")
+
+
+def is_instruction(path: str) -> bool:
+    """Whether a path leads to what agents read as instructions."""
+    return any(fold(part) in _INSTRUCTIONS for part in path.replace("\\", "/").split("/"))
+
+
 def fold(name: str) -> str:
     """Return a name in the form in which lenient file systems compare it."""
     if name.isascii():

@@ -52,6 +52,9 @@ class Action(StrEnum):
     IMPORT = "import"
 
 
+READS = (Action.LIST, Action.SEARCH, Action.SHOW, Action.EXPORT)
+
+
 TAKES: dict[Action, tuple[str, ...]] = {
     Action.LIST: ("kind", "status", "limit", "scope"),
     Action.SEARCH: ("kind", "limit", "scope", "as_of"),
@@ -143,7 +146,7 @@ def memory(
     the times at which each held.
     """
     which.only(action)
-    invocation = Invocation(setup, changes=True, bare=True)
+    invocation = Invocation(setup, changes=action not in READS, bare=True)
     host = Host(tenant=tenant) if tenant else None
     asked: dict[str, Any] = {"name": name, "host": host}
     return DO[action](invocation, list(words or ()), which, asked)

@@ -23,6 +23,7 @@ from detent.cli.conversations import agent_of, effect_lines, exported, find_sess
 from detent.cli.drawing import show_answer
 from detent.cli.invocation import Invocation, operator
 from detent.cli.looking import traced
+from detent.cli.memory import item_table
 from detent.cli.model_calls import spent
 from detent.cli.option_sets import Without
 from detent.cli.orders import ForWhom
@@ -417,7 +418,15 @@ class Chat:
         self.output.say(f"wrote the conversation to {self._saved}")
 
     async def _memory(self, text: str) -> None:
-        raise ConfigError("this agent has no memory")
+        memory = self.engine.memory
+        if not memory:
+            raise ConfigError('there is no memory; write [memory] with url = "sqlite:///memory.db" into detent.toml')
+        found = [(one.item, "; ".join(one.reasons)) for one in await memory.search(text, host=self.host)] if text else []
+        items = found if text else [(item, "") for item in await memory.list(standings=("current", "proposed"), host=self.host)]
+        if items:
+            item_table(self.output, items)
+        else:
+            self.output.say("nothing was found" if text else "nothing is remembered")
 
 
 def _saved(name: str, data: bytes, *, again: Path | None) -> Path:

@@ -418,15 +418,20 @@ class Chat:
         self.output.say(f"wrote the conversation to {self._saved}")
 
     async def _memory(self, text: str) -> None:
-        memory = self.engine.memory
-        if not memory:
-            raise ConfigError('there is no memory; write [memory] with url = "sqlite:///memory.db" into detent.toml')
-        found = [(one.item, "; ".join(one.reasons)) for one in await memory.search(text, host=self.host)] if text else []
-        items = found if text else [(item, "") for item in await memory.list(standings=("current", "proposed"), host=self.host)]
-        if items:
-            item_table(self.output, items)
-        else:
-            self.output.say("nothing was found" if text else "nothing is remembered")
+        await _show_memory(self.engine, self.output, text, self.host)
+
+
+async def _show_memory(engine: Engine, output: Output, text: str, host: Host | None) -> None:
+    """List what is remembered, or what fits the text. Raise `ConfigError` without a memory."""
+    memory = engine.memory
+    if not memory:
+        raise ConfigError('there is no memory; write [memory] with url = "sqlite:///memory.db" into detent.toml')
+    found = [(one.item, "; ".join(one.reasons)) for one in await memory.search(text, host=host)] if text else []
+    items = found if text else [(item, "") for item in await memory.list(standings=("current", "proposed"), host=host)]
+    if items:
+        item_table(output, items)
+    else:
+        output.say("nothing was found" if text else "nothing is remembered")
 
 
 def _saved(name: str, data: bytes, *, again: Path | None) -> Path:

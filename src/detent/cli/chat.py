@@ -153,7 +153,7 @@ class Chat:
             return Lines(self.output, attended=False)
         hidden = Redactor((*self.agent.redact, *(self.invocation.config.redact or ())), b"")
         root = Path(self.agent.meta.get("workspace") or ".")
-        calls = dict.fromkeys(("approve", "deny", "edit"), self._call_ids)
+        calls: dict[str, Callable[[], list[str]]] = dict.fromkeys(("approve", "deny", "edit"), self._call_ids)
         try:
             history = made_state_directory() / HISTORY
         except (ConfigError, OSError):

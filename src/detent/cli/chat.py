@@ -251,7 +251,7 @@ class Chat:
         await self._turn(lambda progress: self.session.send(text, budget=self.bounds, by=operator(), observers=[progress]))
 
     async def _turn(self, work: Callable[[Progress], Awaitable[Result]]) -> None:
-        """Do `work` with live lines, and show what came of it."""
+        """Do `work` with live lines, and show the result."""
         with shown(self.invocation, names=False) as progress:
             result = await work(progress)
         self.last, self._code = result.state, code_of_status(result.status)

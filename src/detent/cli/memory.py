@@ -141,7 +141,7 @@ def memory(
 ) -> int:
     """List, search, show, add, correct, forget, review, export or import what agents remember.
 
-    The memory is that of `[memory]` in detent.toml. `forget` first shows everything that goes: the items, what was made from them, and the runs whose
+    The memory is that of the table `memory` in detent.toml. `forget` first shows everything that goes: the items, what was made from them, and the runs whose
     logs still have them. `review` shows each proposal and asks; with an id and --accept or --refuse it does not ask. `correct` keeps both items, with
     the times at which each held.
     """

@@ -371,6 +371,7 @@ def _import(engine: Engine, meta: dict[str, Any], where: str) -> None:
     engine.tools.add_all([load_tool(path, where) for path in meta[IMPORTS["tool"]]])
     engine.verifiers.add({path: Stated({"function": path}, load_named("verifier", path, where)) for path in meta[IMPORTS["verify"]]})
     registries: dict[str, Names[Any]] = {"guard": engine.guards, "strategy": engine.strategies, "kernel": engine.kernels}
+    registries["compactor"] = engine.runtime.parts.compactors
     for kind, names in registries.items():
         for path in meta[IMPORTS[kind]]:
             if path not in names:

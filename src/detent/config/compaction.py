@@ -29,7 +29,8 @@ def compaction_table(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"compaction is {given!r}; give the name of a compactor, or a table such as {{'at': 0.7, 'use': 'summary'}}")
     table = dict(cast("Mapping[str, Any]", given))
-    table |= {"use": str(use) for use in [table.get("use")] if isinstance(use, str)}  # only the text of an import path is recorded
+    if isinstance(use := table.get("use"), str):
+        table["use"] = str(use)  # only the text of an import path is recorded
     make_compaction(table)
     return table
 

@@ -12,10 +12,11 @@ import pytest
 
 from amounts import times
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, ToolCall, View, tool
+from detent.config.remembering import MemorySettings
 from detent.core import events as e
 from detent.core.errors import ConfigError, RunNotFound
 from detent.memories.ram import RamMemory
-from detent.ports.remembering import MemoryItem, scope_of
+from detent.ports.remembering import MemoryItem, Origin, scope_of
 from detent.testing import ScriptedPlanner
 from laws.places import PurePlanner
 
@@ -230,3 +231,14 @@ async def test_a_run_can_be_cancelled_where_its_memory_is_not() -> None:
             with pytest.raises(ConfigError, match=r"Engine\(memory="):
                 await other.reply(waiting.run_id, "blue", by="ann")
             assert (await other.cancel(waiting.run_id, by="ann")).status == "stopped"
+
+
+@in_loop
+async def test_what_came_from_a_source_that_is_kept_out_is_not_recalled_either() -> None:
+    """It may have been written before the rule."""
+    memory = await kept("boats are blue", origin=Origin(person="mallory"))
+    settings = MemorySettings(url=memory, admit=[{"source": "person:mallory"}])
+    async with Engine(memory=settings, planner=ScriptedPlanner([FinalAnswer(content="ok")])) as engine:
+        result = await engine.run(helper(), "boats?", host=ACME)
+        [event] = recalled(await engine.records(result.run_id))
+        assert event.items == ()

@@ -561,7 +561,7 @@ class Uneven:
 
     def __init__(self) -> None:
         self.model = FakeModel(
-            lambda view: says("alike") if view.small else says("done") if view.iteration >= 25 else calls(("page", {"n": view.iteration}))
+            lambda view: says("alike") if view.small else says("done") if view.iteration >= 16 else calls(("page", {"n": view.iteration}))
         )
         self.models_asked = self.model.models_asked
 

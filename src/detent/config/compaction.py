@@ -25,12 +25,20 @@ RECALLS = "recall_turn"
 def compaction_table(given: Any) -> dict[str, Any]:
     """Return the option as the log records it. Raise `ConfigError`, `UnknownName`."""
     if isinstance(given, str):
-        return {"use": given} if given else {}
+        return {"use": str(given)} if given else {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"compaction is {given!r}; give the name of a compactor, or a table such as {{'at': 0.7, 'use': 'summary'}}")
     table = dict(cast("Mapping[str, Any]", given))
+    if isinstance(use := table.get("use"), str):
+        table["use"] = str(use)  # only the text of an import path is recorded
     make_compaction(table)
     return table
+
+
+def compactor_in(given: Any) -> str:
+    """Return the name of the compactor that the option asks for, "" if it asks for none; anything else is refused later."""
+    said: Any = cast("Mapping[str, Any]", given).get("use") if isinstance(given, Mapping) else given
+    return said if isinstance(said, str) else ""
 
 
 def make_compaction(given: dict[str, Any]) -> CompactionOptions:

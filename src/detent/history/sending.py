@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -59,7 +58,6 @@ PAGE = 4
 """How many listing entries are read at a time to find a session's last run."""
 
 MOST_HINTS = 10_000
-_HINTS: WeakKeyDictionary[Runtime, dict[str, int]] = WeakKeyDictionary()
 """Where an engine last saw the end of its sessions, so that it lists the runs of a session once. A run there is looked at again before it counts."""
 
 
@@ -156,7 +154,7 @@ async def last_number(talk: Talk, hint: int = 0) -> int:
 
     The listing names the newest run; if a clock was set back, or messages came meanwhile, the later ones are found one by one.
     """
-    hints = _HINTS.setdefault(talk.runtime, {})
+    hints = talk.runtime.session_ends
     store, number = talk.runtime.store, hint or hints.get(talk.id, 0)
     if not number or await store.head(talk.run_id(number)) is None:
         number = await _listed(talk)
@@ -226,16 +224,8 @@ class Sending:
             why = f"session {self._talk.id!r} was ended: it takes no further message. Fork it, or start another session"
             raise NotAllowedNow(stand.run_id, why, reason_code="session_ended")
         number, first = (stand.number + 1 if stand is not None else 1), self._said
-        if stand is not None and (waiting := stand.tally.waiting) and (one := waiting[0]).message_id != first.message_id:
-            first = Said(
-                text=one.text,
-                message_id=one.message_id,
-                given=True,
-                attachments=one.attachments,
-                variables=one.variables,
-                by=one.by,
-                rule=one.rule,
-            )
+        if stand is not None and (waiting := stand.tally.waiting):
+            first = Said(**msgspec.structs.asdict(waiting[0]), given=True)  # the rule of one that others overtook is `enqueue`
         elif stand is not None and not self._recorded:
             first = replace(first, rule="reject")  # nothing is in progress that it could interrupt
         try:
@@ -244,7 +234,7 @@ class Sending:
             if self._begun:
                 raise
             self._lost = number
-            if isinstance(error, RunBusy) and error.run_id == self._talk.run_id(number) and first.rule == "reject" and not first.given:
+            if isinstance(error, RunBusy) and error.run_id == self._talk.run_id(number) and self._said.rule == "reject" and not first.given:
                 raise SessionBusy(self._talk.id, error.run_id, error.holder) from error
             await self._pauses.next(error)
             return None

@@ -64,7 +64,7 @@ def _index_again(db: Db) -> None:
     db.execute("BEGIN IMMEDIATE")
     try:
         for (tenant,) in db.execute(missing).fetchall():
-            ensure_index(db, tenant)
+            _make_index(db, tenant)
         db.execute("COMMIT")
     finally:
         if db.in_transaction:
@@ -100,19 +100,12 @@ def tenant_for(db: Db, scope: str) -> int:
     found = db.execute("SELECT n FROM memory_tenants WHERE tenant=?", (name,)).fetchone()
     if found is None:
         found = db.execute("INSERT INTO memory_tenants (tenant) VALUES (?) RETURNING n", (name,)).fetchall()[0]
-    ensure_index(db, found[0])
+        _make_index(db, found[0])
     return found[0]
 
 
-def has_index(db: Db, tenant: int) -> bool:
-    """Whether the index of a tenant's words exists."""
-    return bool(_number(db, f"SELECT count(*) FROM sqlite_master WHERE name='{index_of(tenant)}'"))
-
-
-def ensure_index(db: Db, tenant: int) -> None:
-    """Create the index of a tenant's words from its items if it is missing."""
-    if has_index(db, tenant):
-        return
+def _make_index(db: Db, tenant: int) -> None:
+    """Create the index of a tenant's words from its items."""
     table = index_of(tenant)
     db.execute(INDEX.format(table=table))
     for n, data in db.execute("SELECT n, data FROM memory_items WHERE tenant=? AND state>0", (tenant,)).fetchall():

@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from operator import is_
 from typing import Any, Literal, cast
 
@@ -241,20 +240,32 @@ def _beginning(state: RunState, conversation: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a run has seen at one moment: the sources, the outcomes by tool, and what made the context untrusted ("" if nothing; `taints` yields all).
-
-    `kept` is what earlier runs wrote: that of the run, then that of each pass.
-    """
+    """What a run has seen at one moment: the sources, the outcomes by tool, and what made the context untrusted ("" if nothing; `taints` yields all)."""
 
     among: tuple[Sources, ...]
     passes: tuple[PassIndex, ...]
     untrusted: str
-    kept: tuple[Keepings, ...]
-    taints: Callable[[], Iterator[str]]
+    run: RunIndex
+    state: RunState
+    trusts_memory: bool
 
     def origin(self, name: str) -> Origin | None:
-        """Return the origin of kept content by its name."""
-        return next((kept.origins[name] for kept in self.kept if name in kept.origins), None)
+        """Return the origin of what an earlier run wrote, by its name."""
+        return next((one.kept.origins[name] for one in (self.run, *self.passes) if name in one.kept.origins), None)
+
+    def taints(self) -> Iterator[str]:
+        """Yield all that made the context untrusted: calls, items and messages by their names, `memory`, `child`, `parent`."""
+        for known in (*self.passes, self.run):
+            yield from known.kept.taints
+        if not self.trusts_memory:
+            for known in (self.run, *self.passes):
+                yield from known.kept.unknown
+            if self.state.seed_memory or any(p.memory or p.recalled for p in self.state.passes.values()):
+                yield "memory"
+        if any(child.status not in ("open", "cancelled") for child in self.state.children.values()):
+            yield "child"
+        if self.state.parent:
+            yield "parent"
 
 
 class Origins:
@@ -300,22 +311,12 @@ class Origins:
         if self._trust_memory:
             among = (*among, *({"trusted": sources["memory"]} for sources in among if "memory" in sources))
             among = tuple({k: v for k, v in sources.items() if k != "memory"} for sources in among)
-        kept = (run.kept, *(p.kept for p in passes))
-        taints = partial(self._taints, state, kept)
-        return Seen(among, passes, next(taints(), ""), kept, taints)
-
-    def _taints(self, state: RunState, kept: Sequence[Keepings]) -> Iterator[str]:
-        for known in (*kept[1:], kept[0]):
-            yield from known.taints
-        if not self._trust_memory:
-            for known in kept:
-                yield from known.unknown
-            if state.seed_memory or any(p.memory or p.recalled for p in state.passes.values()):
-                yield "memory"
-        if any(child.status not in ("open", "cancelled") for child in state.children.values()):
-            yield "child"
-        if state.parent:
-            yield "parent"
+        for known in passes:
+            if known.taints:
+                return Seen(among, passes, known.taints[0], run, state, self._trust_memory)
+        seen = Seen(among, passes, "", run, state, self._trust_memory)
+        untrusted = next(seen.taints(), "")
+        return Seen(among, passes, untrusted, run, state, self._trust_memory) if untrusted else seen
 
 
 def _recalled(state: RunState) -> Sources | None:

@@ -435,10 +435,13 @@ async def _show_memory(engine: Engine, output: Output, text: str, host: Host | N
 
 
 def _saved(name: str, data: bytes, *, again: Path | None) -> Path:
-    """Write a file that does not exist yet, or that was written here before (`again`); return its path. Raise `ConfigError`, `OSError`."""
+    """Write a file that does not exist yet, or that was written here before (`again`); return its path. Raise `ConfigError`."""
     file = Path(name).expanduser()
     if file.exists() and file != again:
         raise ConfigError(f"{file} exists; name another file, or remove it")
-    with private_file(file) as out:
-        out.write(data)
+    try:
+        with private_file(file) as out:
+            out.write(data)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
     return file

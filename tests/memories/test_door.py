@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from detent import Agent, Engine, FinalAnswer, Host, ToolCall
 from detent.config.remembering import MemorySettings
 from detent.core.errors import ConfigError, DetentError, ItemNotFound, ItemRefused
 from detent.core.events import Origin
+from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
-from detent.ports.remembering import MemoryItem, scope_of
+from detent.memories.sqlite.memory import SqliteMemory
+from detent.ports.remembering import Memory, MemoryItem, scope_of
 from detent.testing import ScriptedPlanner
 
 ACME, OTHER = Host(tenant="acme", principal="ann"), Host(tenant="other")
@@ -217,3 +220,43 @@ async def test_what_a_person_adds_obeys_the_same_rules() -> None:
         with pytest.raises(ConfigError, match="scope is empty"):
             await engine.memory.add("hello")
         assert (await engine.memory.add("hello", scope=SCOPE, by="ann", trusted=True)).origin.trusted
+
+
+def memories(tmp_path: Path) -> dict[str, Memory]:
+    return {"ram": RamMemory(), "files": FileMemory(tmp_path / "files"), "sqlite": SqliteMemory(tmp_path / "memory.db")}
+
+
+@pytest.mark.parametrize("of", ["ram", "files", "sqlite"])
+@in_loop
+async def test_no_imported_item_replaces_or_forgets_another_tenants_whoever_reviews_it(of: str, tmp_path: Path) -> None:
+    """Else a tenant could import a harmless text, and the operator who accepts it would destroy what another one knows."""
+    memory, theirs = memories(tmp_path)[of], scope_of("other", "", "helper")
+    key = f"{theirs}/prices"
+    await memory.write(MemoryItem(id="prices", scope=theirs, content="Tea is 3 euros"), host="")
+    async with engine_on(memory) as engine:
+        with pytest.raises(ItemRefused, match="outside"):
+            await engine.memory.import_([MemoryItem(id="x", scope=SCOPE, content="tea", supersedes=(key,))], host=ACME)
+        items = [
+            MemoryItem(id="bare", scope=SCOPE, content="tea", supersedes=("prices",)),
+            MemoryItem(id="replaces", scope=SCOPE, content="I like tea", proposed=True, supersedes=("prices",)),
+            MemoryItem(id="forgets", scope=SCOPE, content="I like tea too", proposed=True, metadata={"forget": [key]}),
+        ]
+        await engine.memory.import_(items, host=ACME)
+        for proposal in ("replaces", "forgets"):
+            with pytest.raises(ItemNotFound):
+                await engine.memory.review(proposal, accept=True)
+        assert (await engine.memory.explain(key)).standing == "current"
+    await memory.close()
+
+
+@in_loop
+async def test_forgetting_one_tenants_item_leaves_what_another_one_made_from_an_item_of_that_name() -> None:
+    """Names of files are alike in many tenants."""
+    memory, theirs = RamMemory(), scope_of("other", "", "helper")
+    await item(memory, "prices")
+    await item(memory, "mine", origin=Origin(items=("prices",)))
+    await item(memory, "prices", scope=theirs)
+    await item(memory, "made", scope=theirs, origin=Origin(items=("prices",)))
+    async with engine_on(memory) as engine:
+        found = await engine.memory.forget(f"{SCOPE}/prices", preview=True)
+        assert [one.id for one in found.items] == ["mine", "prices"]

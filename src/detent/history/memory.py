@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -198,7 +198,8 @@ class EngineMemory:
         memory, prefix = self._memory(name), _prefix(host)
         item = await _item(memory, item_id, host)
         if accept and item.proposed and FORGETS in item.metadata:
-            gone = await memory.tombstone(*item.metadata[FORGETS], key_of(item), why=_why(by, why or item.why), at=self._now(), host=prefix)
+            keys = [*_texts(item.metadata[FORGETS]), key_of(item)]  # only below the proposal's own scope, whoever accepts it
+            gone = await memory.tombstone(*keys, why=_why(by, why or item.why), at=self._now(), host=item.scope)
             return gone[-1]
         refused = "" if accept else _why(by, why or "refused by a review")
         return await memory.review(key_of(item), refused=refused, at=self._now(), host=prefix)
@@ -327,6 +328,10 @@ def _prefix(host: Host | None) -> str:
     """Return the prefix of the scopes that a caller may see; "" is the operator's."""
     check_is(Host, host=host)
     return "" if host is None else prefix_of(host)
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in cast("list[Any]", value) if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def _why(by: str, why: str) -> str:

@@ -22,6 +22,7 @@ from detent.ports.remembering import (
     MemoryItem,
     below,
     key_of,
+    narrowed,
     standing_of,
     unproven,
 )
@@ -123,6 +124,8 @@ def importing(items: Sequence[MemoryItem], host: str, *, vouched: bool, most_byt
     """Keep exported items. See `Memory.import_`."""
     for item in items:
         check(item, host, most_bytes, imported=True)
+        if outside := next((name for name in item.supersedes if "/" in name and not below(name, host)), ""):
+            raise ItemRefused(f"memory item {item.id!r}: it replaces {outside[:80]!r}, which is outside of {host!r}")
     known = {key_of(item) for item in (yield _ids([item.id for item in items]))}
     new: dict[str, MemoryItem] = {}
     for item in items:
@@ -181,6 +184,7 @@ def _retired(item: MemoryItem, there: Sequence[MemoryItem], host: str, why: str,
     """Return the predecessors of an item as they are once it holds. Raise `ItemNotFound` or `ItemConflict`."""
     gone: dict[str, MemoryItem] = {}
     at = item.created_at or now
+    host = narrowed(host, _tenant(item)) or host
     for name in item.supersedes:
         found = _named(there, name, host, item.scope)
         old = found[0] if len(found) == 1 else find(found, name, host)
@@ -195,12 +199,17 @@ def _retired(item: MemoryItem, there: Sequence[MemoryItem], host: str, why: str,
 
 def retired(item: MemoryItem, there: Iterable[MemoryItem]) -> list[MemoryItem]:
     """Return the predecessors of an item that nobody has retired yet, as they are once it holds: a crash came in between."""
-    found = [old for name in item.supersedes for old in _named(there, name, "", item.scope)[:1]]
+    found = [old for name in item.supersedes for old in _named(there, name, _tenant(item), item.scope)[:1]]
     return [
         _after(old, item, item.created_at or utcnow(), item.why)
         for old in found
         if key_of(old) != key_of(item) and old.superseded_at is None and old.tombstoned_at is None
     ]
+
+
+def _tenant(item: MemoryItem) -> str:
+    """Return the tenant of an item: whoever reviews it, it replaces no other tenant's items."""
+    return item.scope.partition("/")[0]
 
 
 def _after(old: MemoryItem, item: MemoryItem, at: datetime, why: str) -> MemoryItem:

@@ -260,3 +260,20 @@ async def test_forgetting_one_tenants_item_leaves_what_another_one_made_from_an_
     async with engine_on(memory) as engine:
         found = await engine.memory.forget(f"{SCOPE}/prices", preview=True)
         assert [one.id for one in found.items] == ["mine", "prices"]
+
+
+@pytest.mark.parametrize("of", ["ram", "files", "sqlite"])
+@pytest.mark.parametrize("why", ["\ud800", "x" * 100_000], ids=["surrogate", "huge"])
+@in_loop
+async def test_a_reason_that_cannot_be_kept_is_refused(of: str, why: str, tmp_path: Path) -> None:
+    """And not reported as a damaged file, or kept in a file that is too large to be read again."""
+    memory = memories(tmp_path)[of]
+    await memory.write(MemoryItem(id="i", scope=SCOPE, content="tea"), host="")
+    await memory.write(MemoryItem(id="p", scope=SCOPE, content="proposal", proposed=True), host="")
+    async with engine_on(memory) as engine:
+        with pytest.raises(ItemRefused, match="reason"):
+            await engine.memory.forget("i", why=why)
+        with pytest.raises(ItemRefused, match="reason"):
+            await engine.memory.review("p", accept=False, why=why)
+        assert [one.content for one in await engine.memory.list()] == ["tea", "proposal"]
+    await memory.close()

@@ -25,7 +25,7 @@ class DefaultGovernor:
         size = len(proposal.content.encode())
         if size > self._max_bytes:
             return f"it has {size:,} bytes; an item has at most {self._max_bytes:,}. Shorten it, or keep it elsewhere and remember where"
-        if self._hides(proposal.content) or self._hides(proposal.context):
+        if any(map(self._hides, (proposal.content, proposal.context, proposal.why))):
             return "it contains something that must not be kept, such as a secret; leave that out"
         if proposal.origin.trusted:
             for name in (*proposal.supersedes, *proposal.origin.items):

@@ -75,6 +75,7 @@ def writing(item: MemoryItem, host: str, *, now: datetime, most_bytes: int = ITE
 def reviewing(item_id: str, host: str, *, refused: str, at: datetime) -> Steps[MemoryItem]:
     """Accept or refuse a proposal. See `Memory.review`."""
     _check_time("at", at)
+    _check_text("reason", refused)
     item = find((yield _ids((item_id,))), item_id, host)
     if not item.proposed:
         if item.tombstoned_at is None and item.refused == refused:
@@ -91,6 +92,7 @@ def reviewing(item_id: str, host: str, *, refused: str, at: datetime) -> Steps[M
 def forgetting(item_ids: Sequence[str], host: str, *, why: str, at: datetime) -> Steps[list[MemoryItem]]:
     """Replace items by their tombstones. See `Memory.tombstone`."""
     _check_time("at", at)
+    _check_text("reason", why)
     there = yield _ids(item_ids)
     found = {key_of(item): item for item in (find(there, item_id, host) for item_id in item_ids)}
     gone = [item if item.tombstoned_at is not None else tombstone_of(item, why, at) for item in found.values()]
@@ -246,7 +248,8 @@ def _bad_texts(item: MemoryItem, most_bytes: int, *, imported: bool) -> str:
             return f"its {name} {bad}"
     if not item.content.strip() and not (imported and item.tombstoned_at):
         return "it has no content"
-    for name, text, most in (("content", item.content, most_bytes), ("context", item.context, MOST_CONTEXT_BYTES)):
+    said = ("context", item.context), ("why", item.why), ("refused", item.refused)
+    for name, text, most in (("content", item.content, most_bytes), *((name, text, MOST_CONTEXT_BYTES) for name, text in said)):
         if (size := len(text.encode())) > most:
             return f"its {name} has {size:,} bytes; at most {most:,} are kept. Shorten it, or keep it elsewhere and remember where"
     return ""
@@ -283,6 +286,13 @@ def bad_name(name: str, most: int) -> str:
     if name.startswith(".") or "/" in name or "\\" in name or not name.isprintable():
         return "must not begin with a dot, and must not have slashes or characters that cannot be shown"
     return ""
+
+
+def _check_text(name: str, text: str) -> None:
+    if bad := unstorable(text):
+        raise ItemRefused(f"the {name} {bad}")
+    if (size := len(text.encode())) > MOST_CONTEXT_BYTES:
+        raise ItemRefused(f"the {name} has {size:,} bytes; at most {MOST_CONTEXT_BYTES:,} are kept. Shorten it")
 
 
 def _check_time(name: str, at: datetime) -> None:

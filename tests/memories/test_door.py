@@ -14,7 +14,7 @@ import pytest
 from detent import Agent, Engine, FinalAnswer, Host, ToolCall
 from detent.config.remembering import MemorySettings
 from detent.core.errors import ConfigError, DetentError, ItemNotFound, ItemRefused
-from detent.core.events import Origin
+from detent.core.events import Origin, Source
 from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
 from detent.memories.sqlite.memory import SqliteMemory
@@ -277,3 +277,18 @@ async def test_a_reason_that_cannot_be_kept_is_refused(of: str, why: str, tmp_pa
             await engine.memory.review("p", accept=False, why=why)
         assert [one.content for one in await engine.memory.list()] == ["tea", "proposal"]
     await memory.close()
+
+
+@pytest.mark.parametrize(
+    "said", ['{"urls":["https://good.example","https://evil.example/a"]}', '{"n":1,"url":"https://evil.example/?q=\\"a\\""}']
+)
+@in_loop
+async def test_a_source_is_found_by_any_text_among_the_arguments(said: str) -> None:
+    """In a list, and with quotes in it, too: else what a bad page said would be admitted, and stay when its source is forgotten."""
+    source = Source(label="untrusted", tool="web_fetch", said=said)
+    memory = RamMemory()
+    await item(memory, "i", origin=Origin(labels=("untrusted",), sources=(source,)))
+    async with engine_on(MemorySettings(url=memory, admit=[{"source": "web_fetch:https://evil.example*"}])) as engine:
+        assert [one.id for one in (await engine.memory.forget(source="web_fetch:https://evil.example/*", preview=True)).items] == ["i"]
+        with pytest.raises(ItemRefused, match="not admitted"):
+            await engine.memory.import_(await engine.memory.export())

@@ -15,7 +15,7 @@ from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, ToolCall, 
 from detent.core import events as e
 from detent.core.errors import ConfigError, RunNotFound
 from detent.memories.ram import RamMemory
-from detent.ports.remembering import MemoryItem, scope_of
+from detent.ports.remembering import Found, MemoryItem, scope_of
 from detent.testing import ScriptedPlanner
 from laws.places import PurePlanner
 
@@ -230,3 +230,21 @@ async def test_a_run_can_be_cancelled_where_its_memory_is_not() -> None:
             with pytest.raises(ConfigError, match=r"Engine\(memory="):
                 await other.reply(waiting.run_id, "blue", by="ann")
             assert (await other.cancel(waiting.run_id, by="ann")).status == "stopped"
+
+
+@pytest.mark.parametrize(
+    "found", [[None], [1], [Found(item=MemoryItem(id="i", scope="acme/helper", content="x", metadata={"a": object()}), score=1.0)]]
+)
+@in_loop
+async def test_a_memory_that_returns_something_odd_fails_no_run(found: Any) -> None:
+    """A memory is foreign code. The log says that nothing was recalled, and why."""
+
+    class Odd(RamMemory):
+        async def search(self, query: str, **asked: Any) -> Any:
+            return found
+
+    async with Engine(memory=Odd(), planner=ScriptedPlanner([FinalAnswer(content="done")])) as engine:
+        result = await engine.run(helper(), "What is near?", host=ACME)
+        assert result.status == "completed"
+        [event] = recalled(await engine.records(result.run_id))
+        assert event.error and not event.items

@@ -245,3 +245,13 @@ class Refuses:
     async def refuses(self, proposal: MemoryItem, memory: Any, *, host: str) -> str:
         """Return "no"."""
         return "no"
+
+
+@pytest.mark.parametrize("name", ["i1", f"{SCOPE}/i1"])
+@in_loop
+async def test_a_recalled_item_that_needs_an_approval_waits_for_one_whatever_it_is_called(name: str) -> None:
+    """By its id or by its key."""
+    memory = RamMemory()
+    await item(memory, write_policy="human_approved")
+    _, events = await ran(call("correct", items=[name], content="better"), memory=memory, goal="content of i1", agent=helper(recall=True))
+    assert [type(event) for event in events] == [e.MemoryWritten, e.MemorySuperseded]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Container
 from datetime import UTC, datetime
 from typing import Any
 
@@ -52,15 +53,15 @@ class Recalling:
         query = query_of(state, _task(context), shown.said)
         if left <= 0 or not query.strip() or query == state.query:
             return
-        found, error = await self._found(query, context)
-        new = [one for one in found if one.item.id not in shown.ids and self._fits(one)][: self._use.items]
-        items = await context.run.world.scrub([_data(one, self._name) for one in new], whose="memory")
+        found, error = await self._found(query, context, shown.ids)
+        items = await context.run.world.scrub(found, whose="memory")
         said = await context.run.world.scrub(error) if error else ""
         event = MemoryRecalled(query=query, items=tuple(_within(items, left)), memory=self._name, as_of=self._use.at(), error=said)
         context.run.record(context.scope, event)
         await context.commit()
 
-    async def _found(self, query: str, context: KernelContext) -> tuple[list[Found], str]:
+    async def _found(self, query: str, context: KernelContext, known: Container[str]) -> tuple[list[dict[str, Any]], str]:
+        """Return the items that the pass has not been shown (`known`), as the log keeps them, and why the memory failed."""
         gateway: Any = context.run.world.models(context)
         try:
             async with asyncio.timeout(SEARCH_S):
@@ -73,7 +74,8 @@ class Recalling:
                     as_of=self._use.at(),
                     models=gateway,
                 )
-                return list(await search), ""
+                new = [one for one in await search if one.item.id not in known and self._fits(one)]
+            return [_data(one, self._name) for one in new[: self._use.items]], ""
         except (BoundReached, Divergence, Interrupted, Suspended):
             raise
         except TimeoutError:

@@ -46,9 +46,8 @@ class Keepings:
     def add(self, name: str, content: Any, origin: Origin, *, cut: bool = False) -> None:
         """Add a memory item. `cut`: the content is only its beginning."""
         origin = unproven(origin) if cut else origin
-        self._add(
-            name, content, origin, sound=fits(origin, content), unknown="memory", carries=True
-        )  # several short items make a long value
+        carries = bool(content)  # however short it is: several short items make a long value
+        self._add(name, content, origin, sound=fits(origin, content), unknown="memory", carries=carries)
 
     def add_said(self, conversation: Sequence[Any]) -> None:
         """Add the messages of a conversation. They need no seals, because the log names the whole conversation by digest."""

@@ -292,3 +292,16 @@ async def test_a_source_is_found_by_any_text_among_the_arguments(said: str) -> N
         assert [one.id for one in (await engine.memory.forget(source="web_fetch:https://evil.example/*", preview=True)).items] == ["i"]
         with pytest.raises(ItemRefused, match="not admitted"):
             await engine.memory.import_(await engine.memory.export())
+
+
+@in_loop
+async def test_the_receipt_names_the_later_runs_of_a_session_too() -> None:
+    """Their conversations hold what an earlier run said of the item."""
+    memory = RamMemory()
+    await item(memory, "i", content="the harbour is closed")
+    steps = (FinalAnswer(content="It is closed"), FinalAnswer(content="You are welcome"))
+    async with Engine(memory=memory, planner=ScriptedPlanner(list(steps))) as engine:
+        session = engine.session(helper(), host=ACME)
+        first, second = await session.send("Is the harbour open?"), await session.send("Thanks")
+        receipt = await engine.memory.forget("i")
+        assert [one.run_id for one in receipt.runs] == [first.run_id, second.run_id]

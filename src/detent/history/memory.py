@@ -6,6 +6,7 @@ removed and what remains, such as the logs of the runs that wrote or recalled it
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -14,8 +15,9 @@ import msgspec
 
 from detent.config.remembering import memory_use, prefix_of, stricter
 from detent.core.agent import Host
-from detent.core.errors import ConfigError, ItemNotFound, ItemRefused, NotAllowedNow
+from detent.core.errors import ConfigError, ItemNotFound, ItemRefused, NotAllowedNow, RunErased
 from detent.core.events import Origin, Source
+from detent.history.later_runs import later_runs
 from detent.ports import RunQuery
 from detent.ports.options import check_is
 from detent.ports.remembering import (
@@ -34,6 +36,7 @@ from detent.ports.remembering import (
 )
 from detent.running.extracting import Extracting
 from detent.running.remembering import FORGETS, governor_of
+from detent.running.snapshots import load_run
 
 if TYPE_CHECKING:
     from detent.running.runtime import Runtime
@@ -52,7 +55,7 @@ class Forgetting(msgspec.Struct, frozen=True, kw_only=True):
     """What is forgotten with an item, a source, a run or a person: a preview, or the receipt.
 
     `items` are the items with what they say, their proposals and summaries included; `removed` are the keys whose content, index entries and vectors are
-    gone, `left` those that are not. `runs` are the runs whose logs still have words of them. `done` is false for a preview.
+    gone, `left` those that are not. `runs` are the runs whose logs, or conversations, still have words of them. `done` is false for a preview.
     """
 
     memory: str
@@ -272,7 +275,7 @@ class EngineMemory:
         )
 
     async def _holding(self, items: Sequence[MemoryItem], host: Host | None) -> tuple[Holding, ...]:
-        """Return the runs whose logs name one of the items: they wrote, recalled or proposed it."""
+        """Return the runs whose logs name one of the items: they wrote, recalled or proposed it; and those that continue their conversations."""
         wanted = [b'"%b"' % item.id.encode() for item in items]
         if not wanted:
             return ()
@@ -289,6 +292,10 @@ class EngineMemory:
         for item in items:
             if item.origin.run_id and item.origin.run_id not in found and await self._runtime.store.head(item.origin.run_id) is not None:
                 found[item.origin.run_id] = 0
+        for run_id in list(found):
+            with contextlib.suppress(RunErased):
+                for later in await later_runs(self._runtime.store, await load_run(self._runtime.store, run_id)):
+                    found.setdefault(later, 0)
         return tuple(Holding(run_id=run_id, records=records) for run_id, records in sorted(found.items()))
 
     # Move -----------------------------------------------------------------------------------------------------------------------

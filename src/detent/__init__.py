@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from detent.history.backtest import Backtest
     from detent.history.comparing import Diff, Parting
     from detent.history.retention import Retained
+    from detent.history.session_list import SessionHead
     from detent.history.sessions import Session
     from detent.history.upgrading import Upgrade, Upgraded
     from detent.metering.tenants import TenantBudget
@@ -79,6 +80,7 @@ __all__ = [
     "Retention",
     "Schedule",
     "Session",
+    "SessionHead",
     "SpawnSubagent",
     "Stop",
     "Suspended",
@@ -103,6 +105,7 @@ _WHERE = {
     "history.backtest": "Backtest",
     "history.comparing": "Diff Parting",
     "history.sessions": "Session",
+    "history.session_list": "SessionHead",
     "history.retention": "Retained",
     "config.agents": "Agent",
     "config.engines": "WorkspaceConfig",

@@ -59,6 +59,20 @@ MADE_BY_DETENT = {
         "Usage",
         "CapabilityView",
     ),
+    *(
+        "Answered",
+        "Approval",
+        "Backtest",
+        "Doubt",
+        "Erasure",
+        "LoadedRun",
+        "Replay",
+        "Retained",
+        "SessionHead",
+        "ToolContext",
+        "Verification",
+    ),
+    *("Dropped", "Explanation", "Found", "Measured", "Origin"),
 }
 """Data that the kernel makes for others to read, on every call: nobody gives options with it."""
 CHECKED_ON_USE = {

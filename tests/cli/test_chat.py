@@ -99,7 +99,7 @@ def test_every_command_of_a_chat_works_through_a_pipe(desk: Desk) -> None:
     assert "## 1. You\n\n> first" in (desk.home / "talk.md").read_text()
     assert json.loads((desk.home / "talk.json").read_text())["messages"][0]["kind"] == "user"
     assert "tools.py exists" in done.err and (desk.home / "tools.py").read_text().startswith('"""Tools')
-    assert "this agent has no memory" in done.err
+    assert "there is no memory; write [memory]" in done.err
     assert done.err.count("continues in session ") == 1 and "no message yet" in done.err, done.err
     assert desk.notes == [] and "never" not in desk.detent("list").out
 
@@ -265,3 +265,11 @@ def test_a_model_is_shown_the_conversation_and_its_cost_is_in_the_prompt_line(de
     assert (first["model"], second["model"]) == ("served", "other")
     told = json.dumps(second["messages"])
     assert "I am Ann" in told and "Hello Ann." in told and "Who am I?" in told
+
+
+def test_memory_is_listed_and_searched_in_a_chat(desk: Desk) -> None:
+    """/memory shows what agents remember, and with words what fits them."""
+    desk.write("detent.toml", '[memory]\nurl = "sqlite:///memory.db"\n')
+    assert desk.detent("memory", "add", "--scope", "-/desk", "Ann likes tea").code == 0
+    done = piped(desk, lines="/memory\n/memory tea\n/memory zeppelin\n")
+    assert (done.code, done.out.count("Ann likes tea"), "nothing was found" in done.err) == (0, 2, True), done

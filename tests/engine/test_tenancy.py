@@ -55,8 +55,10 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
 }
 """Every public method that takes the id of a run, called with a host."""
 
-ABOUT_MANY = {"list_runs", "approvals", "doubts", "backtest", "work"}
-"""Public methods that look at runs without naming one; each has a test below, `doubts` in `test_following.py`. `approvals` and `doubts` do both."""
+ABOUT_MANY = {"list_runs", "approvals", "doubts", "backtest", "work", "session", "sessions"}
+"""Public methods that look at runs without naming one; each has a test below, `doubts` in `test_following.py`, the last two in `tests/sessions`.
+
+`approvals` and `doubts` do both."""
 
 ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc", "retain", "hand", "wrap", "embed", "transcribe"}
 """What concerns this engine or the whole store, and is the operator's; `run_sync` is `run`."""

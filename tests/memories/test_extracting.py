@@ -7,13 +7,17 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, Host, Plan, ToolCall, Usage, View, tool
 from detent.core import events as e
 from detent.core.errors import ToolFailed
+from detent.core.history import Seq
+from detent.core.state import Item, KernelState, RunState
 from detent.memories.ram import RamMemory
 from detent.ports.remembering import MemoryItem, scope_of
+from detent.running.extracting import said_in
 from detent.testing import ScriptedPlanner
 
 ACME = Host(tenant="acme")
@@ -234,3 +238,14 @@ def test_run_sync_does_not_wait_for_the_model_and_the_run_can_propose_later() ->
             assert len(await memory.list(host="")) == 1
 
     asyncio.run(later())
+
+
+def test_a_branch_that_the_answer_did_not_come_from_is_not_read() -> None:
+    """What was tried and given up is no fact of the run."""
+
+    def known(scope: str, output: str) -> KernelState:
+        result = Item(kind="tool", tool="look", ok=True, executed=True, result=msgspec.Raw(msgspec.json.encode(f"seen in {scope}")))
+        return KernelState(scope=scope, status="done", output=output, results=Seq([result]))
+
+    state = RunState(run_id="r", goal="go", output="right", passes={"left": known("left", "wrong"), "main": known("main", "right")})
+    assert [one["said"] for one in said_in(state)] == ["go", "seen in main"]

@@ -12,10 +12,11 @@ import pytest
 
 from amounts import times
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, ToolCall, View, tool
+from detent.config.remembering import MemorySettings
 from detent.core import events as e
 from detent.core.errors import ConfigError, RunNotFound
 from detent.memories.ram import RamMemory
-from detent.ports.remembering import Found, MemoryItem, scope_of
+from detent.ports.remembering import Found, MemoryItem, Origin, scope_of
 from detent.testing import ScriptedPlanner
 from laws.places import PurePlanner
 
@@ -248,3 +249,14 @@ async def test_a_memory_that_returns_something_odd_fails_no_run(found: Any) -> N
         assert result.status == "completed"
         [event] = recalled(await engine.records(result.run_id))
         assert event.error and not event.items
+
+
+@in_loop
+async def test_what_came_from_a_source_that_is_kept_out_is_not_recalled_either() -> None:
+    """It may have been written before the rule."""
+    memory = await kept("boats are blue", origin=Origin(person="mallory"))
+    settings = MemorySettings(url=memory, admit=[{"source": "person:mallory"}])
+    async with Engine(memory=settings, planner=ScriptedPlanner([FinalAnswer(content="ok")])) as engine:
+        result = await engine.run(helper(), "boats?", host=ACME)
+        [event] = recalled(await engine.records(result.run_id))
+        assert event.items == ()

@@ -312,7 +312,7 @@ def test_no_pass_decides_on_an_answer_before_one_that_came_earlier() -> None:
             (asked,) = await engine.approvals(run_id="r")
             parts = msgspec.structs.replace(engine.runtime.parts, redact=("sk-[0-9]+",))
             async with Advancing(parts, "r", engine.runtime.planners.of) as advancing:
-                run = advancing._run(advancing.journal(await engine.load("r")))
+                run = await advancing._run(advancing.journal(await engine.load("r")))
                 looks: list[asyncio.Task[bool]] = []
                 for by, decision in (("ann", "denied"), ("bob", "approved")):
                     payload = {"call": CALL, "decision": decision, "digest": asked.digest, "reason": "sk-123" if by == "ann" else ""}

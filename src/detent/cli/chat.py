@@ -23,6 +23,7 @@ from detent.cli.conversations import agent_of, effect_lines, exported, find_sess
 from detent.cli.drawing import show_answer
 from detent.cli.invocation import Invocation, operator
 from detent.cli.looking import traced
+from detent.cli.memory import item_table
 from detent.cli.model_calls import spent
 from detent.cli.option_sets import Without
 from detent.cli.orders import ForWhom
@@ -152,7 +153,7 @@ class Chat:
             return Lines(self.output, attended=False)
         hidden = Redactor((*self.agent.redact, *(self.invocation.config.redact or ())), b"")
         root = Path(self.agent.meta.get("workspace") or ".")
-        calls = dict.fromkeys(("approve", "deny", "edit"), self._call_ids)
+        calls: dict[str, Callable[[], list[str]]] = dict.fromkeys(("approve", "deny", "edit"), self._call_ids)
         try:
             history = made_state_directory() / HISTORY
         except (ConfigError, OSError):
@@ -250,7 +251,7 @@ class Chat:
         await self._turn(lambda progress: self.session.send(text, budget=self.bounds, by=operator(), observers=[progress]))
 
     async def _turn(self, work: Callable[[Progress], Awaitable[Result]]) -> None:
-        """Do `work` with live lines, and show what came of it."""
+        """Do `work` with live lines, and show its result."""
         with shown(self.invocation, names=False) as progress:
             result = await work(progress)
         self.last, self._code = result.state, code_of_status(result.status)
@@ -417,7 +418,20 @@ class Chat:
         self.output.say(f"wrote the conversation to {self._saved}")
 
     async def _memory(self, text: str) -> None:
-        raise ConfigError("this agent has no memory")
+        await _show_memory(self.engine, self.output, text, self.host)
+
+
+async def _show_memory(engine: Engine, output: Output, text: str, host: Host | None) -> None:
+    """List what is remembered, or what fits the text. Raise `ConfigError` without a memory."""
+    memory = engine.memory
+    if not memory:
+        raise ConfigError('there is no memory; write [memory] with url = "sqlite:///memory.db" into detent.toml')
+    found = [(one.item, "; ".join(one.reasons)) for one in await memory.search(text, host=host)] if text else []
+    items = found if text else [(item, "") for item in await memory.list(standings=("current", "proposed"), host=host)]
+    if items:
+        item_table(output, items)
+    else:
+        output.say("nothing was found" if text else "nothing is remembered")
 
 
 def _saved(name: str, data: bytes, *, again: Path | None) -> Path:

@@ -62,6 +62,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "Govern": {
         "trust": Command("trusting:trust", "Show what files of a directory may start, and trust them"),
         "mcp": Command("mcp:mcp", "Pin what MCP servers declare, or log in at one"),
+        "memory": Command("memory:memory", "List, search, correct, review or forget memories"),
     },
     "Storage": {
         "copy": Command("moving:copy", "Copy runs into another store"),

@@ -22,7 +22,7 @@ from detent.cli.invocation import Invocation, operator
 from detent.cli.looking import since_of, written
 from detent.cli.option_sets import Options
 from detent.cli.orders import given_goal
-from detent.cli.output import broken, clean, counted, room_of, shortened
+from detent.cli.output import Output, broken, clean, counted, room_of, shortened
 from detent.cli.removing import confirm
 from detent.cli.trusting import attended
 from detent.core.agent import Host
@@ -51,6 +51,9 @@ class Action(StrEnum):
     REVIEW = "review"
     EXPORT = "export"
     IMPORT = "import"
+
+
+READS = (Action.LIST, Action.SEARCH, Action.SHOW, Action.EXPORT)
 
 
 TAKES: dict[Action, tuple[str, ...]] = {
@@ -139,12 +142,12 @@ def memory(
 ) -> int:
     """List, search, show, add, correct, forget, review, export or import what agents remember.
 
-    The memory is that of `[memory]` in detent.toml. `forget` first shows everything that goes: the items, what was made from them, and the runs whose
+    The memory is that of the table `memory` in detent.toml. `forget` first shows everything that goes: the items, what was made from them, and the runs whose
     logs still have them. `review` shows each proposal and asks; with an id and --accept or --refuse it does not ask. `correct` keeps both items, with
     the times at which each held.
     """
     which.only(action)
-    invocation = Invocation(setup, changes=True, bare=True)
+    invocation = Invocation(setup, changes=action not in READS, bare=True)
     host = Host(tenant=tenant) if tenant else None
     asked: dict[str, Any] = {"name": name, "host": host}
     return DO[action](invocation, list(words or ()), which, asked)
@@ -171,7 +174,7 @@ def _list(invocation: Invocation, words: list[str], which: Which, asked: dict[st
     if not items:
         invocation.output.say("nothing is remembered" if not (which.status or which.kind or which.scope) else "no item fits")
         return 0
-    _table(invocation, [(item, "") for item in items])
+    item_table(invocation.output, [(item, "") for item in items])
     if len(items) == limit:
         invocation.output.say(f"the first {limit}; --limit N shows more")
     return 0
@@ -193,16 +196,17 @@ def _search(invocation: Invocation, words: list[str], which: Which, asked: dict[
     if not found:
         invocation.output.say("nothing was found")
         return 0
-    _table(invocation, [(one.item, "; ".join(one.reasons)) for one in found])
+    item_table(invocation.output, [(one.item, "; ".join(one.reasons)) for one in found])
     return 0
 
 
-def _table(invocation: Invocation, rows: Sequence[tuple[MemoryItem, str]]) -> None:
+def item_table(output: Output, rows: Sequence[tuple[MemoryItem, str]]) -> None:
+    """Write a line for each item, with why it was found."""
     because = any(why for _, why in rows)
     cells = [(one.id, one.kind, _standing(one), one.scope, *([why] if because else []), _said(one)) for one, why in rows]
     head = ("ID", "KIND", "STATUS", "SCOPE", *(["BECAUSE OF"] if because else []), "CONTENT")
     styles = [STYLES[_standing(one)] for one, _ in rows]
-    invocation.output.table(head, cells, styles, spare=("SCOPE", *(["BECAUSE OF"] if because else []), "KIND", "STATUS"))
+    output.table(head, cells, styles, spare=("SCOPE", *(["BECAUSE OF"] if because else []), "KIND", "STATUS"))
 
 
 def _said(item: MemoryItem) -> str:

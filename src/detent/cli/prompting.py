@@ -122,7 +122,7 @@ class Editor:
             complete_style=CompleteStyle.READLINE_LIKE,
             key_bindings=_keys(),
             multiline=True,
-            prompt_continuation=lambda *_: ". ",
+            prompt_continuation=". ",
             output=Vt100_Output.from_pty(sys.stderr),
             color_depth=None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT,
         )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
+
+import typer
 
 from detent.cli import options as o
 from detent.cli.invocation import Invocation, operator
@@ -16,25 +19,53 @@ from detent.running.results import Erasure
 def erase(
     run: o.RunArgument,
     *,
+    keep_later: Annotated[
+        bool, typer.Option("--keep-later", help="Leave the run's words in the conversations of later runs of its session.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also forget what was remembered from the run. Default: ask at a terminal.")
+    ] = False,
     why: o.Why = "",
     by: o.By = None,
     yes: o.Yes = False,
     setup: o.Looking,
 ) -> int:
-    """Remove the content of a finished or waiting run for good. Its chain of digests stays and can be verified."""
+    """Remove the content of a finished or waiting run for good. Its chain of digests stays and can be verified.
+
+    Later runs of its session lose its words, too. Open ones must end first, unless you give --keep-later.
+    """
     invocation = Invocation(setup, changes=True, bare=True)
-    run_id = invocation.drive(lambda _: invocation.find(run))
+
+    async def find(engine: Engine) -> tuple[str, dict[str, int]]:
+        run_id = await invocation.find(run)
+        previews = {name: await engine.memory.forget(run=run_id, preview=True, name=name) for name in engine.memory.names()}
+        return run_id, {name: len(one.items) for name, one in previews.items() if one.items}
+
+    run_id, remembered = invocation.drive(find)
+    items = counted(sum(remembered.values()), "item")
     confirm(f"Remove everything that run {run_id} holds, and keep its digests?", yes=yes)
+    forget = memory or (bool(remembered) and not yes and _agreed(f"Also forget {items} of memory that came from it?"))
 
     async def work(engine: Engine) -> Erasure:
-        return await engine.erase(run_id, by=by or operator(), why=why)
+        return await engine.erase(run_id, by=by or operator(), why=why, keep_later=keep_later, memory=forget)
 
-    named = invocation.drive(work).ids_with_goal_words
-    invocation.output.document({"run_id": run_id, "erased": True, "ids_with_goal_words": named})
+    erased = invocation.drive(work)
+    named = erased.ids_with_goal_words
+    document = {"run_id": run_id, "erased": True, "ids_with_goal_words": named, "later": erased.later, "remembered": erased.remembered}
+    invocation.output.document(document)
     invocation.output.say(f"erased run {invocation.short(run_id)}; `{invocation.command('verify', run_id)}` still checks its chain")
     if named:
         why = "ids stay because the chain covers them; set `goal_words_in_ids = false` in detent.toml to get ids without them"
         invocation.output.say(f"words of its goal are left in {', '.join(named)}: {why}", "yellow")
+    if erased.later:
+        invocation.output.say(f"its words are removed from the conversations of {', '.join(map(invocation.short, erased.later))}, too")
+    if remembered and forget:
+        invocation.output.say(f"forgot {items} of memory that came from it")
+    elif remembered:
+        invocation.output.say(f"memory still has {items} that came from it", "yellow")
+        for name in remembered:
+            which = ["--memory", name] if len(remembered) > 1 else []
+            invocation.output.say(f"  next: {invocation.command('memory', 'forget', '--run', run_id, *which)}")
     return 0
 
 
@@ -83,5 +114,9 @@ def confirm(question: str, *, yes: bool, undone: str = "nothing was removed") ->
         return
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is no terminal to ask: {undone}. To do it, add --yes")
-    if Output().ask(f"{question} [y/N]: ").strip().lower() not in ("y", "yes"):
+    if not _agreed(question):
         raise ConfigError(undone)
+
+
+def _agreed(question: str) -> bool:
+    return Output().ask(f"{question} [y/N]: ").strip().lower() in ("y", "yes")

@@ -312,7 +312,7 @@ async def approve_call(
 
 
 async def continued(invocation: Invocation, engine: Engine, progress: Progress, told: Answered | None) -> Result:
-    """Continue a run that was answered, and return its result with what became of the answer. Raise `NotAllowedNow` if it was refused."""
+    """Continue a run that was answered. Return its result and whether the answer counted. Raise `NotAllowedNow` if it was refused."""
     try:
         with saying_posted(invocation.run_id):
             result = await engine.resume(invocation.run_id, observers=[progress])

@@ -102,7 +102,8 @@ async def follow(found: Explanation, store: EventStore) -> Explanation:
     If the policy that decided does not trace values, they are traced here, except in a fork.
     """
     decided = [step for step in found.steps if step.kind == "policy_decided"]
-    earlier, given = found.earlier, cast("Any", found.args)
+    earlier: tuple[Earlier, ...] = found.earlier
+    given: Any = found.args
     if decided and isinstance(given, dict) and "args" not in decided[-1].data.get("facts", {}):
         lines = await store.read(found.run_id, limit=decided[-1].sequence)
         if lines and forked_of(lines[0]) is None:

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -58,7 +57,6 @@ PAGE = 4
 """How many listing entries are read at a time to find a session's last run."""
 
 MOST_HINTS = 10_000
-_HINTS: WeakKeyDictionary[Runtime, dict[str, int]] = WeakKeyDictionary()
 """Where an engine last saw the end of its sessions, so that it lists the runs of a session once. A run there is looked at again before it counts."""
 
 
@@ -153,7 +151,7 @@ async def last_number(talk: Talk, hint: int = 0) -> int:
 
     The listing names the newest run; if a clock was set back, or messages came meanwhile, the later ones are found one by one.
     """
-    hints = _HINTS.setdefault(talk.runtime, {})
+    hints = talk.runtime.session_ends
     store, number, last = talk.runtime.store, hint or hints.get(talk.id, 0), None
     if not number or await store.head(talk.run_id(number)) is None:
         number = 0

@@ -37,7 +37,7 @@ class CompactionOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_onl
     __post_init__ = check_fields
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Measured(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, gc=False):
     """What is known of a run's prompt before a plan. All of it follows from the log.
 
     `tokens` is the prompt's estimated size, `window` the model's context (0: unknown). `turns` have begun since the last compaction, `droppable`

@@ -241,7 +241,7 @@ class Memory(Protocol):
 
 
 class RunMemory(Protocol):
-    """The memory of one call, for the tools that write. Each method returns what became of it: `status` (`written`, `proposed`), and the `id`.
+    """The memory of one call, for the tools that write. Each method returns the outcome: `status` (`written`, `proposed`), and the `id`.
 
     Raises `ToolFailed` (`memory_read_only`, `memory_refused`, `memory_not_found`, `memory_conflict`): nothing was written then.
     """

@@ -29,7 +29,7 @@ log = logging.getLogger("detent")
 QUERY_CHARS = 2000
 SNIPPET_CHARS = 200
 SEARCH_S = 10.0
-"""How long a search may take. A run goes on without its memory, and the log says so."""
+"""How long a search may take. After that the run continues without its memory, and the log says so."""
 EPOCH = datetime.fromtimestamp(0, UTC)
 _SHOWN = ("id", "scope", "content", "confidence", "write_policy", "created_at", "held_from", "held_until", "supersedes")
 

@@ -36,7 +36,7 @@ def origins(state: RunState, call: CallState, facts: Any = None) -> dict[str, di
         return {}
     found = traced(cast("dict[str, Any]", args), state, call.call_id)
     if state.session is not None and state.session.conversation is not None:
-        said: Any = facts.get("args") if isinstance(facts, dict) else None
+        said: Any = cast("dict[str, Any]", facts).get("args") if isinstance(facts, dict) else None
         known = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
         for path, leaf in found.items():
             if leaf["label"] == "model":

@@ -90,7 +90,7 @@ class Runtime:
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
         self.verifiers, self.protocols, self.guards = verifiers, protocols, guards
-        self.agents: dict[str, Any] = {}
+        self.agents, self.session_ends = dict[str, Any](), dict[str, int]()
         self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
         self.goal_words_in_ids, self.retention, self.keep = bounds.goal_words_in_ids, bounds.retention, keep
         self.parts = Parts(

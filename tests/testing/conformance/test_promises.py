@@ -14,7 +14,20 @@ from detent.testing.conformance.promises import Maker, documented, made, soon
 from docs.pages import DOCS, anchors
 from testing.conformance.rejecting import checks_of
 
-NAMES = ("approver", "basics", "capabilities", "observer", "planner", "policy", "scheduler", "store", "tool", "worker_host")
+NAMES = (
+    "approver",
+    "basics",
+    "capabilities",
+    "compactor",
+    "memory",
+    "observer",
+    "planner",
+    "policy",
+    "scheduler",
+    "store",
+    "tool",
+    "worker_host",
+)
 SUITES: list[type] = [
     suite
     for name in NAMES

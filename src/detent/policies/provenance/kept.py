@@ -59,7 +59,11 @@ class Keepings:
         while self.origins.get(name, origin) != origin:
             name += "'"  # ids of items are unique only in their scope, and a run says several things
         self.origins[name] = origin
-        good = [source for source in origin.sources if sound and source.label in SAID and self._declared(source.tool) != "untrusted"]
+        good = [
+            source
+            for source in origin.sources
+            if sound and source.label in SAID and not (source.tool and self._declared(source.tool) == "untrusted")
+        ]
         for source in good:
             add_data(self._evidence(source.label), content if source.whole else list(source.values), name)
         if sound and origin.trusted and len(good) == len([s for s in origin.sources if s.label in SAID]):

@@ -31,7 +31,6 @@ LONGEST_VALUE = 8
 """How many words a value has at most."""
 MOST_WORDS = 512
 """How many words of a content are searched for values."""
-NOTHING_EARLIER: Mapping[str, Origin] = {}
 SHOWN = 200
 """How many characters of a call's arguments are kept."""
 
@@ -98,8 +97,8 @@ def raises_trust(proposal: MemoryItem, before: Iterable[MemoryItem]) -> bool:
 class _Names:
     """What the names of origins stand for in a run."""
 
-    def __init__(self, state: RunState, seen: Seen, earlier: Mapping[str, Origin] = NOTHING_EARLIER) -> None:
-        self._state, self._seen, self._earlier = state, seen, earlier
+    def __init__(self, state: RunState, seen: Seen, earlier: Mapping[str, Origin] | None = None) -> None:
+        self._state, self._seen, self._earlier = state, seen, earlier or {}
 
     def of(self, name: str, label: str) -> list[Source]:
         """Return the sources that a name stands for."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from operator import is_
 from typing import Any, Literal, cast
 
@@ -247,11 +246,26 @@ class Seen(msgspec.Struct, frozen=True):
     passes: tuple[PassIndex, ...]
     untrusted: str
     run: RunIndex
-    taints: Callable[[], Iterator[str]]
+    state: RunState
+    trusts_memory: bool
 
     def origin(self, name: str) -> Origin | None:
         """Return the origin of what an earlier run wrote, by its name."""
         return next((one.kept.origins[name] for one in (self.run, *self.passes) if name in one.kept.origins), None)
+
+    def taints(self) -> Iterator[str]:
+        """Yield all that made the context untrusted: calls, items and messages by their names, `memory`, `child`, `parent`."""
+        for known in (*self.passes, self.run):
+            yield from known.kept.taints
+        if not self.trusts_memory:
+            for known in (self.run, *self.passes):
+                yield from known.kept.unknown
+            if self.state.seed_memory or any(p.memory or p.recalled for p in self.state.passes.values()):
+                yield "memory"
+        if any(child.status not in ("open", "cancelled") for child in self.state.children.values()):
+            yield "child"
+        if self.state.parent:
+            yield "parent"
 
 
 class Origins:
@@ -297,22 +311,12 @@ class Origins:
         if self._trust_memory:
             among = (*among, *({"trusted": sources["memory"]} for sources in among if "memory" in sources))
             among = tuple({k: v for k, v in sources.items() if k != "memory"} for sources in among)
-        untrusted = next((p.taints[0] for p in passes if p.taints), None)
-        taints = partial(self._taints, state, run, passes)
-        return Seen(among, passes, next(taints(), "") if untrusted is None else untrusted, run, taints)
-
-    def _taints(self, state: RunState, run: RunIndex, passes: tuple[PassIndex, ...]) -> Iterator[str]:
-        for known in (*passes, run):
-            yield from known.kept.taints
-        if not self._trust_memory:
-            for known in (run, *passes):
-                yield from known.kept.unknown
-            if state.seed_memory or any(p.memory or p.recalled for p in state.passes.values()):
-                yield "memory"
-        if any(child.status not in ("open", "cancelled") for child in state.children.values()):
-            yield "child"
-        if state.parent:
-            yield "parent"
+        for known in passes:
+            if known.taints:
+                return Seen(among, passes, known.taints[0], run, state, self._trust_memory)
+        seen = Seen(among, passes, "", run, state, self._trust_memory)
+        untrusted = next(seen.taints(), "")
+        return Seen(among, passes, untrusted, run, state, self._trust_memory) if untrusted else seen
 
 
 def _recalled(state: RunState) -> Sources | None:

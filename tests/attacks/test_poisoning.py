@@ -417,3 +417,19 @@ async def test_a_value_in_pieces_too_short_to_be_searched_is_not_paid() -> None:
     memory = RamMemory()
     await run("What is new?", READ, *[call("remember", content=piece, kind="preference") for piece in ("XX1", "122", "223")], memory=memory)
     await refused(memory, pays=call("pay", account="XX1122223"))
+
+
+@in_loop
+async def test_what_was_copied_from_run_to_run_can_still_be_remembered_with_its_sources() -> None:
+    """Each run adds a hop to each of many sources. They must not become too much for an item, and the first one must stay readable."""
+    memory, agent = RamMemory(), Agent(name="clerk", tools=[web_fetch, "remember"], memory={})
+    pages = [call("web_fetch", url=f"https://evil.example/{number}/{'p' * 150}") for number in range(16)]
+    for number in range(6):
+        copy = call("remember", content=f"In my own words, all that was read until today ({number})")
+        result, _ = await run(
+            f"All that was read {number}", *(pages if not number else []), copy, memory=memory, agent=agent, policy=ProvenancePolicy()
+        )
+        assert result.tool_calls[-1].error is None
+    last = max(await memory.list(host=""), key=lambda one: one.content)
+    assert len(last.origin.sources) == 16 and not last.origin.trusted
+    assert all(source.via and source.tool == "web_fetch" and source.said for source in last.origin.sources)

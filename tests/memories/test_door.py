@@ -305,3 +305,13 @@ async def test_the_receipt_names_the_later_runs_of_a_session_too() -> None:
         first, second = await session.send("Is the harbour open?"), await session.send("Thanks")
         receipt = await engine.memory.forget("i")
         assert [one.run_id for one in receipt.runs] == [first.run_id, second.run_id]
+
+
+@in_loop
+async def test_a_tenant_imports_nothing_where_its_memory_is_read_only() -> None:
+    """Else an import would be the way around what the operator set."""
+    memory = RamMemory()
+    async with engine_on(MemorySettings(url=memory, policies={"acme": "read_only"})) as engine:
+        with pytest.raises(ItemRefused, match="read-only"):
+            await engine.memory.import_([MemoryItem(id="i", scope=SCOPE, content="tea")], host=ACME)
+        assert not await engine.memory.list()

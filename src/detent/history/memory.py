@@ -311,10 +311,13 @@ class EngineMemory:
         """
         if vouched and host is not None:
             raise NotAllowedNow("", "only the operator may vouch for imported items; leave vouched out", reason_code="not_the_operator")
+        settings = self._runtime.parts.memories.settings
         for item in items:
             check_is(MemoryItem, items=item)
-            if kept_out := self._runtime.parts.memories.settings.admits(item.origin):
+            if kept_out := settings.admits(item.origin):
                 raise ItemRefused(f"item {item.id!r}: {kept_out}; nothing was imported")
+            if host is not None and settings.policy_for(item.scope) == "read_only":
+                raise ItemRefused(f"the memory at {item.scope!r} is read-only; nothing was imported")
         return await self._memory(name).import_(items, host=_prefix(host), vouched=vouched)
 
     def _memory(self, name: str) -> Memory:

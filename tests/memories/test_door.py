@@ -315,3 +315,14 @@ async def test_a_tenant_imports_nothing_where_its_memory_is_read_only() -> None:
         with pytest.raises(ItemRefused, match="read-only"):
             await engine.memory.import_([MemoryItem(id="i", scope=SCOPE, content="tea")], host=ACME)
         assert not await engine.memory.list()
+
+
+@in_loop
+async def test_the_receipt_leaves_out_a_run_that_was_erased() -> None:
+    """It has no words any more."""
+    memory = RamMemory()
+    async with engine_on(memory, ToolCall(tool="remember", args={"content": "the harbour is closed"})) as engine:
+        result = await engine.run(helper(), "go", host=ACME)
+        await engine.erase(result.run_id)
+        receipt = await engine.memory.forget(run=result.run_id)
+        assert len(receipt.removed) == 1 and receipt.runs == ()

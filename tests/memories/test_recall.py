@@ -260,3 +260,26 @@ async def test_what_came_from_a_source_that_is_kept_out_is_not_recalled_either()
         result = await engine.run(helper(), "boats?", host=ACME)
         [event] = recalled(await engine.records(result.run_id))
         assert event.items == ()
+
+
+@in_loop
+async def test_items_that_are_kept_out_take_no_places_of_others() -> None:
+    """Else whoever plants a few of them switches the memory off."""
+    memory = await kept("the harbour is closed on Mondays")
+    await kept(*[f"the harbour is closed on Mondays, says page {n}" for n in range(8)], memory=memory, origin=Origin(labels=("untrusted",)))
+    settings = MemorySettings(url=memory, admit=[{"source": "untrusted"}])
+    async with Engine(memory=settings, planner=ScriptedPlanner([FinalAnswer(content="done")])) as engine:
+        [event] = recalled(await engine.records((await engine.run(helper(), "is the harbour closed?", host=ACME)).run_id))
+        assert [item["id"] for item in event.items] == ["i0"]
+
+
+@in_loop
+async def test_two_items_with_one_id_in_two_scopes_are_two_items() -> None:
+    """Names of files are alike in many directories."""
+    memory = RamMemory()
+    for part, content in (("a", "the lighthouse is white"), ("b", "boats are near the harbour")):
+        await memory.write(MemoryItem(id="notes", scope=f"acme/helper/{part}", content=content), host="")
+    steps = [ToolCall(tool="look", args={"at": "it"}), FinalAnswer(content="done")]
+    async with Engine(memory=memory, planner=ScriptedPlanner(steps)) as engine:
+        events = recalled(await engine.records((await engine.run(helper(), "Which colour has the lighthouse?", host=ACME)).run_id))
+        assert [[item["scope"] for item in event.items] for event in events] == [["acme/helper/a"], ["acme/helper/b"]]

@@ -157,6 +157,7 @@ async def test_an_item_that_needs_an_approval_and_was_not_recalled_is_not_change
     ("content", "why"),
     [
         ("content  OF i1", "repeats i1"),
+        ("content of\u200b i1!", "repeats i1"),
         ("x" * 8001, "8,001 bytes"),
         ("the key is <secret:0123456789abcdef01234567>", "must not be kept"),
     ],

@@ -6,7 +6,6 @@ removed and what remains, such as the logs of the runs that wrote or recalled it
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -292,10 +291,15 @@ class EngineMemory:
         for item in items:
             if item.origin.run_id and item.origin.run_id not in found and await self._runtime.store.head(item.origin.run_id) is not None:
                 found[item.origin.run_id] = 0
-        for run_id in list(found):
-            with contextlib.suppress(RunErased):
-                for later in await later_runs(self._runtime.store, await load_run(self._runtime.store, run_id)):
-                    found.setdefault(later, 0)
+        for run_id, named in list(found.items()):
+            try:
+                later = await later_runs(self._runtime.store, await load_run(self._runtime.store, run_id))
+            except RunErased:
+                later = []
+                if not named:
+                    del found[run_id]
+            for one in later:
+                found.setdefault(one, 0)
         return tuple(Holding(run_id=run_id, records=records) for run_id, records in sorted(found.items()))
 
     # Move -----------------------------------------------------------------------------------------------------------------------

@@ -249,3 +249,20 @@ def test_a_branch_that_the_answer_did_not_come_from_is_not_read() -> None:
 
     state = RunState(run_id="r", goal="go", output="right", passes={"left": known("left", "wrong"), "main": known("main", "right")})
     assert [one["said"] for one in said_in(state)] == ["go", "seen in main"]
+
+
+@in_loop
+async def test_what_a_model_writes_into_a_call_is_not_read_either() -> None:
+    """It may repeat what was recalled, or what a model made up: no tool said that."""
+    memory = RamMemory()
+    await memory.write(MemoryItem(id="old", scope=SCOPE, content="the boat was sold in May"), host="")
+    steps = [call("count", of="the boat was sold in May"), FinalAnswer(content="done")]
+    await ran(Engine(memory=memory, planner=ScriptedPlanner(steps)), agent=helper(tools=[count]))
+    [item] = [item for item in await memory.list(host="") if item.proposed]
+    assert "24 letters" in item.content and "sold in May" not in item.content
+
+
+@tool(side_effect="read")
+async def count(of: str) -> str:
+    """Count letters."""
+    return f"{len(of)} letters"

@@ -14,10 +14,12 @@ from amounts import sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
+from detent.core.budget import Usage
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, ToolFailed, UnknownName
 from detent.core.state import Ask, CallState, Child, KernelState, RunState
 from detent.extend import Branch, Dropped, Measured
+from detent.ports.models import ModelAnswer
 from detent.running.compacting import standing
 from detent.running.estimating import ESTIMATOR, tokens_of_item
 from detent.stores.ram import RamStore
@@ -255,6 +257,21 @@ def test_a_run_that_only_reads_again_what_was_dropped_ends() -> None:
     assert [event.idle for event in compactions(events)][-2:] == [1, 2]
 
 
+def test_the_same_call_with_new_results_is_no_reading_again() -> None:
+    """An agent that polls, or takes the next page with the same arguments, gets on with its work."""
+    said = iter(range(1000))
+
+    @tool(side_effect="read")
+    def more() -> str:
+        """Return the next page."""
+        return f"page {next(said)}: {LONG}"
+
+    planner = Planned(lambda view: FinalAnswer(content="done") if view.iteration > 50 else ToolCall(tool="more", args={}))
+    result, events = run(planner, an_agent(tools=(more,), guards=()))
+    assert result.status == "completed", result.error
+    assert len(compactions(events)) >= 3
+
+
 def test_turns_make_a_compaction_due_only_with_enough_items() -> None:
     """K64's thresholds, both of them (L16): too few items are below the threshold however many turns there were."""
     _, events = run(Planned(reads(30)), an_agent(100_000, compaction={"window_tokens": 100_000, "turns": 5, "min_items": 16}))
@@ -355,6 +372,30 @@ def test_the_small_model_updates_the_summary_and_is_counted() -> None:
     assert "summary 2: all pages" in written[1].summary
     assert [event.purpose for event in events if isinstance(event, e.ModelCallStarted)].count("compaction") == len(asked)
     assert result.usage.model_calls == 60 + len(asked)
+
+
+def test_only_a_call_for_a_plan_says_how_large_the_prompt_is() -> None:
+    """A search by meaning, a transcription or a summary that a crash has cut off are counted too, and say nothing about the prompt."""
+
+    class Searching:
+        async def plan(self, view: View) -> Plan:
+            async def answer(limit: int | None, tokens: int) -> ModelAnswer:
+                return ModelAnswer(value="", usage=Usage(input_tokens=tokens, output_tokens=1))
+
+            assert view.models is not None
+            await view.models.call("m", lambda limit: answer(limit, 700), purpose="plan")
+            await view.models.call("m", lambda limit: answer(limit, 9), purpose="embed")
+            return Plan(actions=(FinalAnswer(content="done"),))
+
+        def models_asked(self, agent: Any) -> list[tuple[str, str]]:
+            return [("", "m")]
+
+    async def main() -> None:
+        async with Engine(planner=Searching()) as engine:
+            result = await engine.run(an_agent(model="m"), "Read it all.")
+            assert (await engine.load(result.run_id)).state.passes["main"].prompt[0] == 700
+
+    asyncio.run(main())
 
 
 def test_a_refused_prompt_is_compacted_once_and_tried_again() -> None:

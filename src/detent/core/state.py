@@ -155,7 +155,8 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """One pass of a kernel.
 
     `steps` has all transcript items, `results` the tool items among them, `calls` the calls of the current turn. `meta`, `scratchpad` and
-    `guidance` belong to phases and strategies. `prompt` is the size of the last prompt in tokens, and the number of `steps` in it. Every other field is
+    `guidance` belong to phases and strategies. `prompt` is the size of the last prompt in tokens, and the number of `steps` in it;
+    `asked` is the last model call for a plan, which counts it. Every other field is
     a kernel fact that only events change.
     """  # rows S0-3 to S0-7
 
@@ -202,6 +203,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     turn_bad: int = 0
     rejected: int = 0
     metered: bool = False
+    asked: str = ""
     progressed: bool = False
     polled: bool = False
     phases_done: frozenset[int] = frozenset()

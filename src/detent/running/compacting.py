@@ -58,7 +58,7 @@ class Compacting:
         self._options, self._compactor, self._instead, self._window = options, compactors.get(options.use), compactors.get(INSTEAD), window
         self._planner = planner
         self._counted: dict[str, tuple[tuple[int, int], int, int, Seq[Item]]] = {}
-        self._hidden: dict[str, tuple[int, set[tuple[str, bytes]]]] = {}
+        self._hidden: dict[str, tuple[int, set[tuple[str, bytes, int]]]] = {}
 
     async def compact_if_due(self, context: KernelContext) -> None:
         """Record `ContextCompacted` if that is due. Raise `TooLong` if the run cannot continue."""
@@ -215,12 +215,12 @@ class Compacting:
 
     def _hidden_before(self, context: KernelContext, state: KernelState, told: ContextCompacted) -> Callable[[Item], bool]:
         """Return whether a call reads what the last compaction had dropped or cleared."""
-        at, known = self._hidden.get(context.scope, (0, set[tuple[str, bytes]]()))
-        known.update(reducing.read_of(item) for item in state.steps[at : told.items] if item.kind == "tool")
+        at, known = self._hidden.get(context.scope, (0, set[tuple[str, bytes, int]]()))
+        known.update(reducing.said_by(item) for item in state.steps[at : told.items] if item.kind == "tool")
         self._hidden[context.scope] = told.items, known
         cleared = frozenset(told.cleared)
-        here = {reducing.read_of(item) for item in state.steps[told.items : told.steps] if item.call_id in cleared}
-        return lambda item: (read := reducing.read_of(item)) in known or read in here
+        here = {reducing.said_by(item) for item in state.steps[told.items : told.steps] if item.call_id in cleared}
+        return lambda item: (read := reducing.said_by(item)) in known or read in here
 
     def _with_receipt(self, context: KernelContext, summary: str, made: Reduction, shown: Shown) -> str:
         """Return the summary behind its receipt: how much was removed, how to read it again, and what must not be forgotten."""

@@ -164,6 +164,11 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
     return gone
 
 
+def said_by(item: Item) -> tuple[str, bytes, int]:
+    """Return what was read and what it said: a call that says something new reads nothing again."""
+    return *read_of(item), hash(bytes(item.result)) if item.error is None else hash(item.error.message)
+
+
 def only_read_again(steps: Sequence[Item], hidden: Callable[[Item], bool]) -> bool:
     """Whether everything that was done in these items was to read again what was hidden before."""
     calls = [item for item in steps if item.kind == "tool"]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.core.actions import AskUser
 from detent.core.agent import AgentSpec, Host
 from detent.core.brief import brief
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Exhausted, Usage
@@ -116,6 +117,11 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
         if self.kind != "tool":
             return self.text
         return msgspec.json.decode(self.result) if self.result else None
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """What the plan asks the user."""
+        return tuple([action.question for action in self.plan.actions if isinstance(action, AskUser)]) if self.plan is not None else ()
 
 
 CallStatus = Literal["planned", "asked", "allowed", "started", "in_doubt", "again", "finished"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from hashlib import sha256
 
 import msgspec
 
@@ -16,6 +17,8 @@ from detent.ports.compacting import Ask, Compactor, Dropped, Measured, due_by_si
 
 _LINE = re.compile(r"- \[(?P<kind>user|note|said|done|failed|earlier)\b(?P<where>[^\]\n]*)\] (?P<text>.*)")
 _CALL = re.compile(r".*?\)(?=: )")
+_FORGED = re.compile(r"^([\s*-]*)\[")
+"""How a line of a model begins that looks like an entry, a receipt, or the line before the summary."""
 _CUT_FIRST = (("done", "said"), ("earlier",), ("note",), ("user",), ("failed",))
 """The kinds of entries, in the order in which they go if there is no room. Failures come last: they would be tried again."""
 _LONGEST = {"user": 400, "note": 240, "said": 200, "done": 120, "failed": 240, "earlier": 400}
@@ -82,7 +85,7 @@ class SummaryCompactor:
         if not said.strip():
             return ""
         written = said.strip().encode("utf-8", "surrogatepass")[:room].decode("utf-8", "ignore")
-        return "\n".join((written.replace("\n- [", "\n- ("), *failed))
+        return "\n".join((*(_FORGED.sub(r"\1(", line) for line in written.splitlines()), *failed))
 
 
 def line_of(item: Item) -> str:
@@ -93,15 +96,21 @@ def line_of(item: Item) -> str:
         case "note":
             return _entry("note", f"turn {item.iteration}", item.text)
         case "model":
-            return _entry("said", f"turn {item.iteration}", item.text) if item.text.strip() else ""
+            text = " ".join([item.text, *item.questions]).strip()
+            return _entry("said", f"turn {item.iteration}", text) if text else ""
         case "tool":
             where = f"turn {item.iteration}, key {item.call_id}"
-            call = f"{_flat(item.tool)}({_short(_flat(_json(item.arguments)), _ARGS)})"
+            call = f"{_flat(item.tool)}({_args(_flat(_json(item.arguments)))}".replace("): ", ") : ") + ")"
             if item.error is not None:
                 return _entry("failed", where, f"{item.error.code}: {item.error.message}", before=f"{call}: ")
             return _entry("done", where, _text_of(item), before=f"{call}: ")
         case _:
             return ""
+
+
+def _args(text: str) -> str:
+    """Return arguments in brief. Different ones stay different: a failure is settled only by the same call."""
+    return text if len(text) <= _ARGS else f"{text[:_ARGS]}…#{sha256(text.encode(errors='replace')).hexdigest()[:8]}"
 
 
 def _entry(kind: str, where: str, text: str, before: str = "") -> str:

@@ -146,9 +146,10 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
     instructed: set[tuple[str, bytes]] = set()
     for position in reversed(candidates):
         item = shown.steps[position]
-        if item.kind == "user" and shown.tokens(position) <= room:
-            room -= shown.tokens(position)
-            kept.append(position)
+        said = [position, position - 1] if shown.steps[position - 1].questions else [position]  # a reply says little without its question
+        if item.kind == "user" and (size := sum(map(shown.tokens, said))) <= room:
+            room -= size
+            kept += said
         elif item.kind == "tool" and item.ok and shown.pinned(item) and read_of(item) not in instructed:
             instructed.add(read_of(item))
             kept.append(position)

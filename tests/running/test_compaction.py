@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -427,6 +428,9 @@ def test_the_small_model_updates_the_summary_and_is_counted() -> None:
     assert result.status == "completed"
     assert len(asked) == len(written) >= 2
     assert "summary 1: all pages" in asked[1]
+    assert max(map(len, asked)) < 1800 * 4, "it is asked no more than fits into the window"
+    named = [int(n) for prompt in asked for n in re.findall(r"^- \[done, turn (\d+)", prompt, re.MULTILINE)]
+    assert named == list(range(1, len(named) + 1)), "each dropped result is shown to it, once"
     assert "summary 2: all pages" in written[1].summary
     assert [event.purpose for event in events if isinstance(event, e.ModelCallStarted)].count("compaction") == len(asked)
     assert result.usage.model_calls == 60 + len(asked)

@@ -185,7 +185,7 @@ class Compacting:
         most = max(400, min(self._options.max_summary_bytes, limit * BYTES_PER_TOKEN // 8))
         items = [shown.steps[p] for p in gone]
         items = items if ours(type(self._compactor)) else list(map(copied, items))
-        dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal)
+        dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal, ask_bytes=limit * BYTES_PER_TOKEN // 2)
         failed = OPEN if failures >= self._options.max_failures else ""
         if not failed:
             try:

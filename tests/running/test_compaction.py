@@ -307,6 +307,26 @@ def test_what_may_not_be_dropped_and_does_not_fit_ends_the_run_with_its_parts() 
     assert planner.views == []
 
 
+def test_what_fills_the_window_is_named_whatever_it_is() -> None:
+    """Instructions, tools and the earlier conversation are parts of the prompt too: a list without them names the wrong culprit."""
+    result, _ = run(Planned(reads(5)), an_agent(instructions="be kind " * 2000))
+    assert (result.status, result.reason) == ("failed", "context_overflow")
+    assert "The largest parts: the instructions, about 4,100 tokens" in (result.error or "")
+
+
+def test_a_conversation_takes_its_share_of_the_window_that_compaction_is_set_to() -> None:
+    """Cut to the profile's larger window, it would fill the smaller one, and no later message could be answered."""
+
+    async def main() -> None:
+        async with Engine(planner=FakeModel(lambda view: says("answer " + "w " * 400))) as engine:
+            session = engine.session(an_agent(1500, model="function:fake-model"))
+            for _ in range(8):
+                result = await session.send("hello " + "y " * 200)
+                assert result.status == "completed", result.error
+
+    asyncio.run(main())
+
+
 def test_a_run_that_only_reads_again_what_was_dropped_ends() -> None:
     """Two compactions in a row without a gain: more of them would gain nothing either."""
     planner = Planned(lambda view: ToolCall(tool="page", args={"n": view.iteration % 8}))

@@ -28,7 +28,16 @@ from detent.ports.outside import Interrupted
 from detent.ports.raised import raised_by
 from detent.running import reducing
 from detent.running.asides import Once, aside
-from detent.running.estimating import BYTES_PER_TOKEN, most_of, text_size, tokens_around, tokens_in, tokens_of_item, tokens_of_the_turn
+from detent.running.estimating import (
+    BYTES_PER_TOKEN,
+    most_of,
+    text_size,
+    parts_around,
+    tokens_around,
+    tokens_in,
+    tokens_of_item,
+    tokens_of_the_turn,
+)
 from detent.running.reducing import Reduction, Shown
 
 log = logging.getLogger("detent")
@@ -85,7 +94,7 @@ class Compacting:
             event, shown = await self._compacted(context, why, tokens, window)
             context.run.record(context.scope, event)
             if window and why != "turns" and (event.tokens_after > window or event.idle >= IDLE):
-                raise TooLong(too_long(event, shown, window))
+                raise TooLong(too_long(event, shown, window, context))
 
     async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
         """Compact because the provider found the prompt too long. Return None if a smaller prompt can be tried, else what ends the run."""
@@ -97,10 +106,10 @@ class Compacting:
         window = min(tokens, told.window if told is not None and told.window else self._window or tokens)
         window = window * 9 // 10
         if told is not None and told.why == "overflow" and told.steps == len(state.steps):
-            return TooLong(f"{error}; it was compacted and refused again. {_parts(self._shown(context))}")
+            return TooLong(f"{error}; it was compacted and refused again. {_parts(self._shown(context), context)}")
         event, shown = await self._compacted(context, "overflow", tokens, window)
         if event.tokens_after >= event.tokens_before:
-            return TooLong(f"{error}; nothing of it may be dropped. {_parts(shown)}")
+            return TooLong(f"{error}; nothing of it may be dropped. {_parts(shown, context)}")
         context.run.record(context.scope, msgspec.structs.replace(event, window=max(window, event.tokens_after)))
         return None
 
@@ -301,17 +310,19 @@ def cut(text: str, most: int) -> str:
     return text if len(data) <= most else data[:most].decode("utf-8", "ignore")
 
 
-def too_long(event: ContextCompacted, shown: Shown, window: int) -> str:
+def too_long(event: ContextCompacted, shown: Shown, window: int, context: KernelContext) -> str:
     """Return why a compacted prompt cannot be used."""
     if event.tokens_after > window:
         return (
             f"the prompt has about {event.tokens_after:,} tokens after compaction, more than the {window:,} of the window. "
-            f"{_parts(shown, event.summary)}"
+            f"{_parts(shown, context, event.summary)}"
         )
-    return f"{event.idle} compactions in a row gained nothing: the run frees nothing, or only reads again what was dropped. {_parts(shown)}"
+    return f"{event.idle} compactions in a row gained nothing: the run frees nothing, or only reads again what was dropped. {_parts(shown, context)}"
 
 
-def _parts(shown: Shown, summary: str = "") -> str:
-    told = [(tokens_in(text_size(summary)), "the summary, with what is open and noted")] if summary else []
-    parts = "; ".join(f"{name}, about {tokens:,} tokens" for tokens, name in sorted([*shown.largest(), *told], reverse=True))
+def _parts(shown: Shown, context: KernelContext, summary: str = "") -> str:
+    around = [(tokens_in(size), name) for size, name in parts_around(context)]
+    told = (tokens_in(text_size(summary)), "the summary, with what is open and noted")
+    largest = sorted([*shown.largest(), *around, told], key=lambda part: -part[0])[: reducing.LARGEST]
+    parts = "; ".join(f"{name}, about {tokens:,} tokens" for tokens, name in largest if tokens)
     return f"The largest parts: {parts}. Raise profile.window_tokens if the model takes more, or let tools return less"

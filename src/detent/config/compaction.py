@@ -66,6 +66,12 @@ def compacts(agent: AgentSpec) -> CompactionOptions | None:
     return None if options.use == OFF else options
 
 
+def conversation_window(agent: AgentSpec) -> int:
+    """Return the window that a session's earlier conversation takes its share of: the profile's, or a smaller one that compaction is set to."""
+    options, window = compacts(agent), make_profile(agent.profile).window_tokens
+    return min(window, options.window_tokens) if options is not None and options.window_tokens else window
+
+
 def window_of(agent: AgentSpec, options: CompactionOptions) -> int:
     """Return the window against which prompts are measured, 0 if it is not known."""
     if options.window_tokens:

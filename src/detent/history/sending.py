@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from detent.config.agents import Agent
-from detent.config.profile import make_profile
+from detent.config.compaction import conversation_window
 from detent.core.agent import Host
 from detent.core.budget import FIELDS, Budget, exhausted, remaining
 from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, RunNotFound, SessionBusy, SessionWaiting
@@ -418,7 +418,7 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
         found = replace(found, waiting=left, budget=talk.budget or found.budget)
     if forked:
         found = Conversation(messages=(*found.messages, *context), dropped=found.dropped, budget=talk.budget)
-    return cut(found, make_profile(agent.profile).window_tokens)
+    return cut(found, conversation_window(agent))
 
 
 def agent_of(talk: Talk, stand: Stand | None) -> Agent[Any] | str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from amounts import times
-from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, ToolCall, View, tool
+from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
 from detent.config.remembering import MemorySettings
 from detent.core import events as e
 from detent.core.errors import ConfigError, RunNotFound
@@ -242,3 +242,18 @@ async def test_what_came_from_a_source_that_is_kept_out_is_not_recalled_either()
         result = await engine.run(helper(), "boats?", host=ACME)
         [event] = recalled(await engine.records(result.run_id))
         assert event.items == ()
+
+
+@in_loop
+async def test_what_was_recalled_is_in_the_store_before_the_planner_sees_it() -> None:
+    """Else a process that dies in the plan leaves a plan, or a model call, whose prompt the log does not have."""
+    stored: list[bool] = []
+
+    class Looking:
+        async def plan(self, view: View) -> Plan:
+            stored.append(any(b'"type":"memory_recalled"' in line for line in await engine.store.read(view.run_id)))
+            return Plan(actions=(FinalAnswer(content="blue"),))
+
+    async with Engine(memory=await kept("boats are blue"), planner=Looking()) as engine:
+        await engine.run(helper(), "boats?", host=ACME)
+    assert stored == [True]

@@ -80,6 +80,8 @@ def type_of(kind: Any) -> str:
         "dict[str, Any] | str": "text, or table",
         "str | list[dict[str, Any]] | dict[str, Any]": "file name, or list of tables, or table",
         "tuple[dict[str, Any], ...]": "list of tables",
+        "str | EmbedderSettings": "text, or table",
+        "str | TranscriberSettings": "text, or table",
         "Sequence[dict[str, str]]": "list of tables",
         "Sequence[dict[str, Any]]": "list of tables",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
@@ -13,6 +14,8 @@ import pytest
 
 from cli.desk import Desk, ended, told_by
 from cli.terminals import at_a_terminal, typed
+from detent import Agent, Engine, Plan, ToolCall, tool
+from detent.testing import ScriptedPlanner
 
 
 @pytest.fixture
@@ -134,6 +137,27 @@ def test_approved_arguments_that_do_not_fit_leave_the_call_open(desk: Desk) -> N
     desk.detent("run", "Clean")
     refused = desk.detent("approve", "last", "main.1.0", "--args", '{"name": 5}')
     assert refused.code == 2 and "do not fit" in refused.err and "main.1.0" in desk.detent("approvals").out
+
+
+def test_an_answer_where_the_tools_are_missing_posts_nothing_and_can_be_given_otherwise(desk: Desk) -> None:
+    """The approval of a destructive call was posted although the command exited with 2, and could no longer be denied."""
+
+    @tool(side_effect="destructive")
+    def wipe(name: str) -> str:
+        """Remove a thing."""
+        return "gone"
+
+    async def main() -> None:
+        desk.store.parent.mkdir(parents=True, exist_ok=True)
+        planner = ScriptedPlanner([Plan(actions=(ToolCall(tool="wipe", args={"name": "x"}),))])
+        async with Engine(store=f"sqlite:///{desk.store}", planner=planner, approver="caller") as engine:
+            await engine.run(Agent(name="a", tools=(wipe,)), "Clean", run_id="r")
+
+    asyncio.run(main())
+    refused = desk.detent("approve", "r", "main.1.0", "--by", "ann")
+    assert refused.code == 2 and "needs tools" in refused.err and "Nothing was posted" in refused.err and "--no-resume" in refused.err
+    assert "answered by" not in desk.detent("approvals").out
+    assert desk.detent("deny", "r", "main.1.0", "--by", "ann", "--no-resume").code == 0
 
 
 def test_approving_a_tool_that_changed_names_where_the_new_request_is(desk: Desk) -> None:

@@ -157,6 +157,7 @@ def test_every_key_is_described(generator: ModuleType) -> None:
     from detent.core.budget import Budget
 
     keys = first_cells("reference/configuration.md", "detent.toml")
+    assert "Settings |" not in (DOCS / "reference/configuration.md").read_text(encoding="utf-8"), "types are words there"
     assert {k.strip("[]").split(".")[0] for k in keys} == set(Config.__struct_fields__)
     in_agent_files = {key for key in AgentFile.__struct_fields__ if ("AgentFile", key) not in generator.NOT_IN_FILES}
     assert {k.strip("[]") for k in first_cells("reference/configuration.md", "agent file")} == in_agent_files

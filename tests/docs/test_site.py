@@ -12,6 +12,7 @@ import pytest
 
 from docs.pages import DOCS, ROOT, name_of, pages, rows
 
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 IMPORTED = re.compile(r"^from (detent[\w.]*) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
 
 
@@ -108,6 +109,14 @@ def test_every_page_is_in_the_navigation_once(site: ModuleType) -> None:
     found = leaves(site.navigation((DOCS / "index.md").read_text(encoding="utf-8"), site.Outside()))
     wanted = [name_of(page).removeprefix("docs/") for page in pages() if page.is_relative_to(DOCS)]
     assert sorted(leaf for leaf in found if not leaf.startswith("files/")) == sorted(wanted)
+
+
+def test_every_table_has_a_line_below_its_header() -> None:
+    """Without it the rows are shown as one paragraph."""
+    for page in pages():
+        lines = FENCED.sub("", page.read_text()).split("\n")
+        heads = [n for n, line in enumerate(lines) if line.startswith("|") and not lines[n - 1].startswith("|")]
+        assert not [lines[n] for n in heads if not re.fullmatch(r"[|: -]+", lines[n + 1])], page.name
 
 
 def test_every_python_block_says_which_file_it_is(site: ModuleType) -> None:

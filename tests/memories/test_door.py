@@ -114,6 +114,21 @@ async def test_forgetting_shows_all_that_came_from_a_run_first_and_then_says_wha
 
 
 @in_loop
+async def test_forgetting_a_correction_forgets_what_it_replaced_and_not_what_replaced_it() -> None:
+    """The old wording stayed in the store, under a receipt that named nothing left."""
+    async with engine_on(RamMemory()) as engine:
+        first = await engine.memory.add("Prefers tea", scope=SCOPE)
+        second = await engine.memory.correct(first.id, "Prefers green tea")
+        third = await engine.memory.correct(second.id, "Prefers coffee")
+        shown = await engine.memory.forget(second.id, preview=True, host=ACME)
+        assert {one.content for one in shown.items} == {"Prefers tea", "Prefers green tea"}
+        receipt = await engine.memory.forget(second.id, host=ACME)
+        assert len(receipt.removed) == 2 and not receipt.left
+        assert [one.content for one in await engine.memory.list() if one.content] == ["Prefers coffee"]
+        assert [one.id for one in await engine.memory.list(standings=("current",))] == [third.id]
+
+
+@in_loop
 async def test_forgetting_a_person_follows_what_they_said() -> None:
     """A request to be forgotten."""
     memory = RamMemory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,17 +155,26 @@ def test_an_argument_too_short_to_be_traced_is_not_called_the_planners_own() -> 
     asyncio.run(main())
 
 
-def test_what_a_result_and_a_loaded_run_print_is_whole_and_names_the_next_step() -> None:
-    """An answer was cut at 68 characters, also in a pipe, and what a run waits for was a bare call id."""
+def test_what_a_result_and_a_loaded_run_print_is_whole_and_names_the_next_step(tmp_path: Path) -> None:
+    """An answer was cut at 68 characters, also in a pipe, and the printed command found no run, because it had no --store."""
 
     async def main() -> None:
-        async with engine(RamStore(), Calls("wipe")) as here:
+        done.clear()
+        url = f"sqlite:///{tmp_path / 'runs.db'}"
+        async with engine(url, Calls("wipe")) as here:
             waits = str(await here.run(AGENT, "go", run_id="r"))
-            assert "waits   approval of wipe (main.1.0)\nnext    detent approve r main.1.0\n" in waits
+            digest = (await here.approvals(run_id="r"))[0].digest
+            next_line = f"next    detent approve r main.1.0 --digest {digest} --store {url}\n"
+            assert f"waits   approval of wipe (main.1.0)\n{next_line}" in waits
             assert str(await here.load("r")) == waits
+            here.planner = Calls("put")
+            doubt = str(await here.run(AGENT, "go", run_id="d"))
+            assert f"next    detent reconcile d main.1.0 --store {url} (--happened RESULT | --not)\n" in doubt
+        async with engine(RamStore(), Calls("wipe")) as here:
+            assert "next" not in str(await here.run(AGENT, "go", run_id="r")), "no other process has this store"
             long = " ".join(["word"] * 60)
-            done = await engine(here.runtime.store, Says(long)).run(Agent(name="b"), "go", run_id="s")
-            assert long in str(done) and str(await here.load("s")) == str(done)
-            assert long not in repr(done) and repr(await here.load("s")) == repr(done) and len(repr(done).splitlines()) <= 5
+            ended = await engine(here.runtime.store, Says(long)).run(Agent(name="b"), "go", run_id="s")
+            assert long in str(ended) and str(await here.load("s")) == str(ended)
+            assert long not in repr(ended) and repr(await here.load("s")) == repr(ended) and len(repr(ended).splitlines()) <= 5
 
     asyncio.run(main())

@@ -56,6 +56,23 @@ def test_the_words_of_an_erased_run_leave_the_later_runs_of_its_session() -> Non
     ]
 
 
+def test_a_list_says_of_each_session_what_the_session_says_of_itself() -> None:
+    """`completed` was the status of the last run in the list, and an ended session in Python."""
+
+    async def main() -> None:
+        async with engine_of(Clerk(), tools=()) as engine:
+            for name, ended in (("open", False), ("over", True)):
+                session = engine.session(AGENT, name)
+                await session.send("one")
+                if ended:
+                    await session.end(by="ann")
+                (head,) = await engine.sessions(starts_with=name)
+                assert (head.status, head.last_status) == (session.status, "completed")
+                assert session.status == ("completed" if ended else "active")
+
+    asyncio.run(main())
+
+
 def test_later_conversations_stay_where_that_is_asked_for() -> None:
     """Otherwise `keep_later` would be an option that nothing reads."""
 

@@ -123,7 +123,7 @@ def test_a_session_that_waits_for_something_else_names_it_and_records_nothing() 
             session = engine.session(agent, "trip")
             waiting = await session.send("clean")
             for rule in ("reject", "enqueue", "steer", "interrupt", "rollback"):
-                with pytest.raises(SessionWaiting, match=r"approval of call main\.1\.0") as raised:
+                with pytest.raises(SessionWaiting, match=r"approval of call main\.1\.0.*detent approve trip\.1 main\.1\.0`") as raised:
                     await session.send("next", rule=rule)
                 assert raised.value.wait == "waiting_for_approval"
             assert len(await engine.records("trip.1")) == waiting.state.seq

@@ -48,6 +48,7 @@ def sessions(
         (
             one.id,
             one.status,
+            one.last_status.replace("_", " "),
             str(one.messages),
             f"{one.cost_usd:.4f}" if one.cost_usd else "-",
             f"{one.updated_at:%Y-%m-%d %H:%M:%S}",
@@ -56,9 +57,9 @@ def sessions(
         )
         for one in found
     ]
-    head = ("SESSION", "STATUS", "MESSAGES", "COST (USD)", "LAST (UTC)", "AGENT", "FIRST MESSAGE")
-    spare = ("LAST (UTC)", "COST (USD)", "AGENT", "MESSAGES")
-    invocation.output.table(head, rows, [style_of(one.status) for one in found], spare=spare)
+    head = ("SESSION", "STATUS", "LAST RUN", "MESSAGES", "COST (USD)", "LAST (UTC)", "AGENT", "FIRST MESSAGE")
+    spare = ("LAST (UTC)", "COST (USD)", "AGENT", "MESSAGES", "LAST RUN")
+    invocation.output.table(head, rows, [style_of(one.last_status) for one in found], spare=spare)
     if limit and len(found) == limit:
         invocation.output.say(f"the newest {limit}; --limit 0 shows all")
     return 0

@@ -26,6 +26,7 @@ from detent.history.replaying import Answer
 from detent.history.upgrading import Upgrade, Upgraded
 from detent.ports import EventStore, Policy, RunQuery, View, wait_for_news
 from detent.ports.options import check_is
+from detent.ports.passwords import without_password
 from detent.running import advancing, artifacts
 from detent.running.lineage import history
 from detent.running.results import LoadedRun, Replay, Result, files_of, loaded
@@ -39,7 +40,7 @@ POLL_S = 0.2
 async def load(runtime: Runtime, run_id: str, *, host: Host | None = None) -> LoadedRun:
     """Return the state of a run, including everything in a `Result` (see `Outcome`). Raise `RunNotFound`, `RunErased`, `CorruptLog`."""
     state = await runtime.standing(run_id, host)
-    return loaded(state, runtime.verifiers.made(state.output, state.agent))
+    return loaded(state, runtime.verifiers.made(state.output, state.agent), without_password(runtime.store.url))
 
 
 async def records(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[Record]:

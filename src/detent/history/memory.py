@@ -114,7 +114,10 @@ class EngineMemory:
         name: str = "",
         host: Host | None = None,
     ) -> Sequence[MemoryItem]:
-        """Return the items at or below a scope, by key; `after` is the key (`key_of`) of the last one seen."""
+        """Return the items at or below a scope, by key, whatever they are now: also superseded ones, and tombstones without content.
+
+        `standings=("current",)` returns only those that hold. `after` is the key (`key_of`) of the last one seen.
+        """
         return await self._memory(name).list(prefix, host=_prefix(host), standings=standings, limit=limit, after=after)
 
     async def get(self, item_id: str, *, name: str = "", host: Host | None = None) -> MemoryItem:
@@ -249,14 +252,14 @@ class EngineMemory:
     ) -> Forgetting:
         """Remove the content of items, of everything from a source, a run or a person, and of all that was made from it.
 
-        `preview` only returns what would be forgotten. Anything that fits one of the given criteria counts.
+        What a named item replaced goes with it: otherwise its older wording would stay. What replaced the item stays. `preview` only returns what would
+        be forgotten. Anything that fits one of the given criteria counts.
         """
         if not (item_ids or source or run or person):
             raise ConfigError("forget: say what to forget: ids of items, source=, run= or person=")
         memory, prefix = self._memory(name), _prefix(host)
         called = self._runtime.parts.memories.named(name)[0]
-        for item_id in item_ids:
-            await _item(memory, item_id, host)
+        item_ids = await _with_replaced(memory, item_ids, host)
         kept = await self._runtime.kept_as(run, host) if run else ""
         items = await memory.lineage(host=prefix, run_id=kept, label=source, person=person, item_ids=item_ids)
         runs = await self._holding(items, host)
@@ -338,6 +341,21 @@ async def _item(memory: Memory, item_id: str, host: Host | None) -> MemoryItem:
     if item is None:
         raise ItemNotFound(item_id)
     return item
+
+
+async def _with_replaced(memory: Memory, item_ids: Sequence[str], host: Host | None) -> tuple[str, ...]:
+    """Return the keys of these items and of those that they replaced, directly or not. Raise `ItemNotFound`."""
+    found: dict[str, None] = {}
+    near = [await _item(memory, item_id, host) for item_id in item_ids]
+    while near:
+        item = near.pop()
+        if key_of(item) in found:
+            continue
+        found[key_of(item)] = None
+        for name in item.supersedes:
+            key = name if "/" in name else f"{item.scope}/{name}"
+            near += filter(None, [await memory.get(key, host=_prefix(host))])
+    return tuple(found)
 
 
 def _prefix(host: Host | None) -> str:

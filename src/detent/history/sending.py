@@ -9,6 +9,7 @@ run needs first, and looks again, until its message has a run.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
@@ -343,7 +344,7 @@ class Sending:
                 return await self._resumed(stand)
             if result.state.seq != stand.state.seq:
                 return None
-            raise waits_for(self._talk, result.state, queued=self._recorded)
+            raise waits_for(self._talk, result, queued=self._recorded)
         run, ask_id = asked
         try:
             result = await answering.answered_with(
@@ -467,23 +468,29 @@ async def question_of(runtime: Runtime, state: RunState) -> tuple[RunState, str]
 
 
 _WAITS = {
-    "waiting_for_reconciliation": "call {names} is in doubt; settle it with `detent reconcile {run} CALL`",
-    "waiting_for_approval": "approval of call {names}; decide with `detent approve {run} CALL` or `detent deny {run} CALL`",
+    "waiting_for_reconciliation": "call {names} is in doubt; settle it with `detent reconcile {run} {call}{at}` and --happened RESULT or --not",
+    "waiting_for_approval": "approval of call {names}; decide with `detent approve {run} {call}{at}` or `detent deny {run} {call}{at}`",
     "waiting_for_subagent": "child run {names}",
     "waiting_for_schedule": "timer {names}",
-    "waiting_for_operator": "an operator: its workers gave it up; `detent reopen {run}`",
+    "waiting_for_operator": "an operator: its workers gave it up; `detent reopen {run}{at}`",
 }
 
 
-def waits_for(talk: Talk, state: RunState, *, queued: bool = False) -> SessionWaiting:
-    """Return the error that names what the last run waits for."""
+def waits_for(talk: Talk, result: Result, *, queued: bool = False) -> SessionWaiting:
+    """Return the error that names what the last run waits for, with the command that decides it."""
+    state = result.state
     names = {
         "waiting_for_reconciliation": state.in_doubt,
         "waiting_for_approval": tuple(state.approvals),
         "waiting_for_subagent": tuple(name for name, child in state.children.items() if child.status == "open"),
         "waiting_for_schedule": tuple(state.timers),
     }.get(state.status, ())
-    what = _WAITS.get(state.status, state.status).format(names=", ".join(names) or "?", run=state.run_id)
+    what = _WAITS.get(state.status, state.status).format(
+        names=", ".join(names) or "?",
+        run=shlex.quote(state.run_id),
+        call=names[0] if len(names) == 1 else "CALL",
+        at=f" --store {shlex.quote(result.store)}" if result.store not in ("", "ram:") else "",
+    )
     then = "Your message is recorded, and is the next run after that" if queued else "The message was not recorded"
     return SessionWaiting(
         talk.id, state.run_id, state.status, f"session {talk.id!r} waits: its run {state.run_id!r} waits for {what}. {then}"

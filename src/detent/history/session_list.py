@@ -11,9 +11,10 @@ from detent.core.codec import read_record
 from detent.core.errors import DetentError
 from detent.core.events import RunStarted
 from detent.core.records import RunHead
+from detent.core.state import TERMINAL
 from detent.history.looking import list_runs
 from detent.ports import RunQuery
-from detent.running.conversing import session_of_run
+from detent.running.conversing import news_in, session_of_run
 from detent.running.runtime import Runtime
 
 PAGE = 500
@@ -21,12 +22,16 @@ PAGE = 500
 
 
 class SessionHead(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as listed. `status`, `agent` and `last` are those of its last run; `messages` counts its runs, `goal` is its first message."""
+    """A session as listed. `agent` and `last` are those of its last run; `messages` counts its runs, `goal` is its first message.
+
+    `status` is as `Session.status` has it: `active`, `running`, `completed` (it was ended) or `error`. `last_status` is the status of the last run.
+    """
 
     id: str
     agent: str
     tenant: str
     status: str
+    last_status: str
     messages: int
     goal: str
     last: str
@@ -52,7 +57,8 @@ async def sessions(runtime: Runtime, *, host: Host | None = None, starts_with: s
         if limit is not None and len(listed) >= limit:
             break
         if await _is_session(runtime, heads[0].run_id):
-            listed.append(_listed(name, sorted(heads, key=_number)))
+            heads.sort(key=_number)
+            listed.append(_listed(name, heads, ended=await _ended(runtime, heads[-1])))
     return listed
 
 
@@ -60,13 +66,14 @@ def _number(head: RunHead) -> int:
     return int(head.run_id.partition("@")[0].rpartition(".")[2])
 
 
-def _listed(name: str, heads: list[RunHead]) -> SessionHead:
+def _listed(name: str, heads: list[RunHead], *, ended: bool) -> SessionHead:
     first, last = heads[0], heads[-1]
     return SessionHead(
         id=name,
         agent=last.agent,
         tenant=last.tenant,
-        status=last.status,
+        status="completed" if ended else {"running": "running", "failed": "error"}.get(last.status, "active"),
+        last_status=last.status,
         messages=len(heads),
         goal=first.goal,
         last=last.run_id,
@@ -74,6 +81,14 @@ def _listed(name: str, heads: list[RunHead]) -> SessionHead:
         created_at=first.created_at,
         updated_at=last.updated_at,
     )
+
+
+async def _ended(runtime: Runtime, last: RunHead) -> bool:
+    """Whether a session was ended after its last run."""
+    try:
+        return last.status in TERMINAL and news_in(await runtime.store.read(last.run_id)).ended
+    except (DetentError, ValueError):  # damaged, or removed meanwhile
+        return False
 
 
 async def _is_session(runtime: Runtime, run_id: str) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 from detent.core.agent import Host
 from detent.core.budget import Budget, Exhausted, exhausted
 from detent.core.codec import read_record
-from detent.core.errors import InvalidArguments, NotAllowedNow, RunBusy, RunErased, RunNotFound, UnknownName
+from detent.core.errors import InvalidArguments, NotAllowedNow, RunBusy, RunErased, RunNotFound, ToolsMissing, UnknownName
 from detent.core.events import AnswerRefused
 from detent.core.fold import away_ms
 from detent.core.state import RunState
@@ -28,6 +28,7 @@ from detent.ports.working import NOT_HERE
 from detent.running import admission
 from detent.running.advancing import ADVANCED
 from detent.running.inbox import MOST_REFUSED
+from detent.running.parts import tools_of
 from detent.running.people import LONGEST, me, poster
 from detent.running.results import Answered, Approval, Doubt, Result, approvals_of, doubts_of
 from detent.running.rules import vetted
@@ -253,6 +254,18 @@ async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume:
     if told.outcome == "refused" and signal.kind != "cancel":
         raise NotAllowedNow(run_id, told.why, reason_code=told.code)
     return msgspec.structs.replace(result or runtime.result(await load_run(runtime.store, run_id)), answered=told)
+
+
+def refuse_not_here(runtime: Runtime, state: RunState) -> None:
+    """Raise one of `NOT_HERE` if this process could not continue a run that waits, because its tools, planner or checks are missing here."""
+    if state.terminal or state.status == "running":
+        return  # nothing continues here, or another process may advance it
+    there = tools_of(state, runtime.parts, missing_ok=True)
+    if missing := [name for name in state.agent.tools if name not in there and not runtime.servers.claims(name)]:
+        raise ToolsMissing(state.run_id, missing)
+    runtime.planner_of_run(state.agent)
+    for entry in state.agent.verify:
+        runtime.parts.answers.verifier_of(state.agent, entry)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from html import escape
@@ -48,6 +49,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome(Protocol):
     """The status of a run: `run` and `load` both return one, for functions that take either."""
 
+    @property
+    def store(self) -> str: ...
     @property
     def run_id(self) -> str: ...
     @property
@@ -144,7 +147,8 @@ class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=Tr
     `partial` is the last text that the planner gave with its actions (`Plan.text`), "" if it gave none. Models do; your own planner sets it.
 
     `tool_calls` holds every executed or refused call that got an observation, in index order, without those of meta-tools. `answered` is set if
-    something was sent to the run: its outcome. `stayed`: the calls with an effect of the run that this message of a session rolled back.
+    something was sent to the run: its outcome. `stayed`: the calls with an effect of the run that this message of a session rolled back. `store` is the
+    URL of its store without a password, for the commands that are printed.
     """
 
     run_id: str
@@ -158,6 +162,7 @@ class Result(Readings, msgspec.Struct, Generic[OutputT], frozen=True, kw_only=Tr
     state: RunState
     answered: Answered | None = None
     stayed: tuple[Item, ...] = ()
+    store: str = ""
 
     def __str__(self) -> str:
         """Return the status of the run, in at most five lines."""
@@ -184,7 +189,7 @@ def _lines(outcome: Outcome, most: int) -> str:
 def _said(outcome: Outcome, most: int) -> Iterator[tuple[str, str]]:
     used, cost, state = outcome.usage, outcome.usage.cost_usd, outcome.state
     yield "run", f"{outcome.run_id}: {outcome.status.replace('_', ' ')}" + (f" ({outcome.reason})" if outcome.reason else "")
-    waits, commands = _waits(state)
+    waits, commands = _waits(state, outcome.store)
     for name, said in (("output", state.output), ("error", outcome.error), ("waits", "; ".join(waits)), ("next", "; ".join(commands))):
         if said not in (None, ""):
             yield name, shorten(said if isinstance(said, str) else msgspec.json.encode(said).decode(), most, placeholder="…")
@@ -194,20 +199,21 @@ def _said(outcome: Outcome, most: int) -> Iterator[tuple[str, str]]:
     yield "used", f"iterations {used.iterations} · tool calls {used.tool_calls} · tokens {used.total_tokens}{spent}"
 
 
-def _waits(state: RunState) -> tuple[list[str], list[str]]:
-    """Return what an unfinished run waits for, and the commands that answer it."""
-    run, waits, commands = state.run_id, list[str](), list[str]()
+def _waits(state: RunState, store: str) -> tuple[list[str], list[str]]:
+    """Return what an unfinished run waits for, and the commands that answer it from a shell; none if only this process has its store."""
+    waits, commands = list[str](), list[str]()
+    run, at = shlex.quote(state.run_id), f" --store {shlex.quote(store)}" if store else ""
     for call_id, asked in () if state.terminal else state.approvals.items():
         waits.append(f"approval of {asked.tool} ({call_id})")
-        commands.append(f"detent approve {run} {call_id}")
+        commands.append(f"detent approve {run} {call_id} --digest {asked.digest}{at}")
     for ask_id, ask in () if state.terminal else state.asks.items():
         waits.append(f"answer to {ask.question} ({ask_id})")
-        commands.append(f"detent reply {run} TEXT")
+        commands.append(f"detent reply {run} TEXT{at}")
     for call_id in state.in_doubt:
         call = state.call(call_id)
         waits.append(f"outcome of {call.tool if call else 'a call'} ({call_id})")
-        commands.append(f"detent reconcile {run} {call_id}")
-    return waits, commands
+        commands.append(f"detent reconcile {run} {call_id}{at} (--happened RESULT | --not)")
+    return waits, [] if store == "ram:" else commands
 
 
 def files_of(state: RunState) -> tuple[ArtifactRef, ...]:
@@ -223,6 +229,7 @@ class LoadedRun(Readings, RunState, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     recorded: RunState | None = None
+    store: str = ""
 
     def __str__(self) -> str:
         """Return the status of the run, as a `Result` does."""
@@ -254,14 +261,14 @@ class LoadedRun(Readings, RunState, frozen=True, kw_only=True, omit_defaults=Tru
         return self.usage.iterations
 
 
-def loaded(state: RunState, output: Any) -> LoadedRun:
-    """Return a state as `load` does, with its output or the instance created from it."""
-    fields = {name: getattr(state, name) for name in RunState.__struct_fields__}
+def loaded(state: RunState, output: Any, store: str = "") -> LoadedRun:
+    """Return a state as `load` does, with its output or the instance created from it, and the URL of its store."""
+    fields = {"store": store, **{name: getattr(state, name) for name in RunState.__struct_fields__}}
     return LoadedRun(**fields) if output is state.output else LoadedRun(**{**fields, "output": output}, recorded=state)
 
 
-def result_of(state: RunState) -> Result:
-    """Return the result for `state`."""
+def result_of(state: RunState, store: str = "") -> Result:
+    """Return the result for `state`, and the URL of its store."""
     return Result(
         run_id=state.run_id,
         status=state.status,
@@ -272,6 +279,7 @@ def result_of(state: RunState) -> Result:
         usage=state.usage,
         iterations=state.usage.iterations,
         state=state,
+        store=store,
     )
 
 

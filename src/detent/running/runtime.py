@@ -32,6 +32,7 @@ from detent.metering.pricing import Prices
 from detent.metering.tenants import Tenants
 from detent.ports import Guard, Observer, Planner, Signal, WorkerHost, give_back, posted_to, unstorable
 from detent.ports.copies import ours
+from detent.ports.passwords import without_password
 from detent.ports.processes import renew_in_children
 from detent.running import admission
 from detent.running.advancing import ADVANCED, Advancing, due
@@ -244,7 +245,7 @@ class Runtime:
 
     def result(self, state: RunState) -> Result[Any]:
         """Return the state of a run; its output is an instance if the type of its answers is known here."""
-        result = result_of(state)
+        result = result_of(state, without_password(self.store.url))
         output = self.verifiers.made(state.output, state.agent)
         return result if output is state.output else msgspec.structs.replace(result, output=output)
 

@@ -107,14 +107,9 @@ def test_each_line_of_a_pipe_is_a_message_and_answers_go_to_stdout(desk: Desk) -
 def test_every_command_of_a_chat_works_through_a_pipe(desk: Desk) -> None:
     """/help /deny /reply /cost /show /tools /model /save /fork /undo /memory /exit: each does what its help says, and nothing after /exit is sent."""
     desk.write("rules.yaml", ASKING)
-<<<<<<< HEAD
     saved = "/save talk.md\n/save talk.json\n/save tools.py\n/save no/talk.md\n"
     lines = "/help\nfirst\n/deny main.1.0 keep it\n/reply 3\n/reply 2\n/show 1\n/cost\n/tools\n/model\n" + saved
-    done = piped(desk, lines=lines + "/memory\n/fork\n/undo\n/exit\nnever\n")
-=======
-    lines = "/help\nfirst\n/deny main.1.0 keep it\n/reply 3\n/reply 2\n/show 1\n/cost\n/tools\n/model\n/save talk.md\n/save talk.json\n/save tools.py\n"
     done = piped(desk, lines=lines + "/memory\n/fork\n/undo\n/undo\n/cost\n/exit\nnever\n")
->>>>>>> fillcli
     assert "Approve the waiting call" in done.err
     assert "size: large" in done.out and "keep it" in done.out, done.out
     assert re.search(r"^1 +completed +3 +- +first$", done.out, re.MULTILINE)

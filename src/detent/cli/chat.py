@@ -46,11 +46,7 @@ from detent.core.state import Ask, RunState
 from detent.engine import Engine
 from detent.history.sessions import Forking, Session
 from detent.ports.private_files import private_file
-<<<<<<< HEAD
-from detent.running.conversing import session_of_run
-=======
-from detent.running.conversing import number_of, run_of
->>>>>>> fillcli
+from detent.running.conversing import number_of, run_of, session_of_run
 from detent.running.results import Answered, Approval, Result, approvals_of
 from detent.secrecy.redact import Redactor
 

@@ -253,7 +253,6 @@ class Session:
         effects: list[Item] = []
         for one in range(number, last + 1):
             effects += effects_in((await stand_at(self._talk, self._talk.run_id(one), one)).state)
-<<<<<<< HEAD
         host = self._talk.host or (self._stand.state.host if self._stand is not None else None)
         talk = replace(self._talk, id=_kept(self._talk.runtime, id, host), host=host)
         if self._stand is not None:
@@ -264,19 +263,9 @@ class Session:
             first = await stand_at(self._talk, self._talk.run_id(number), number)
             base = await self._kept_before(first)
             talk = replace(talk, base=base, **({} if base else {"context": shown(first.earlier), "holder": first.run_id}))
-        return Forking(session=Session(talk), effects=tuple(effects))
-=======
-        talk = replace(self._talk, id=_kept(self._talk.runtime, id, self._talk.host))
         if agent is not None:
             talk = replace(talk, agent=_known(self._talk.runtime, agent))
-        if number <= last and number:
-            first = await stand_at(self._talk, self._talk.run_id(number), number)
-            place = first.state.session
-            talk = replace(talk, base=place.before if place is not None else "", context=() if number > 1 else first.earlier.messages)
-        elif last:
-            talk = replace(talk, base=self._talk.run_id(last), context=())
         return Forking(session=Session(talk), effects=tuple(effects), base=talk.base)
->>>>>>> fillcli
 
     async def _kept_before(self, stand: Stand) -> str:
         """Return the id of the run before, "" if there is none, or no longer."""

@@ -64,7 +64,7 @@ MOST_HINTS = 10_000
 class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """A session and how this program sends to it. `id` is the stored one; `context` is put before the first message.
 
-    `base` is the run that a forked session continues from, "" for any other. If that run is gone, `context` has what was said, and `holder` is a run that
+    `base` is the run that a forked session continues from, "" for any other. If that run is gone, `context` keeps the words, and `holder` is a run that
     had the same words.
     """
 

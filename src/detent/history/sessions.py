@@ -372,7 +372,7 @@ def _rule(rule: Any) -> Rule:
 
 
 def entry_texts(entries: Iterable[Any]) -> list[str]:
-    """Return the entries of context as texts. Raise `ConfigError` for what is no list of them."""
+    """Return the entries of context as texts. Raise `ConfigError` for anything else."""
     if isinstance(entries, str | Mapping) or not isinstance(cast("Any", entries), Iterable):
         raise ConfigError(f"context is {entries!r}; give a list of texts or tables: [{entries!r}]")
     return [entry_text(entry) for entry in entries]

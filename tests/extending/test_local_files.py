@@ -62,6 +62,19 @@ def too_few(call):
 class Unmade:
     def __call__(self, call, state, run):
         return None
+
+
+class Counting:
+    name = "counting"
+
+    def due(self, measured):
+        return "turns" if measured.turns > 2 else ""
+
+    async def compact(self, dropped, *, ask):
+        return f"{len(dropped.items)} more"
+
+
+COUNTING = Counting()
 '''
 RULES = 'rules = [{name = "look", call = {tool = "look"}}, {name = "say", answer = "seen"}]\n'
 AGENT = f"""\
@@ -121,6 +134,36 @@ def test_a_file_names_a_part_of_every_kind(name: str, tmp_path: Path, monkeypatc
         assert result.state.passes["main"].scratchpad["diary"] == "turn 2: seen"
 
 
+LONG = """\
+name = "long"
+tools = ["./parts.py:look"]
+compaction = { use = "./parts.py:COUNTING", keep_turns = 1 }
+"""
+CLERK = """\
+from detent import FinalAnswer, ToolCall
+
+
+class Clerk:
+    async def plan(self, view):
+        return FinalAnswer(content="seen") if view.iteration > 6 else ToolCall(tool="look", args={})
+"""
+
+
+def test_a_file_names_a_compactor_and_another_process_imports_it_again(desk: Desk) -> None:
+    """A name of the file alone would leave the run to those who started it."""
+    desk.write("agent.toml", LONG)
+    desk.write("clerk.py", CLERK)
+    desk.write("detent.toml", 'planner = "./clerk.py:Clerk"\nagent = "agent.toml"\n')
+    assert desk.detent("run", "Look").code == 0
+    state = asyncio.run(_state(desk))
+    assert state.agent.compaction["use"] == f"{desk.home / 'parts.py'}:COUNTING"
+    assert "more" in state.passes["main"].summary
+    assert desk.detent("replay", "last").code == 0
+    assert desk.detent("submit", "Look").code == 0
+    assert desk.detent("worker", "--until-idle").code == 0
+    assert [run["status"] for run in desk.detent("list", "--json").json] == ["completed", "completed"]
+
+
 async def _state(desk: Desk) -> RunState:
     async with Engine(store=f"sqlite:///{desk.store}") as engine:
         return await engine.load((await engine.list_runs())[0].run_id)
@@ -162,15 +205,17 @@ def test_each_of_these_keys_needs_trust_and_belongs_to_what_trust_is_bound_to(tm
     """Else a file that changed after it was trusted would be imported all the same."""
     (tmp_path / "agent.toml").write_text(AGENT)
     (tmp_path / "other.toml").write_text('name = "o"\nkernel = "./kernels.py:K"\n')
+    (tmp_path / "long.toml").write_text('name = "l"\ncompaction = { use = "./compactors.py:C" }\n')
     (tmp_path / "detent.toml").write_text('store = "./stores.py:here"\n')
     asked = {(one.does, one.key, one.what) for one in agent_demands(tmp_path / "agent.toml")}
     keys = {"tools": "look", "guards": "once", "strategy": "careful", "phases": "count", "verify.function": "not_empty"}
     assert asked == {("import", key, f"./parts.py:{name}") for key, name in keys.items()}
     assert [(one.does, one.what) for one in agent_demands(tmp_path / "other.toml")] == [("import", "./kernels.py:K")]
+    assert [(one.does, one.what) for one in agent_demands(tmp_path / "long.toml")] == [("import", "./compactors.py:C")]
     assert [(one.does, one.key) for one in config_demands(tmp_path / "detent.toml")] == [("import", "store.url")]
-    for name in ("parts.py", "kernels.py", "stores.py"):
+    for name in ("parts.py", "kernels.py", "stores.py", "compactors.py"):
         (tmp_path / name).write_text("")
-    assert {"parts.py", "kernels.py", "stores.py"} <= set(listing(tmp_path).files)
+    assert {"parts.py", "kernels.py", "stores.py", "compactors.py"} <= set(listing(tmp_path).files)
 
 
 MISTAKES = {
@@ -192,6 +237,7 @@ MISTAKES = {
     "both": ('kernel = "react"\nphases = ["act"]', "phases: kernel is 'react', which has its own phases"),
     "a planner": ('planner = "./parts.py:look"', r"planner: your own planner .* detent\.toml"),
     "not a tool": ('tools = ["./parts.py:once"]', r"is the function 'once', not a tool; decorate it with @tool"),
+    "not a compactor": ('compaction = "./parts.py:look"', r"expected an object with name, due\(measured\) and compact"),
     "not a verifier": ('[[verify]]\nfunction = "./parts.py:too_few"', r"expected a function \(answer, view\)"),
 }
 

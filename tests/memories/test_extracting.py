@@ -18,6 +18,7 @@ from detent.core.state import Item, KernelState, RunState
 from detent.memories.ram import RamMemory
 from detent.ports.remembering import MemoryItem, scope_of
 from detent.running.extracting import said_in
+from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 
 ACME = Host(tenant="acme")
@@ -216,6 +217,29 @@ async def test_the_answer_comes_before_the_model_is_asked_what_to_remember() -> 
         await asked.wait()
         goes_on.set()
     assert [item.content for item in await memory.list(host="")] == ["kept"]
+
+
+@in_loop
+async def test_nothing_is_proposed_before_the_run_is_released() -> None:
+    """Else the answer waits for it, and the run is held by the work that comes after it."""
+    order: list[str] = []
+
+    class Slow(RamStore):
+        async def release(self, *args: Any, **options: Any) -> None:
+            if not order:
+                for _ in range(200):
+                    await asyncio.sleep(0)  # others go first
+            order.append("released")
+            await super().release(*args, **options)
+
+    class Told(RamMemory):
+        async def write(self, *args: Any, **options: Any) -> Any:
+            order.append("written")
+            return await super().write(*args, **options)
+
+    engine = Engine(memory=Told(), store=Slow(), planner=ScriptedPlanner([call("look", at="it"), FinalAnswer(content="done")]))
+    await ran(engine)
+    assert order[:2] == ["released", "written"]
 
 
 def test_run_sync_does_not_wait_for_the_model_and_the_run_can_propose_later() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from amounts import times
-from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, ToolCall, View, tool
+from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
 from detent.config.remembering import MemorySettings
 from detent.core import events as e
 from detent.core.errors import ConfigError, RunNotFound
@@ -283,3 +283,18 @@ async def test_two_items_with_one_id_in_two_scopes_are_two_items() -> None:
     async with Engine(memory=memory, planner=ScriptedPlanner(steps)) as engine:
         events = recalled(await engine.records((await engine.run(helper(), "Which colour has the lighthouse?", host=ACME)).run_id))
         assert [[item["scope"] for item in event.items] for event in events] == [["acme/helper/a"], ["acme/helper/b"]]
+
+
+@in_loop
+async def test_what_was_recalled_is_in_the_store_before_the_planner_sees_it() -> None:
+    """Else a process that dies in the plan leaves a plan, or a model call, whose prompt the log does not have."""
+    stored: list[bool] = []
+
+    class Looking:
+        async def plan(self, view: View) -> Plan:
+            stored.append(any(b'"type":"memory_recalled"' in line for line in await engine.store.read(view.run_id)))
+            return Plan(actions=(FinalAnswer(content="blue"),))
+
+    async with Engine(memory=await kept("boats are blue"), planner=Looking()) as engine:
+        await engine.run(helper(), "boats?", host=ACME)
+    assert stored == [True]

@@ -13,8 +13,9 @@ from detent import Agent, Engine, FinalAnswer, Host, Result, ToolCall
 from detent.config.remembering import MemorySettings
 from detent.core import events as e
 from detent.core.errors import ConfigError
+from detent.memories.governing import DefaultGovernor
 from detent.memories.ram import RamMemory
-from detent.ports.remembering import MemoryItem, WritePolicy, scope_of
+from detent.ports.remembering import MemoryItem, Origin, WritePolicy, scope_of
 from detent.testing import ScriptedPlanner
 
 ACME = Host(tenant="acme", principal="ann")
@@ -172,6 +173,21 @@ async def test_the_default_governor_refuses(content: str, why: str) -> None:
     if events:  # a placeholder is refused before
         assert why in events[0].refused and isinstance(events[0], e.MemoryProposed)
     assert outcomes(result)[0] in ("memory_refused", "placeholder_not_allowed")
+
+
+@pytest.mark.parametrize(("before", "trusted", "refused"), [(False, True, True), (False, False, False), (True, True, False)])
+@pytest.mark.parametrize("link", ["supersedes", "made from"])
+@in_loop
+async def test_the_default_governor_refuses_what_would_raise_trust(link: str, before: bool, trusted: bool, refused: bool) -> None:
+    """Whoever proposes it, a program too: what nobody vouched for does not become trusted by being replaced, or put into other words."""
+    memory = RamMemory()
+    await item(memory, origin=Origin(trusted=before, labels=("user",)))
+    origin = Origin(trusted=trusted, labels=("user",), items=() if link == "supersedes" else ("i1",))
+    proposal = MemoryItem(
+        id="new", scope=SCOPE, content="in other words", origin=origin, supersedes=("i1",) if link == "supersedes" else ()
+    )
+    why = await DefaultGovernor().refuses(proposal, memory, host=SCOPE)
+    assert ("raise trust: i1" in why) is refused and bool(why) is refused
 
 
 @in_loop

@@ -25,12 +25,20 @@ RECALLS = "recall_turn"
 def compaction_table(given: Any) -> dict[str, Any]:
     """Return the option as the log records it. Raise `ConfigError`, `UnknownName`."""
     if isinstance(given, str):
-        return {"use": given} if given else {}
+        return {"use": str(given)} if given else {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"compaction is {given!r}; give the name of a compactor, or a table such as {{'at': 0.7, 'use': 'summary'}}")
     table = dict(cast("Mapping[str, Any]", given))
+    if isinstance(use := table.get("use"), str):
+        table["use"] = str(use)  # only the text of an import path is recorded
     make_compaction(table)
     return table
+
+
+def compactor_in(given: Any) -> str:
+    """Return the name of the compactor that the option asks for, "" if it asks for none; anything else is refused later."""
+    said: Any = cast("Mapping[str, Any]", given).get("use") if isinstance(given, Mapping) else given
+    return said if isinstance(said, str) else ""
 
 
 def make_compaction(given: dict[str, Any]) -> CompactionOptions:
@@ -56,6 +64,12 @@ def compacts(agent: AgentSpec) -> CompactionOptions | None:
         return None
     options = make_compaction(agent.compaction)
     return None if options.use == OFF else options
+
+
+def conversation_window(agent: AgentSpec) -> int:
+    """Return the window that a session's earlier conversation takes its share of: the profile's, or a smaller one that compaction is set to."""
+    options, window = compacts(agent), make_profile(agent.profile).window_tokens
+    return min(window, options.window_tokens) if options is not None and options.window_tokens else window
 
 
 def window_of(agent: AgentSpec, options: CompactionOptions) -> int:

@@ -26,7 +26,7 @@ from detent.tools.mcp.secrets import REFERENCE
 CONFIG_NAME = "detent.toml"
 ALWAYS_READ = frozenset(("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"))
 """The variables that every MCP server program always gets."""
-NAMING = ("tools", "guards", "strategy", "kernel", "phases")
+NAMING = ("tools", "guards", "strategy", "kernel", "phases", "compaction")
 """The keys of an agent file that take import paths as well as names."""
 _LOCAL_STORES = ("sqlite", "file", "ram")
 _REMEMBERED = "what agents remember is kept and found at"
@@ -192,7 +192,7 @@ def _kept_at(file: Path, key: str, url: Any, what: str) -> Iterator[Demand]:
 
 def _of_agent(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Demand]:
     for key in NAMING:
-        for path in _texts(table.get(key)):
+        for path in _named(table, key):
             if ":" in path:
                 yield Demand(file=file, key=key, does="import", what=path)
     for place in _texts(table.get("skills")):
@@ -301,7 +301,7 @@ def _named_by(table: Mapping[str, Any], home: Path) -> Iterator[Path]:
     ]
     stores += _texts(memory if isinstance(memory, str) else _table(memory).get("url"))
     for key in (*NAMING, "planner", "observers", "policy", "store"):
-        for said in stores if key == "store" else _texts(table.get(key)):
+        for said in stores if key == "store" else _named(table, key):
             path = said.rpartition(":")[0] if ":" in said else said
             if path.endswith(".py") or (key == "policy" and path.endswith(".toml")):
                 yield home / Path(path).expanduser()
@@ -398,6 +398,12 @@ def _table(said: Any) -> dict[str, Any]:
 
 def _tables(said: Any) -> list[dict[str, Any]]:
     return [_table(one) for one in cast("list[Any]", said)] if isinstance(said, list) else []
+
+
+def _named(table: Mapping[str, Any], key: str) -> list[str]:
+    """Return the names and import paths under a key; those of `compaction` may stand in a table."""
+    said = table.get(key)
+    return _texts(_table(said).get("use") if key == "compaction" and isinstance(said, dict) else said)
 
 
 def _texts(said: Any) -> list[str]:

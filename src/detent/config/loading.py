@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from detent.config.agents import Agent, ProgramOptions
+from detent.config.compaction import compactor_in
 from detent.config.demands import govern
 from detent.config.engines import OPERATORS_KEYS, Config, is_code
 from detent.config.environment import check_budget
@@ -119,7 +120,7 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
     """The agent's own policy: path of a policy file, or its rules as `[[policy]]`. It can only tighten the engine's policy."""
 
 
-IMPORTS = {kind: f"{kind}_imports" for kind in ("tool", "verify", "guard", "strategy", "kernel", "phase")}
+IMPORTS = {kind: f"{kind}_imports" for kind in ("tool", "verify", "guard", "strategy", "kernel", "phase", "compactor")}
 """The keys of `meta` that record import paths, by the kind of part."""
 OF_ENGINES = {
     "planner": "your own planner serves every agent",
@@ -203,6 +204,9 @@ def _imported(said: AgentFile, home: Path, where: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {"guards": tuple(part("guard", name, "guards") for name in said.guards)}
     found["strategy"], found["kernel"] = part("strategy", said.strategy, "strategy"), part("kernel", said.kernel, "kernel")
+    if name := compactor_in(said.compaction):
+        table = said.compaction if isinstance(said.compaction, dict) else {}
+        found["compaction"] = {**table, "use": part("compactor", name, "compaction")}
     if said.phases:
         if said.kernel:
             raise ConfigError(f"{where}: phases: kernel is {said.kernel!r}, which has its own phases; leave one of the two out")
@@ -226,7 +230,7 @@ def _recorded(said: AgentFile, file: Path) -> dict[str, Any]:
     home = file.resolve().parent
     found: dict[str, Any] = {"agent_file": str(file.resolve())}
     named = {"tool": said.tools, "verify": [str(entry.get("function", "")) for entry in said.verify], "guard": said.guards}
-    named |= {"strategy": [said.strategy], "kernel": [said.kernel]}
+    named |= {"strategy": [said.strategy], "kernel": [said.kernel], "compactor": [compactor_in(said.compaction)]}
     for kind, names in named.items():
         if imports := [absolute_import(name, home) for name in names if ":" in name]:
             found[IMPORTS[kind]] = imports

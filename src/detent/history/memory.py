@@ -34,6 +34,8 @@ from detent.ports.remembering import (
     unproven,
 )
 from detent.running.extracting import Extracting
+from detent.running.people import poster
+from detent.running.receipts import who
 from detent.running.remembering import FORGETS, governor_of
 from detent.running.snapshots import load_run
 
@@ -356,7 +358,7 @@ def _said_by(by: str, content: str, *, trusted: bool) -> Origin:
     """Return the origin of what a person wrote by hand."""
     if not trusted:
         return Origin(person=by)
-    source = Source(label="approver", origin=by or "the operator", whole=True)
+    source = Source(label="approver", origin=who(by or "the operator", poster()), whole=True)
     return sealed(Origin(labels=("approver",), trusted=True, person=by, sources=(source,)), content)
 
 

@@ -14,8 +14,8 @@ import msgspec
 
 from detent.config.adapters import inlined, one_of
 from detent.config.agents import Agent
-from detent.config.compaction import compacts
-from detent.config.names import Imported
+from detent.config.compaction import compactor_in, compacts
+from detent.config.names import Imported, Names
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
@@ -273,8 +273,9 @@ def _shown(thing: Any) -> str:
 
 def add_imported(runtime: Runtime, agent: Agent) -> None:
     """Register what the file of an agent names by import path."""
-    kernels, strategies = runtime.parts.kernels, runtime.parts.strategies
-    for names, said in ((runtime.guards, agent.guards), (kernels, [agent.kernel]), (strategies, [agent.strategy])):
+    parts, compactor = runtime.parts, compactor_in(agent.compaction)
+    of_kind: list[tuple[Names[Any], Sequence[str]]] = [(runtime.guards, agent.guards), (parts.kernels, [agent.kernel])]
+    for names, said in (*of_kind, (parts.strategies, [agent.strategy]), (parts.compactors, [compactor])):
         for name in said:
             if isinstance(name, Imported) and name not in names:
                 names.register(str(name), name.part)

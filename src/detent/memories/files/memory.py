@@ -28,6 +28,7 @@ from detent.memories.lifecycle import MOST_ID, MOST_SCOPE, Change, Steps, bad_na
 from detent.memories.ranking import answer, bm25_of, counts, weighed
 from detent.ports import Models
 from detent.ports.copies import copied
+from detent.ports.governing_files import governs
 from detent.ports.processes import renew_in_children
 from detent.ports.remembering import ITEM_BYTES, NOBODY, Found, Kind, MemoryItem, below, key_of, narrowed, unproven
 
@@ -57,6 +58,8 @@ class FileMemory(Keeping):
         self.files = FileEntries(self.path)
         self._workspace = None if workspace is None else FileEntries(workspace)
         self._vouched = vouched
+        if vouched:  # what it holds is trusted, so no tool writes there
+            governs(self.path)
         self._busy = threading.Lock()
         self._seen: dict[str, tuple[Stamp, MemoryItem | None]] = {}
         self._items: dict[str, MemoryItem] = {}

@@ -31,8 +31,8 @@ from detent.running.asides import Once, aside
 from detent.running.estimating import (
     BYTES_PER_TOKEN,
     most_of,
-    text_size,
     parts_around,
+    text_size,
     tokens_around,
     tokens_in,
     tokens_of_item,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -21,7 +21,7 @@ from detent.core.events import AnyEvent, MemoryProposed, MemorySuperseded, Memor
 from detent.kernel.journal import Journal
 from detent.ports import Clock, ToolContext
 from detent.ports.copies import ours
-from detent.ports.remembering import Governor, Kind, Memory, MemoryItem, WritePolicy, key_of, unproven
+from detent.ports.remembering import Found, Governor, Kind, Memory, MemoryItem, WritePolicy, key_of, unproven
 from detent.secrecy.redact import PLACEHOLDER, Redactor
 
 MOST_RETIRED = 3
@@ -57,14 +57,33 @@ class Remembering:
 
     def of_call(self, context: ToolContext) -> OfCall:
         """Return the memory for one call."""
-        return OfCall(self, context.call_id, context.approved_by)
+        memory = cast("Memory", Charged(self.memory, context))
+        return OfCall(self, memory, context.call_id, context.approved_by)
+
+
+class Charged:
+    """A memory whose model calls are those of a call of the run: counted, priced and limited."""
+
+    def __init__(self, memory: Memory, context: ToolContext) -> None:
+        self._memory, self._context = memory, context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)
+
+    async def search(self, query: str, **options: Any) -> list[Found]:
+        """See `Memory.search`."""
+        return await self._memory.search(query, **{"models": self._context.models, **options})
+
+    async def write(self, item: MemoryItem, **options: Any) -> MemoryItem:
+        """See `Memory.write`."""
+        return await self._memory.write(item, **{"models": self._context.models, **options})
 
 
 class OfCall:
     """What one call may write (`ports.remembering.RunMemory`)."""
 
-    def __init__(self, run: Remembering, call_id: str, approved_by: tuple[str, ...]) -> None:
-        self._run, self._call, self._approved = run, call_id, bool(approved_by)
+    def __init__(self, run: Remembering, memory: Memory, call_id: str, approved_by: tuple[str, ...]) -> None:
+        self._run, self._memory, self._call, self._approved = run, memory, call_id, bool(approved_by)
 
     async def remember(self, content: str, *, kind: Kind = "fact", held_from: str = "", held_until: str = "") -> dict[str, Any]:
         """See `RunMemory.remember`."""
@@ -83,7 +102,7 @@ class OfCall:
             made = self._item(f"Forget {', '.join(item.id for item in old)}. {why}".strip(), kind="transient", why=why)
             return await self._propose(replace(made, metadata={FORGETS: keys}, expires_at=None))
         with _refusing():
-            await run.memory.tombstone(
+            await self._memory.tombstone(
                 *(key_of(item) for item in old), why=why or "forgotten by the agent", at=run.clock.now(), host=run.scope
             )
         self._record(*(MemoryTombstoned(item_id=item.id, why=why, memory=run.name, call=self._call) for item in old))
@@ -98,7 +117,7 @@ class OfCall:
             item = replace(item, origin=unproven(item.origin, "untrusted"))
         if kept_out := run.settings.admits(item.origin):
             raise ToolFailed(f"nothing was written: {kept_out}", error_code="memory_refused")
-        if why := await run.governor.refuses(item, run.memory, host=run.scope):
+        if why := await run.governor.refuses(item, self._memory, host=run.scope):
             self._record(MemoryProposed(item_id=item.id, item=_shown(item), memory=run.name, call=self._call, refused=why))
             raise ToolFailed(
                 f"nothing was written: {why if ours(run.governor) else 'the governor refused it'}", error_code="memory_refused"
@@ -106,7 +125,7 @@ class OfCall:
         if not may:
             return await self._propose(item)
         with _refusing():
-            await run.memory.write(item, host=run.scope)
+            await self._memory.write(item, host=run.scope)
         replaced = [MemorySuperseded(item_id=one.id, by_id=item.id, why=item.why, memory=run.name, call=self._call) for one in old]
         self._record(MemoryWritten(item_id=item.id, memory=run.name, call=self._call), *replaced)
         return {"status": "written", "id": item.id}
@@ -114,7 +133,7 @@ class OfCall:
     async def _propose(self, item: MemoryItem) -> dict[str, Any]:
         run = self._run
         with _refusing():
-            await run.memory.write(replace(item, proposed=True), host=run.scope)
+            await self._memory.write(replace(item, proposed=True), host=run.scope)
         self._record(MemoryProposed(item_id=item.id, item=_shown(item), memory=run.name, call=self._call))
         return {"status": "proposed", "id": item.id, "note": "a person decides on it; until then nothing has changed"}
 
@@ -136,7 +155,7 @@ class OfCall:
             raise ToolFailed("name at least one item by its id", error_code="memory_not_found")
         for name in dict.fromkeys(names):
             with _refusing():
-                item = await run.memory.get(name, host=run.scope)
+                item = await self._memory.get(name, host=run.scope)
             if item is None:
                 raise ToolFailed(f"there is no item {name[:80]!r} in this memory", error_code="memory_not_found")
             found.append(item)

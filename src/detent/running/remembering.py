@@ -19,7 +19,7 @@ from detent.config.remembering import Memories, MemorySettings, MemoryUse, memor
 from detent.core.errors import ItemConflict, ItemNotFound, ItemRefused, ToolFailed
 from detent.core.events import AnyEvent, MemoryProposed, MemorySuperseded, MemoryTombstoned, MemoryWritten
 from detent.kernel.journal import Journal
-from detent.ports import Clock, ToolContext
+from detent.ports import Clock, Models, ToolContext
 from detent.ports.copies import ours
 from detent.ports.remembering import Found, Governor, Kind, Memory, MemoryItem, WritePolicy, key_of, unproven
 from detent.secrecy.redact import PLACEHOLDER, Redactor
@@ -57,26 +57,32 @@ class Remembering:
 
     def of_call(self, context: ToolContext) -> OfCall:
         """Return the memory for one call."""
-        memory = cast("Memory", Charged(self.memory, context))
+        memory = cast("Memory", Charged(self.memory, lambda: context.models))
         return OfCall(self, memory, context.call_id, context.approved_by)
+
+    def policies(self, items: Sequence[MemoryItem]) -> list[WritePolicy]:
+        """Return the policies for a change of these items: their own, and those of the scopes that they are in."""
+        return [stricter(item.write_policy, self.settings.policy_for(item.scope)) for item in items]
 
 
 class Charged:
-    """A memory whose model calls are those of a call of the run: counted, priced and limited."""
+    """A memory whose model calls go through a gateway, which counts, prices and limits them."""
 
-    def __init__(self, memory: Memory, context: ToolContext) -> None:
-        self._memory, self._context = memory, context
+    def __init__(self, memory: Memory, models: Callable[[], Models | None]) -> None:
+        self._memory, self._models = memory, models
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._memory, name)
 
     async def search(self, query: str, **options: Any) -> list[Found]:
         """See `Memory.search`."""
-        return await self._memory.search(query, **{"models": self._context.models, **options})
+        options["models"] = self._models()
+        return await self._memory.search(query, **options)
 
     async def write(self, item: MemoryItem, **options: Any) -> MemoryItem:
         """See `Memory.write`."""
-        return await self._memory.write(item, **{"models": self._context.models, **options})
+        options["models"] = self._models()
+        return await self._memory.write(item, **options)
 
 
 class OfCall:
@@ -111,7 +117,7 @@ class OfCall:
     async def _write(self, content: str, old: Sequence[MemoryItem] = (), **fields: Any) -> dict[str, Any]:
         run = self._run
         may = self._may_write(old)
-        policy = stricter(run.policy, *_policies(old))
+        policy = stricter(run.policy, *run.policies(old))
         item = replace(self._item(content, **fields), supersedes=tuple(key_of(item) for item in old), write_policy=policy)
         if any(not one.origin.trusted for one in old):  # a correction of what nobody vouched for does not vouch for itself
             item = replace(item, origin=unproven(item.origin, "untrusted"))
@@ -140,7 +146,7 @@ class OfCall:
     def _may_write(self, old: Sequence[MemoryItem]) -> bool:
         """Whether this may be written now; if not, it is proposed. Raise `ToolFailed` if not even that is allowed."""
         run = self._run
-        policy = stricter(run.policy, *_policies(old))
+        policy = stricter(run.policy, *run.policies(old))
         if policy == "read_only":
             raise ToolFailed("nothing was written: this memory is read-only here", error_code="memory_read_only")
         retired = sum(became in ("superseded", "tombstoned") for became in run.journal.state.memories.values())
@@ -183,10 +189,6 @@ class OfCall:
 
     def _record(self, *events: AnyEvent) -> None:
         self._run.journal.record(*events, scope=self._call.rsplit(".", 2)[0])
-
-
-def _policies(items: Sequence[MemoryItem]) -> list[WritePolicy]:
-    return [item.write_policy for item in items]
 
 
 class _refusing:  # noqa: N801 - used like a function

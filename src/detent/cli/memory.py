@@ -388,6 +388,9 @@ def _forget(invocation: Invocation, words: list[str], which: Which, asked: dict[
     invocation.output.say(f"forgot {counted(len(receipt.removed), 'item')}: their content, index entries and vectors are removed")
     for one in receipt.runs:
         invocation.output.say(f"  remains in the log of run {one.run_id}: {invocation.command('erase', one.run_id)}", "yellow")
+    for run_id in receipt.elsewhere:
+        invocation.output.say(f"  run {run_id} is not in this store: an archive of it keeps the words", "yellow")
+    invocation.output.say(f"  not searched: {', '.join(receipt.not_searched)}")
     return 1 if receipt.left else 0
 
 

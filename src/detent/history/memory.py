@@ -247,7 +247,8 @@ class EngineMemory:
     ) -> Forgetting:
         """Remove the content of items, of everything from a source, a run or a person, and of all that was made from it.
 
-        What a named item replaced goes with it: otherwise its older wording would stay. What replaced the item stays. `preview` only returns what would be forgotten. Anything that fits one of the given criteria counts.
+        What a named item replaced goes with it: otherwise its older wording would stay. What replaced the item stays.
+        `preview` only returns what would be forgotten. Anything that fits one of the given criteria counts.
         """
         if not (item_ids or source or run or person):
             raise ConfigError("forget: say what to forget: ids of items, source=, run= or person=")

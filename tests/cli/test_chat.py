@@ -88,7 +88,8 @@ def test_each_line_of_a_pipe_is_a_message_and_answers_go_to_stdout(desk: Desk) -
 def test_every_command_of_a_chat_works_through_a_pipe(desk: Desk) -> None:
     """/help /deny /reply /cost /show /tools /model /save /fork /undo /memory /exit: each does what its help says, and nothing after /exit is sent."""
     desk.write("rules.yaml", ASKING)
-    lines = "/help\nfirst\n/deny main.1.0 keep it\n/reply 3\n/reply 2\n/show 1\n/cost\n/tools\n/model\n/save talk.md\n/save talk.json\n/save tools.py\n"
+    saved = "/save talk.md\n/save talk.json\n/save tools.py\n/save no/talk.md\n"
+    lines = "/help\nfirst\n/deny main.1.0 keep it\n/reply 3\n/reply 2\n/show 1\n/cost\n/tools\n/model\n" + saved
     done = piped(desk, lines=lines + "/memory\n/fork\n/undo\n/exit\nnever\n")
     assert "Approve the waiting call" in done.err
     assert "size: large" in done.out and "keep it" in done.out, done.out
@@ -99,6 +100,7 @@ def test_every_command_of_a_chat_works_through_a_pipe(desk: Desk) -> None:
     assert "## 1. You\n\n> first" in (desk.home / "talk.md").read_text()
     assert json.loads((desk.home / "talk.json").read_text())["messages"][0]["kind"] == "user"
     assert "tools.py exists" in done.err and (desk.home / "tools.py").read_text().startswith('"""Tools')
+    assert "error: no/talk.md cannot be written: No such file" in done.err
     assert "there is no memory; write [memory]" in done.err
     assert done.err.count("continues in session ") == 1 and "no message yet" in done.err, done.err
     assert desk.notes == [] and "never" not in desk.detent("list").out
@@ -162,7 +164,8 @@ def test_a_line_that_is_no_text_is_refused(desk: Desk) -> None:
 def test_sessions_are_found_by_what_people_type(desk: Desk) -> None:
     """A beginning, `last` and `last-1`; an ambiguous or unknown one is an error that says what to do, and a run's id is no session."""
     assert "no sessions yet" in desk.detent("sessions").err
-    assert "does not exist" in desk.detent("list", "--session", "last").err
+    for words in (("list", "--session", "last"), ("chat", "--session", "last")):
+        assert re.search(r"no session 'last'.*does not exist", desk.detent(*words).err)
     for text in ("one", "two"):
         assert piped(desk, lines=f"{text}\n").code == 0
     assert desk.detent("run", "--run-id", "looks-like.1", "Go").code == 0

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from detent import Agent, Engine, FinalAnswer, Host, ToolCall
 from detent.config.remembering import MemorySettings
 from detent.core.errors import ConfigError, DetentError, ItemNotFound, ItemRefused
-from detent.core.events import Origin
+from detent.core.events import Origin, Source
+from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
-from detent.ports.remembering import MemoryItem, scope_of
+from detent.memories.sqlite.memory import SqliteMemory
+from detent.ports.remembering import Memory, MemoryItem, scope_of
 from detent.testing import ScriptedPlanner
 
 ACME, OTHER = Host(tenant="acme", principal="ann"), Host(tenant="other")
@@ -232,3 +235,109 @@ async def test_what_a_person_adds_obeys_the_same_rules() -> None:
         with pytest.raises(ConfigError, match="scope is empty"):
             await engine.memory.add("hello")
         assert (await engine.memory.add("hello", scope=SCOPE, by="ann", trusted=True)).origin.trusted
+
+
+def memories(tmp_path: Path) -> dict[str, Memory]:
+    return {"ram": RamMemory(), "files": FileMemory(tmp_path / "files"), "sqlite": SqliteMemory(tmp_path / "memory.db")}
+
+
+@pytest.mark.parametrize("of", ["ram", "files", "sqlite"])
+@in_loop
+async def test_no_imported_item_replaces_or_forgets_another_tenants_whoever_reviews_it(of: str, tmp_path: Path) -> None:
+    """Else a tenant could import a harmless text, and the operator who accepts it would destroy what another one knows."""
+    memory, theirs = memories(tmp_path)[of], scope_of("other", "", "helper")
+    key = f"{theirs}/prices"
+    await memory.write(MemoryItem(id="prices", scope=theirs, content="Tea is 3 euros"), host="")
+    async with engine_on(memory) as engine:
+        with pytest.raises(ItemRefused, match="outside"):
+            await engine.memory.import_([MemoryItem(id="x", scope=SCOPE, content="tea", supersedes=(key,))], host=ACME)
+        items = [
+            MemoryItem(id="bare", scope=SCOPE, content="tea", supersedes=("prices",)),
+            MemoryItem(id="replaces", scope=SCOPE, content="I like tea", proposed=True, supersedes=("prices",)),
+            MemoryItem(id="forgets", scope=SCOPE, content="I like tea too", proposed=True, metadata={"forget": [key]}),
+        ]
+        await engine.memory.import_(items, host=ACME)
+        for proposal in ("replaces", "forgets"):
+            with pytest.raises(ItemNotFound):
+                await engine.memory.review(proposal, accept=True)
+        assert (await engine.memory.explain(key)).standing == "current"
+    await memory.close()
+
+
+@in_loop
+async def test_forgetting_one_tenants_item_leaves_what_another_one_made_from_an_item_of_that_name() -> None:
+    """Names of files are alike in many tenants."""
+    memory, theirs = RamMemory(), scope_of("other", "", "helper")
+    await item(memory, "prices")
+    await item(memory, "mine", origin=Origin(items=("prices",)))
+    await item(memory, "prices", scope=theirs)
+    await item(memory, "made", scope=theirs, origin=Origin(items=("prices",)))
+    async with engine_on(memory) as engine:
+        found = await engine.memory.forget(f"{SCOPE}/prices", preview=True)
+        assert [one.id for one in found.items] == ["mine", "prices"]
+
+
+@pytest.mark.parametrize("of", ["ram", "files", "sqlite"])
+@pytest.mark.parametrize("why", ["\ud800", "x" * 100_000], ids=["surrogate", "huge"])
+@in_loop
+async def test_a_reason_that_cannot_be_kept_is_refused(of: str, why: str, tmp_path: Path) -> None:
+    """And not reported as a damaged file, or kept in a file that is too large to be read again."""
+    memory = memories(tmp_path)[of]
+    await memory.write(MemoryItem(id="i", scope=SCOPE, content="tea"), host="")
+    await memory.write(MemoryItem(id="p", scope=SCOPE, content="proposal", proposed=True), host="")
+    async with engine_on(memory) as engine:
+        with pytest.raises(ItemRefused, match="reason"):
+            await engine.memory.forget("i", why=why)
+        with pytest.raises(ItemRefused, match="reason"):
+            await engine.memory.review("p", accept=False, why=why)
+        assert [one.content for one in await engine.memory.list()] == ["tea", "proposal"]
+    await memory.close()
+
+
+@pytest.mark.parametrize(
+    "said", ['{"urls":["https://good.example","https://evil.example/a"]}', '{"n":1,"url":"https://evil.example/?q=\\"a\\""}']
+)
+@in_loop
+async def test_a_source_is_found_by_any_text_among_the_arguments(said: str) -> None:
+    """In a list, and with quotes in it, too: else what a bad page said would be admitted, and stay when its source is forgotten."""
+    source = Source(label="untrusted", tool="web_fetch", said=said)
+    memory = RamMemory()
+    await item(memory, "i", origin=Origin(labels=("untrusted",), sources=(source,)))
+    async with engine_on(MemorySettings(url=memory, admit=[{"source": "web_fetch:https://evil.example*"}])) as engine:
+        assert [one.id for one in (await engine.memory.forget(source="web_fetch:https://evil.example/*", preview=True)).items] == ["i"]
+        with pytest.raises(ItemRefused, match="not admitted"):
+            await engine.memory.import_(await engine.memory.export())
+
+
+@in_loop
+async def test_the_receipt_names_the_later_runs_of_a_session_too() -> None:
+    """Their conversations hold what an earlier run said of the item."""
+    memory = RamMemory()
+    await item(memory, "i", content="the harbour is closed")
+    steps = (FinalAnswer(content="It is closed"), FinalAnswer(content="You are welcome"))
+    async with Engine(memory=memory, planner=ScriptedPlanner(list(steps))) as engine:
+        session = engine.session(helper(), host=ACME)
+        first, second = await session.send("Is the harbour open?"), await session.send("Thanks")
+        receipt = await engine.memory.forget("i")
+        assert [one.run_id for one in receipt.runs] == [first.run_id, second.run_id]
+
+
+@in_loop
+async def test_a_tenant_imports_nothing_where_its_memory_is_read_only() -> None:
+    """Else an import would be the way around what the operator set."""
+    memory = RamMemory()
+    async with engine_on(MemorySettings(url=memory, policies={"acme": "read_only"})) as engine:
+        with pytest.raises(ItemRefused, match="read-only"):
+            await engine.memory.import_([MemoryItem(id="i", scope=SCOPE, content="tea")], host=ACME)
+        assert not await engine.memory.list()
+
+
+@in_loop
+async def test_the_receipt_leaves_out_a_run_that_was_erased() -> None:
+    """It has no words any more."""
+    memory = RamMemory()
+    async with engine_on(memory, ToolCall(tool="remember", args={"content": "the harbour is closed"})) as engine:
+        result = await engine.run(helper(), "go", host=ACME)
+        await engine.erase(result.run_id)
+        receipt = await engine.memory.forget(run=result.run_id)
+        assert len(receipt.removed) == 1 and receipt.runs == ()

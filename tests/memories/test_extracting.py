@@ -18,6 +18,7 @@ from detent.core.state import Item, KernelState, RunState
 from detent.memories.ram import RamMemory
 from detent.ports.remembering import MemoryItem, scope_of
 from detent.running.extracting import said_in
+from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 
 ACME = Host(tenant="acme")
@@ -218,6 +219,29 @@ async def test_the_answer_comes_before_the_model_is_asked_what_to_remember() -> 
     assert [item.content for item in await memory.list(host="")] == ["kept"]
 
 
+@in_loop
+async def test_nothing_is_proposed_before_the_run_is_released() -> None:
+    """Else the answer waits for it, and the run is held by the work that comes after it."""
+    order: list[str] = []
+
+    class Slow(RamStore):
+        async def release(self, *args: Any, **options: Any) -> None:
+            if not order:
+                for _ in range(200):
+                    await asyncio.sleep(0)  # others go first
+            order.append("released")
+            await super().release(*args, **options)
+
+    class Told(RamMemory):
+        async def write(self, *args: Any, **options: Any) -> Any:
+            order.append("written")
+            return await super().write(*args, **options)
+
+    engine = Engine(memory=Told(), store=Slow(), planner=ScriptedPlanner([call("look", at="it"), FinalAnswer(content="done")]))
+    await ran(engine)
+    assert order[:2] == ["released", "written"]
+
+
 def test_run_sync_does_not_wait_for_the_model_and_the_run_can_propose_later() -> None:
     """A program that only wants the answer gets it; what was left out can be made up for, once."""
     memory = RamMemory()
@@ -249,3 +273,20 @@ def test_a_branch_that_the_answer_did_not_come_from_is_not_read() -> None:
 
     state = RunState(run_id="r", goal="go", output="right", passes={"left": known("left", "wrong"), "main": known("main", "right")})
     assert [one["said"] for one in said_in(state)] == ["go", "seen in main"]
+
+
+@in_loop
+async def test_what_a_model_writes_into_a_call_is_not_read_either() -> None:
+    """It may repeat what was recalled, or what a model made up: no tool said that."""
+    memory = RamMemory()
+    await memory.write(MemoryItem(id="old", scope=SCOPE, content="the boat was sold in May"), host="")
+    steps = [call("count", of="the boat was sold in May"), FinalAnswer(content="done")]
+    await ran(Engine(memory=memory, planner=ScriptedPlanner(steps)), agent=helper(tools=[count]))
+    [item] = [item for item in await memory.list(host="") if item.proposed]
+    assert "24 letters" in item.content and "sold in May" not in item.content
+
+
+@tool(side_effect="read")
+async def count(of: str) -> str:
+    """Count letters."""
+    return f"{len(of)} letters"

@@ -189,3 +189,21 @@ def test_a_long_scope_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ItemRefused):
         asyncio.run(FileMemory(tmp_path).write(MemoryItem(id="a", scope="y" * 400, content="x"), host=""))
     assert list(tmp_path.rglob("*.md")) == []
+
+
+def test_an_import_that_one_item_hinders_writes_none(tmp_path: Path) -> None:
+    """All or none, whatever hinders it: a file in the way, or an item whose file could not be read again."""
+
+    async def main() -> None:
+        memory = FileMemory(tmp_path)
+        (tmp_path / "memory" / "acme").mkdir(parents=True)
+        (tmp_path / "memory" / "acme" / "odd.md").write_text("---\nno header\n---\n")
+        for hinders, error in (
+            (item("odd"), ItemConflict),
+            (item("huge", context="\u0001" * 8_000, why="\u0001" * 8_000), ItemRefused),
+        ):
+            with pytest.raises(error):
+                await memory.import_([item("first"), hinders], host="acme")
+            assert await memory.list(host="acme") == []
+
+    asyncio.run(main())

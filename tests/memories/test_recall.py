@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from amounts import times
-from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, ToolCall, View, tool
+from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
 from detent.config.remembering import MemorySettings
 from detent.core import events as e
 from detent.core.errors import ConfigError, RunNotFound
 from detent.memories.ram import RamMemory
-from detent.ports.remembering import MemoryItem, Origin, scope_of
+from detent.ports.remembering import Found, MemoryItem, Origin, scope_of
 from detent.testing import ScriptedPlanner
 from laws.places import PurePlanner
 
@@ -233,6 +233,24 @@ async def test_a_run_can_be_cancelled_where_its_memory_is_not() -> None:
             assert (await other.cancel(waiting.run_id, by="ann")).status == "stopped"
 
 
+@pytest.mark.parametrize(
+    "found", [[None], [1], [Found(item=MemoryItem(id="i", scope="acme/helper", content="x", metadata={"a": object()}), score=1.0)]]
+)
+@in_loop
+async def test_a_memory_that_returns_something_odd_fails_no_run(found: Any) -> None:
+    """A memory is foreign code. The log says that nothing was recalled, and why."""
+
+    class Odd(RamMemory):
+        async def search(self, query: str, **asked: Any) -> Any:
+            return found
+
+    async with Engine(memory=Odd(), planner=ScriptedPlanner([FinalAnswer(content="done")])) as engine:
+        result = await engine.run(helper(), "What is near?", host=ACME)
+        assert result.status == "completed"
+        [event] = recalled(await engine.records(result.run_id))
+        assert event.error and not event.items
+
+
 @in_loop
 async def test_what_came_from_a_source_that_is_kept_out_is_not_recalled_either() -> None:
     """It may have been written before the rule."""
@@ -242,3 +260,41 @@ async def test_what_came_from_a_source_that_is_kept_out_is_not_recalled_either()
         result = await engine.run(helper(), "boats?", host=ACME)
         [event] = recalled(await engine.records(result.run_id))
         assert event.items == ()
+
+
+@in_loop
+async def test_items_that_are_kept_out_take_no_places_of_others() -> None:
+    """Else whoever plants a few of them switches the memory off."""
+    memory = await kept("the harbour is closed on Mondays")
+    await kept(*[f"the harbour is closed on Mondays, says page {n}" for n in range(8)], memory=memory, origin=Origin(labels=("untrusted",)))
+    settings = MemorySettings(url=memory, admit=[{"source": "untrusted"}])
+    async with Engine(memory=settings, planner=ScriptedPlanner([FinalAnswer(content="done")])) as engine:
+        [event] = recalled(await engine.records((await engine.run(helper(), "is the harbour closed?", host=ACME)).run_id))
+        assert [item["id"] for item in event.items] == ["i0"]
+
+
+@in_loop
+async def test_two_items_with_one_id_in_two_scopes_are_two_items() -> None:
+    """Names of files are alike in many directories."""
+    memory = RamMemory()
+    for part, content in (("a", "the lighthouse is white"), ("b", "boats are near the harbour")):
+        await memory.write(MemoryItem(id="notes", scope=f"acme/helper/{part}", content=content), host="")
+    steps = [ToolCall(tool="look", args={"at": "it"}), FinalAnswer(content="done")]
+    async with Engine(memory=memory, planner=ScriptedPlanner(steps)) as engine:
+        events = recalled(await engine.records((await engine.run(helper(), "Which colour has the lighthouse?", host=ACME)).run_id))
+        assert [[item["scope"] for item in event.items] for event in events] == [["acme/helper/a"], ["acme/helper/b"]]
+
+
+@in_loop
+async def test_what_was_recalled_is_in_the_store_before_the_planner_sees_it() -> None:
+    """Else a process that dies in the plan leaves a plan, or a model call, whose prompt the log does not have."""
+    stored: list[bool] = []
+
+    class Looking:
+        async def plan(self, view: View) -> Plan:
+            stored.append(any(b'"type":"memory_recalled"' in line for line in await engine.store.read(view.run_id)))
+            return Plan(actions=(FinalAnswer(content="blue"),))
+
+    async with Engine(memory=await kept("boats are blue"), planner=Looking()) as engine:
+        await engine.run(helper(), "boats?", host=ACME)
+    assert stored == [True]

@@ -13,8 +13,9 @@ from detent import Agent, Engine, FinalAnswer, Host, Result, ToolCall
 from detent.config.remembering import MemorySettings
 from detent.core import events as e
 from detent.core.errors import ConfigError
+from detent.memories.governing import DefaultGovernor
 from detent.memories.ram import RamMemory
-from detent.ports.remembering import MemoryItem, WritePolicy, scope_of
+from detent.ports.remembering import MemoryItem, Origin, WritePolicy, scope_of
 from detent.testing import ScriptedPlanner
 
 ACME = Host(tenant="acme", principal="ann")
@@ -157,6 +158,7 @@ async def test_an_item_that_needs_an_approval_and_was_not_recalled_is_not_change
     ("content", "why"),
     [
         ("content  OF i1", "repeats i1"),
+        ("content of\u200b i1!", "repeats i1"),
         ("x" * 8001, "8,001 bytes"),
         ("the key is <secret:0123456789abcdef01234567>", "must not be kept"),
     ],
@@ -171,6 +173,21 @@ async def test_the_default_governor_refuses(content: str, why: str) -> None:
     if events:  # a placeholder is refused before
         assert why in events[0].refused and isinstance(events[0], e.MemoryProposed)
     assert outcomes(result)[0] in ("memory_refused", "placeholder_not_allowed")
+
+
+@pytest.mark.parametrize(("before", "trusted", "refused"), [(False, True, True), (False, False, False), (True, True, False)])
+@pytest.mark.parametrize("link", ["supersedes", "made from"])
+@in_loop
+async def test_the_default_governor_refuses_what_would_raise_trust(link: str, before: bool, trusted: bool, refused: bool) -> None:
+    """Whoever proposes it, a program too: what nobody vouched for does not become trusted by being replaced, or put into other words."""
+    memory = RamMemory()
+    await item(memory, origin=Origin(trusted=before, labels=("user",)))
+    origin = Origin(trusted=trusted, labels=("user",), items=() if link == "supersedes" else ("i1",))
+    proposal = MemoryItem(
+        id="new", scope=SCOPE, content="in other words", origin=origin, supersedes=("i1",) if link == "supersedes" else ()
+    )
+    why = await DefaultGovernor().refuses(proposal, memory, host=SCOPE)
+    assert ("raise trust: i1" in why) is refused and bool(why) is refused
 
 
 @in_loop
@@ -212,3 +229,46 @@ def test_the_tools_of_memory_need_a_memory_and_an_agent_that_has_one() -> None:
     engine = Engine(planner=ScriptedPlanner([]))
     with pytest.raises(ConfigError, match=r"Engine\(memory="):
         engine.run_sync(Agent(name="helper", tools=["remember"], memory={}), "go")
+
+
+@pytest.mark.parametrize(("tool", "args"), [("forget", {}), ("correct", {"content": "something else"})])
+@pytest.mark.parametrize("why", ["<secret:0123456789abcdef01234567>", "x" * 100_000], ids=["secret", "huge"])
+@in_loop
+async def test_a_reason_keeps_no_secret_and_is_not_huge(tool: str, args: dict[str, Any], why: str) -> None:
+    """A reason stays in the memory, in tombstones too. A huge one would make the file of an item too large to be read again."""
+    memory = RamMemory()
+    await memory.write(MemoryItem(id="i", scope=SCOPE, content="the harbour is closed"), host="")
+    result, _ = await ran(call(tool, items=["i"], why=why, **args), memory=memory)
+    assert outcomes(result) == ["memory_refused"]
+    kept = await memory.get("i", host="")
+    assert kept is not None and (kept.content, kept.why, kept.superseded_by) == ("the harbour is closed", "", "")
+
+
+@in_loop
+async def test_a_governor_decides_on_proposals_to_forget_too() -> None:
+    """Else what it refuses would still reach the reviewers."""
+    memory = RamMemory()
+    await memory.write(MemoryItem(id="i", scope=SCOPE, content="the harbour is closed"), host="")
+    result, events = await ran(
+        call("forget", items=["i"]), memory=MemorySettings(url=memory, governor=Refuses()), agent=helper(write_policy="proposal_only")
+    )
+    assert outcomes(result) == ["memory_refused"] and events[0].refused == "no"
+    assert not await memory.list(host="", standings=["proposed"])
+
+
+class Refuses:
+    """A governor that refuses everything."""
+
+    async def refuses(self, proposal: MemoryItem, memory: Any, *, host: str) -> str:
+        """Return "no"."""
+        return "no"
+
+
+@pytest.mark.parametrize("name", ["i1", f"{SCOPE}/i1"])
+@in_loop
+async def test_a_recalled_item_that_needs_an_approval_waits_for_one_whatever_it_is_called(name: str) -> None:
+    """By its id or by its key."""
+    memory = RamMemory()
+    await item(memory, write_policy="human_approved")
+    _, events = await ran(call("correct", items=[name], content="better"), memory=memory, goal="content of i1", agent=helper(recall=True))
+    assert [type(event) for event in events] == [e.MemoryWritten, e.MemorySuperseded]

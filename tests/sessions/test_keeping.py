@@ -191,3 +191,69 @@ def test_a_message_from_inside_its_own_run_is_refused() -> None:
 
     asyncio.run(main())
     assert told == ["reject", "enqueue", "steer", "interrupt", "rollback"]
+
+
+@pytest.mark.parametrize("gone", ["delete", "erase", "archive"])
+def test_words_leave_a_forked_session_though_the_run_that_it_continues_is_gone(gone: str, tmp_path: Path) -> None:
+    """Otherwise what a person asked to erase would stay in every session that was forked later, and nobody would know."""
+
+    async def main() -> None:
+        async with engine_of(Clerk(), f"sqlite:///{tmp_path}/a.db") as engine:
+            session = engine.session(AGENT, "trip")
+            for text in ("secret", "two"):
+                await session.send(text)
+            forked = (await session.fork(id="other")).session
+            await forked.send("three")
+            again = (await forked.fork(id="again")).session
+            await again.send("four")
+            for run_id in ("trip.2", "other.1"):
+                if gone == "archive":
+                    await archive(engine.store, tmp_path / "old", run_id)
+                else:
+                    await getattr(engine, gone)(run_id)
+            await again.send("five")
+            await engine.erase("trip.1", by="ann")
+            for run_id in ("again.1", "again.2"):
+                assert b"secret" not in await stored(engine, run_id)
+                assert (await engine.verify(run_id)).ok
+
+    asyncio.run(main())
+
+
+def test_a_message_is_the_next_one_though_a_run_in_between_was_removed(tmp_path: Path) -> None:
+    """Otherwise a process that saw the session earlier would give a removed number again, and its message would be lost to the conversation."""
+    clerk = Clerk()
+
+    async def main() -> None:
+        async with engine_of(clerk, f"sqlite:///{tmp_path}/a.db") as engine, engine_of(Clerk(), f"sqlite:///{tmp_path}/a.db") as other:
+            session = engine.session(AGENT, "trip")
+            await session.send("one")
+            theirs = other.session(AGENT, "trip")
+            for text in ("two", "three", "four"):
+                await theirs.send(text)
+            await other.delete("trip.3")
+            await other.delete("trip.2")
+            assert (await session.send("five")).run_id == "trip.5"
+            assert [text for kind, text in clerk.saw[-1] if kind == "user"] == ["one", "two", "three", "four"]
+
+    asyncio.run(main())
+
+
+def test_words_are_erased_though_an_eraser_died_before_it_removed_them() -> None:
+    """Otherwise they would stay in the store for good: the log names their artifact, and nobody looks at it again."""
+
+    async def main() -> None:
+        async with engine_of(Clerk()) as engine:
+            session = engine.session(AGENT, "trip")
+            for text in ("secret", "two", "three"):
+                await session.send(text)
+            blobs = {key: await engine.store.get_blob("trip.3", key) or b"" for key in await engine.store.list_blobs("trip.3")}
+            await engine.erase("trip.1", by="ann")
+            for key, data in blobs.items():
+                await engine.store.put_blob("trip.3", key, data)  # as if the process had died before it removed them
+            assert b"secret" in await stored(engine, "trip.3")
+            await engine.erase("trip.2", by="ann")
+            assert b"secret" not in await stored(engine, "trip.3")
+            assert (await engine.verify("trip.3")).ok
+
+    asyncio.run(main())

@@ -19,6 +19,7 @@ from detent.stores.urls import open_store
 from detent.testing.faults import Crash, CrashingStore
 from forked import fork
 from laws.places import KINDS, Effects, Place
+from sessions.soak import hold
 from sessions.talks import AGENT, Clerk, call, engine_of
 
 HERE = Path(__file__).resolve().parent
@@ -167,3 +168,14 @@ def test_a_long_conversation_survives_many_deaths(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.timeout(900)
+def test_a_conversation_with_compactions_survives_processes_that_are_killed(tmp_path: Path) -> None:
+    """Messages, payments, prompts and replays are as if nobody had died; `scripts/soak --conversation` is the long version."""
+    messages, deaths = (500, 50) if PROFILE == "soak" else (16, 3)
+    outcome = hold(tmp_path, messages=messages, deaths=deaths, seed=17)
+    assert (outcome.messages, outcome.killed) == (messages, deaths)
+    assert outcome.compactions >= 3
+    assert outcome.summaries
+    assert outcome.dropped

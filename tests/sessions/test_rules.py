@@ -359,3 +359,33 @@ def test_what_is_added_to_a_run_before_the_next_message_begins_is_not_lost(tmp_p
             assert clerk.saw[-1][-1] == ("note", "late")
 
     asyncio.run(main())
+
+
+def test_what_two_senders_roll_back_is_one_run(tmp_path: Path) -> None:
+    """Otherwise the second would take the message of the first out of the conversation, although it was answered."""
+
+    async def talk(held: Held, first: Any, here: Engine, other: Any, ledger: Ledger) -> None:
+        sends = [here.session(AGENT, "trip").send(text, rule="rollback") for text in "ab"]
+        ended = await asyncio.gather(*sends, first)
+        assert {one.run_id for one in ended} == {"trip.1", "trip.2", "trip.3"}
+        shown = [message.text for message in await other.messages() if message.kind == "user"]
+        assert sorted(shown) == ["a", "b"]
+
+    scene(tmp_path, talk)
+
+
+@pytest.mark.parametrize("rule", ["enqueue", "interrupt"])
+def test_nobody_is_refused_who_waits_for_a_turn(rule: Any, tmp_path: Path) -> None:
+    """Otherwise two who send just as a run has ended would get `SessionBusy`, which is the answer of another rule."""
+
+    async def main() -> None:
+        place = Place("sqlite", tmp_path)
+        async with engine_of(Clerk(), place.store()) as here, engine_of(Clerk(), place.store()) as there:
+            sends = [engine.session(AGENT, "trip").send(f"m{n}", rule=rule) for n, engine in enumerate([here, there, here, there])]
+            ended = await asyncio.gather(*sends)
+            heads = await here.session(AGENT, "trip").runs()
+            assert sorted(one.run_id for one in ended) == [head.run_id for head in heads]
+            assert len(heads) == len(sends)
+        await place.close()
+
+    asyncio.run(main())

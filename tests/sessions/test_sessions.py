@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from detent import Agent, Budget, Engine, FinalAnswer, Host, Session
+from detent import Agent, Budget, Engine, FinalAnswer, Host, Session, ToolCall
 from detent.core.errors import ConfigError, CorruptLog, NotAllowedNow, RunContextMismatch, SessionWaiting
 from detent.core.state import Child, RunState
 from detent.history.sending import question_of
+from detent.running.conversing import digest_of_id
 from sessions.talks import AGENT, Clerk, Ledger, asks, call, engine_of
 
 
@@ -309,17 +310,21 @@ def test_what_a_session_cannot_be_is_refused_before_anything_is_recorded() -> No
 
     async def main() -> None:
         async with engine_of(Clerk()) as engine:
-            for wrong in ("a.b", "-x", "a b", "a/b", "x" * 151):
-                with pytest.raises(ConfigError, match="session id"):
-                    engine.session(AGENT, wrong)
+            for wrong in ("a.b", "-x", "a b", "a/b", "x" * 151, 5):
+                with pytest.raises(ConfigError, match=r"session.id"):
+                    engine.session(AGENT, wrong)  # type: ignore[arg-type]
             with pytest.raises(ConfigError, match="rule 'later' is not known"):
                 engine.session(AGENT, "trip", rule="later")  # type: ignore[arg-type]
             session = engine.session(AGENT, "trip")
             for text in ("", "  "):
                 with pytest.raises(ConfigError, match="the message is empty"):
                     await session.send(text)
-            with pytest.raises(ConfigError, match="message_id"):
-                await session.send("x", message_id="")
+            for wrong_id in ("", 5):
+                with pytest.raises(ConfigError, match="message_id"):
+                    await session.send("x", message_id=wrong_id)  # type: ignore[arg-type]
+            for context in ("one text", {"content": "x"}, 5):
+                with pytest.raises(ConfigError, match="give a list"):
+                    await session.inject(context)  # type: ignore[arg-type]
             await engine.run(AGENT, "not a message", run_id="other.1")
             with pytest.raises(ConfigError, match="belongs to no session"):
                 await engine.session(AGENT, "other").send("x")
@@ -396,3 +401,111 @@ def test_what_a_child_asks_its_user_is_answered_by_the_message() -> None:
             assert await question_of(engine.runtime, above) is None
 
     asyncio.run(main())
+
+
+def test_a_message_is_not_taken_for_sent_because_a_model_wrote_its_id() -> None:
+    """Otherwise a model that guesses the id of the next message could make it vanish: its sender would get the answer of an earlier run."""
+
+    async def story() -> None:
+        planted = {"what": "it", "signal": f"message:{digest_of_id('m-2')}"}
+        clerk = Clerk(first=[ToolCall(tool="look", args=planted)])
+        async with engine_of(clerk, tools=Ledger().tools()) as engine:
+            session = engine.session(Agent(name="clerk", tools=["look"]), "S")
+            await session.send("first", message_id="m-1")
+            assert (await session.send("second", message_id="m-2")).output == "answer to second"
+
+    asyncio.run(story())
+
+
+def test_a_fork_before_the_first_message_of_a_fork_knows_each_message_once() -> None:
+    """Otherwise each /undo in a session that was itself taken back would double the conversation."""
+    clerk = Clerk()
+
+    async def story() -> None:
+        async with engine_of(clerk) as engine:
+            session = engine.session(AGENT, "trip")
+            for text in ("one", "two"):
+                await session.send(text)
+            once = (await session.fork(at=2)).session
+            await once.send("other")
+            await (await once.fork(at=1)).session.send("again")
+            assert clerk.saw[-1] == [("user", "one"), ("model", "answer to one")]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("gone", ["delete", "erase"])
+def test_a_session_is_forked_at_a_message_whose_run_before_is_gone(gone: str) -> None:
+    """Otherwise a message whose run is complete by itself could not be taken back once the run before it was cleaned up."""
+    clerk = Clerk()
+
+    async def story() -> None:
+        async with engine_of(clerk) as engine:
+            session = engine.session(AGENT, "trip", context=["in May"])
+            for text in ("one", "two", "three"):
+                await session.send(text)
+            await getattr(engine, gone)("trip.1")
+            forked = (await session.fork(at=2)).session
+            await forked.send("other")
+            left = [] if gone == "erase" else [("user", "one"), ("model", "answer to one")]
+            assert [entry for entry in clerk.saw[-1] if entry[0] != "note"] == left
+            assert ("note", "in May") in clerk.saw[-1]
+            assert (await forked.runs())[0].goal == "other"
+
+    asyncio.run(story())
+
+
+def test_a_fork_keeps_the_budget_of_its_session_and_context_that_nobody_was_shown_yet() -> None:
+    """Otherwise a fork from a process that did not give the budget would be unbounded, and one before the first message would lose its context."""
+    clerk = Clerk()
+
+    async def story() -> None:
+        async with engine_of(clerk) as engine:
+            await engine.session(AGENT, "trip", budget=Budget(max_iterations=1)).send("one")
+            forked = (await engine.session(AGENT, "trip").fork()).session
+            await forked.send("two")
+            with pytest.raises(NotAllowedNow, match="max_iterations"):
+                await forked.send("three")
+            fresh = (await engine.session(AGENT, "new", context=["in May"]).fork()).session
+            await fresh.send("four")
+            assert clerk.saw[-1] == [("note", "in May")]
+
+    asyncio.run(story())
+
+
+def test_an_operator_continues_and_forks_the_session_of_a_tenant_as_that_tenants() -> None:
+    """Otherwise an operator's message would lock the tenant out of its own session, or carry its words out of the tenant."""
+    clerk, host = Clerk(), Host(tenant="acme", principal="ann")
+
+    async def story() -> None:
+        async with engine_of(clerk) as engine:
+            theirs = engine.session(AGENT, "trip", host)
+            await theirs.send("one")
+            operators = engine.session(AGENT, theirs.id)
+            assert (await operators.send("two")).state.host == host
+            assert (await theirs.send("three")).state.run_id == "trip.3@acme"
+            forked = (await operators.fork(at=3)).session
+            assert (await forked.send("other")).state.host == host
+            assert forked.id.endswith("@acme")
+            with pytest.raises(ConfigError, match="is a tenant's"):
+                await engine.session(AGENT, "new@acme").send("one")
+            assert (await engine.session(AGENT, "new", host).send("one")).status == "completed"
+
+    asyncio.run(story())
+
+
+def test_a_fork_of_a_run_is_no_message_whatever_its_id() -> None:
+    """Otherwise a fork with the id of the next run would take what was said since out of the conversation."""
+
+    async def story() -> None:
+        async with engine_of(Clerk()) as engine:
+            session = engine.session(AGENT, "trip")
+            await session.send("one")
+            await session.send("two")
+            await engine.fork("trip.1", child_id="trip.3")
+            with pytest.raises(ConfigError, match="belongs to no session"):
+                await session.send("three")
+            await engine.delete("trip.3")
+            assert (await session.send("three")).run_id == "trip.3"
+
+    asyncio.run(story())

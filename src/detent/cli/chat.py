@@ -44,9 +44,9 @@ from detent.core.budget import Budget
 from detent.core.errors import ConfigError, DetentError, Suspended
 from detent.core.state import Ask, RunState
 from detent.engine import Engine
-from detent.history.session_list import session_of_run
 from detent.history.sessions import Forking, Session
 from detent.ports.private_files import private_file
+from detent.running.conversing import session_of_run
 from detent.running.results import Answered, Approval, Result, approvals_of
 from detent.secrecy.redact import Redactor
 
@@ -435,10 +435,13 @@ async def _show_memory(engine: Engine, output: Output, text: str, host: Host | N
 
 
 def _saved(name: str, data: bytes, *, again: Path | None) -> Path:
-    """Write a file that does not exist yet, or that was written here before (`again`); return its path. Raise `ConfigError`, `OSError`."""
+    """Write a file that does not exist yet, or that was written here before (`again`); return its path. Raise `ConfigError`."""
     file = Path(name).expanduser()
     if file.exists() and file != again:
         raise ConfigError(f"{file} exists; name another file, or remove it")
-    with private_file(file) as out:
-        out.write(data)
+    try:
+        with private_file(file) as out:
+            out.write(data)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
     return file

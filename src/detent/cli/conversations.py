@@ -17,12 +17,13 @@ from detent.cli.output import as_json, as_text, clean, counted, plain, shortened
 from detent.config.agents import Agent
 from detent.core.agent import AgentSpec
 from detent.core.budget import Usage
-from detent.core.errors import ConfigError, RunNotFound
+from detent.core.errors import ConfigError
 from detent.core.state import Item, RunState
 from detent.engine import Engine
-from detent.history.session_list import SessionHead, session_of_run
+from detent.history.session_list import SessionHead
 from detent.history.sessions import Session
 from detent.ports.conversing import Message
+from detent.running.conversing import session_of_run
 
 ROLES = {"user": "You", "model": "Agent", "tool": "Tool", "note": "Note"}
 
@@ -67,11 +68,11 @@ def sessions(
 async def find_session(invocation: Invocation, asked: str) -> SessionHead:
     """Return the session that `asked` names: a whole id, a unique beginning, `last` for the newest one, or `last-1` for the one before it.
 
-    Raise `ConfigError`, `RunNotFound`.
+    Raise `ConfigError`.
     """
     engine, where = invocation.engine, invocation.engine.store.url
     if not invocation.there:
-        raise RunNotFound(asked, f"{where}, which does not exist (is the URL right? the first message creates it)")
+        raise ConfigError(f"no session {shortened(asked, 80)!r}: {where} does not exist (is the URL right? the first message creates it)")
     if back := LAST.fullmatch(asked):
         number = int(back[1] or 0)
         found = (await engine.sessions(limit=number + 1))[number:]

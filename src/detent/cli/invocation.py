@@ -430,12 +430,20 @@ def _filed(named: Path | None, root: str | Path | None, *, without: Iterable[str
 
 def _refuse_logged(state: RunState, engine: Engine) -> None:
     """Raise `ConfigError` for tools whose import path only the run's log has."""
-    missing = [name for name in state.agent.tools if not (name in engine.tools or engine.servers.claims(name))]
+    missing = [name for name in state.agent.tools if not (_has(engine, name) or engine.servers.claims(name))]
     if missing and state.agent.meta.get("tool_imports"):
         raise ConfigError(
             f"run {state.run_id!r} of agent {state.agent.name!r} needs {', '.join(missing)}: imports are not taken from logs; "
             "name its agent file in [agents] of this worker's detent.toml, or its tools in tools"
         )
+
+
+def _has(engine: Engine, name: str) -> bool:
+    try:
+        engine.tools.get(name)
+    except UnknownName:
+        return False
+    return True
 
 
 def _workspaces(config: Config) -> list[str]:

@@ -28,9 +28,9 @@ from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
 from detent.history.looking import looks
-from detent.history.session_list import session_of_run
 from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec
 from detent.ports.private_files import private_file
+from detent.running.conversing import session_of_run
 from detent.running.results import Approval, Replay, Verification
 from detent.running.snapshots import base_of
 

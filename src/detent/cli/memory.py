@@ -32,6 +32,7 @@ from detent.core.events import Origin
 from detent.engine import Engine
 from detent.history.memory import Forgetting
 from detent.ports.remembering import Explanation, Found, Kind, MemoryItem, Standing, key_of, standing_of
+from detent.running.remembering import FORGETS
 
 MOST_BYTES = 100_000_000
 """The limit of an imported file's size."""
@@ -251,6 +252,8 @@ def _facts(item: MemoryItem) -> Iterator[tuple[str, str]]:
     for source in item.origin.sources:
         call = f"{source.tool} {source.said}" if source.tool else source.origin
         yield "", shortened(f"{source.label}: {call} of run {source.run_id}" if source.run_id else f"{source.label}: {call}", 200)
+    if item.proposed and FORGETS in item.metadata:
+        yield "forgets", clean(str(item.metadata[FORGETS]))
     if item.supersedes:
         yield "replaces", clean(", ".join(item.supersedes))
     if item.superseded_by:

@@ -29,7 +29,8 @@ def compaction_table(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"compaction is {given!r}; give the name of a compactor, or a table such as {{'at': 0.7, 'use': 'summary'}}")
     table = dict(cast("Mapping[str, Any]", given))
-    table |= {"use": str(use) for use in [table.get("use")] if isinstance(use, str)}  # only the text of an import path is recorded
+    if isinstance(use := table.get("use"), str):
+        table["use"] = str(use)  # only the text of an import path is recorded
     make_compaction(table)
     return table
 
@@ -63,6 +64,12 @@ def compacts(agent: AgentSpec) -> CompactionOptions | None:
         return None
     options = make_compaction(agent.compaction)
     return None if options.use == OFF else options
+
+
+def conversation_window(agent: AgentSpec) -> int:
+    """Return the window that a session's earlier conversation takes its share of: the profile's, or a smaller one that compaction is set to."""
+    options, window = compacts(agent), make_profile(agent.profile).window_tokens
+    return min(window, options.window_tokens) if options is not None and options.window_tokens else window
 
 
 def window_of(agent: AgentSpec, options: CompactionOptions) -> int:

@@ -112,13 +112,13 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.ModelCallFinished(call=call, usage=usage) | e.ModelCallFailed(call=call, usage=usage):
             state = replace(_use(state, scope, usage), reserved=_without(state, state.reserved, call, "model call"))
             known = state.passes.get(scope)
-            sized = known is not None and known.metered and usage.input_tokens > 0
+            sized = known is not None and known.asked == call != "" and usage.input_tokens > 0
             return _with(state, replace(known, prompt=(usage.input_tokens, len(known.steps)))) if known is not None and sized else state
         case e.ModelCallStarted(call=call, reserved=reserved):
             if call in state.reserved:
                 raise IllegalEvent(state.run_id, f"model call {call!r} is open already")
             state = replace(_use(state, scope, Usage(model_calls=1)), reserved={**state.reserved, call: reserved})
-            return _with(state, replace(_pass(state, scope), metered=True)) if call and event.purpose == "plan" else state
+            return _with(state, replace(_pass(state, scope), metered=True, asked=call)) if call and event.purpose == "plan" else state
         case e.StateChanged():
             return _state_changed(state, scope, event)
         case e.EffectRecorded():

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.core.actions import AskUser
 from detent.core.agent import AgentSpec, Host
 from detent.core.brief import brief
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Exhausted, Usage
@@ -117,6 +118,11 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
             return self.text
         return msgspec.json.decode(self.result) if self.result else None
 
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """What the plan asks the user."""
+        return tuple([action.question for action in self.plan.actions if isinstance(action, AskUser)]) if self.plan is not None else ()
+
 
 CallStatus = Literal["planned", "asked", "allowed", "started", "in_doubt", "again", "finished"]
 
@@ -155,7 +161,8 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """One pass of a kernel.
 
     `steps` has all transcript items, `results` the tool items among them, `calls` the calls of the current turn. `meta`, `scratchpad` and
-    `guidance` belong to phases and strategies. `prompt` is the size of the last prompt in tokens, and the number of `steps` in it. Every other field is
+    `guidance` belong to phases and strategies. `prompt` is the size of the last prompt in tokens, and the number of `steps` in it;
+    `asked` is the last model call for a plan, which counts it. Every other field is
     a kernel fact that only events change.
     """  # rows S0-3 to S0-7
 
@@ -202,6 +209,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     turn_bad: int = 0
     rejected: int = 0
     metered: bool = False
+    asked: str = ""
     progressed: bool = False
     polled: bool = False
     phases_done: frozenset[int] = frozenset()

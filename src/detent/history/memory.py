@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from detent.config.remembering import memory_use, prefix_of, stricter
 from detent.core.agent import Host
-from detent.core.errors import ConfigError, ItemNotFound, ItemRefused, NotAllowedNow
+from detent.core.errors import ConfigError, ItemNotFound, ItemRefused, NotAllowedNow, RunErased
 from detent.core.events import Origin, Source
+from detent.history.later_runs import later_runs
 from detent.ports import RunQuery
 from detent.ports.options import check_is
 from detent.ports.remembering import (
@@ -33,7 +34,10 @@ from detent.ports.remembering import (
     unproven,
 )
 from detent.running.extracting import Extracting
+from detent.running.people import poster
+from detent.running.receipts import who
 from detent.running.remembering import FORGETS, governor_of
+from detent.running.snapshots import load_run
 
 if TYPE_CHECKING:
     from detent.running.runtime import Runtime
@@ -52,7 +56,7 @@ class Forgetting(msgspec.Struct, frozen=True, kw_only=True):
     """What is forgotten with an item, a source, a run or a person: a preview, or the receipt.
 
     `items` are the items with what they say, their proposals and summaries included; `removed` are the keys whose content, index entries and vectors are
-    gone, `left` those that are not. `runs` are the runs whose logs still have words of them. `done` is false for a preview.
+    gone, `left` those that are not. `runs` are the runs whose logs, or conversations, still have words of them. `done` is false for a preview.
     """
 
     memory: str
@@ -201,7 +205,8 @@ class EngineMemory:
         memory, prefix = self._memory(name), _prefix(host)
         item = await _item(memory, item_id, host)
         if accept and item.proposed and FORGETS in item.metadata:
-            gone = await memory.tombstone(*item.metadata[FORGETS], key_of(item), why=_why(by, why or item.why), at=self._now(), host=prefix)
+            keys = [*_texts(item.metadata[FORGETS]), key_of(item)]  # only below the proposal's own scope, whoever accepts it
+            gone = await memory.tombstone(*keys, why=_why(by, why or item.why), at=self._now(), host=item.scope)
             return gone[-1]
         refused = "" if accept else _why(by, why or "refused by a review")
         return await memory.review(key_of(item), refused=refused, at=self._now(), host=prefix)
@@ -247,8 +252,8 @@ class EngineMemory:
     ) -> Forgetting:
         """Remove the content of items, of everything from a source, a run or a person, and of all that was made from it.
 
-        What a named item replaced goes with it: otherwise its older wording would stay. What replaced the item stays.
-        `preview` only returns what would be forgotten. Anything that fits one of the given criteria counts.
+        What a named item replaced goes with it: otherwise its older wording would stay. What replaced the item stays. `preview` only returns what would
+        be forgotten. Anything that fits one of the given criteria counts.
         """
         if not (item_ids or source or run or person):
             raise ConfigError("forget: say what to forget: ids of items, source=, run= or person=")
@@ -274,7 +279,7 @@ class EngineMemory:
         )
 
     async def _holding(self, items: Sequence[MemoryItem], host: Host | None) -> tuple[Holding, ...]:
-        """Return the runs whose logs name one of the items: they wrote, recalled or proposed it."""
+        """Return the runs whose logs name one of the items: they wrote, recalled or proposed it; and those that continue their conversations."""
         wanted = [b'"%b"' % item.id.encode() for item in items]
         if not wanted:
             return ()
@@ -291,6 +296,15 @@ class EngineMemory:
         for item in items:
             if item.origin.run_id and item.origin.run_id not in found and await self._runtime.store.head(item.origin.run_id) is not None:
                 found[item.origin.run_id] = 0
+        for run_id, named in list(found.items()):
+            try:
+                later = await later_runs(self._runtime.store, await load_run(self._runtime.store, run_id))
+            except RunErased:
+                later = []
+                if not named:
+                    del found[run_id]
+            for one in later:
+                found.setdefault(one, 0)
         return tuple(Holding(run_id=run_id, records=records) for run_id, records in sorted(found.items()))
 
     # Move -----------------------------------------------------------------------------------------------------------------------
@@ -306,10 +320,13 @@ class EngineMemory:
         """
         if vouched and host is not None:
             raise NotAllowedNow("", "only the operator may vouch for imported items; leave vouched out", reason_code="not_the_operator")
+        settings = self._runtime.parts.memories.settings
         for item in items:
             check_is(MemoryItem, items=item)
-            if kept_out := self._runtime.parts.memories.settings.admits(item.origin):
+            if kept_out := settings.admits(item.origin):
                 raise ItemRefused(f"item {item.id!r}: {kept_out}; nothing was imported")
+            if host is not None and settings.policy_for(item.scope) == "read_only":
+                raise ItemRefused(f"the memory at {item.scope!r} is read-only; nothing was imported")
         return await self._memory(name).import_(items, host=_prefix(host), vouched=vouched)
 
     def _memory(self, name: str) -> Memory:
@@ -347,6 +364,10 @@ def _prefix(host: Host | None) -> str:
     return "" if host is None else prefix_of(host)
 
 
+def _texts(value: Any) -> list[str]:
+    return [one for one in cast("list[Any]", value) if isinstance(one, str)] if isinstance(value, list) else []
+
+
 def _why(by: str, why: str) -> str:
     return " ".join(filter(None, (why, f"(by {by})" if by else "")))
 
@@ -355,7 +376,7 @@ def _said_by(by: str, content: str, *, trusted: bool) -> Origin:
     """Return the origin of what a person wrote by hand."""
     if not trusted:
         return Origin(person=by)
-    source = Source(label="approver", origin=by or "the operator", whole=True)
+    source = Source(label="approver", origin=who(by or "the operator", poster()), whole=True)
     return sealed(Origin(labels=("approver",), trusted=True, person=by, sources=(source,)), content)
 
 

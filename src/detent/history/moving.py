@@ -33,6 +33,7 @@ from detent.core.codec import read_log
 from detent.core.errors import ConfigError, CorruptLog, DetentError, NewerVersion, NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
+from detent.history.later_runs import hand_on
 from detent.history.listed import Said
 from detent.ports import EventStore, RunQuery, Signal, give_back
 from detent.ports.private_files import private_file
@@ -227,6 +228,7 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
         moved = await put(target, held, claim=claim)
         if not move:
             return moved
+        await hand_on(source, run_id)
         await lineage.remove(source, run_id)
         return replace(moved, removed=True)
 
@@ -258,6 +260,7 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
         write_archive(path, open_part)
         if read_archive(path, most_bytes=None) != open_part:
             raise CorruptLog(run_id, 0, f"{str(path)!r} does not return what was written to it; the run was not removed")
+        await hand_on(store, run_id)
         await lineage.remove(store, run_id)
     return Moved(
         run_id=run_id,

@@ -187,28 +187,28 @@ class ReplayWorld:
     async def prepare(self, context: Any) -> None:
         """Take from the log what was compacted and recalled here."""
         await self._journal.until()
-        while self._prepared(context.scope, "tokens", "turns", "recall"):
+        while self._prepared(context.scope, refused=False):
             self._journal.accept()
 
     async def makes_room(self, context: Any, error: Exception) -> Exception | None:
         """Return None if the log continues with a compaction, else the error."""
         await self._journal.until()
-        if not self._prepared(context.scope, "overflow"):
+        if not self._prepared(context.scope, refused=True):
             return error
         while not isinstance(self._journal.accept(), e.ContextCompacted):
             pass
         return None
 
-    def _prepared(self, scope: str, *whys: str) -> bool:
-        """Whether the pass's next record of its own, behind those of model calls, is a compaction for one of these reasons, or a recall."""
+    def _prepared(self, scope: str, *, refused: bool) -> bool:
+        """Whether the pass's next record of its own, behind those of model calls, is a compaction: of a refused prompt, or else of any other, or a recall."""
         for record in self._journal.records[self._journal.cursor :]:
             event = record.event
             if isinstance(event, e.RunResumed):
                 return False
             if isinstance(event, e.ContextCompacted) and record.envelope.scope == scope:
-                return bool(event.compactor) and event.why in whys
+                return bool(event.compactor) and (event.why == "overflow") is refused
             if isinstance(event, e.MemoryRecalled) and record.envelope.scope == scope:
-                return bool(event.memory) and "recall" in whys
+                return bool(event.memory) and not refused
             if not aside(event):
                 return False
         return False

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from detent.config.agents import Agent
-from detent.config.profile import make_profile
+from detent.config.compaction import conversation_window
 from detent.core.agent import Host
 from detent.core.budget import FIELDS, Budget, exhausted, remaining
 from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, RunNotFound, SessionBusy, SessionWaiting
@@ -32,6 +32,7 @@ from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S
 from detent.running.conversing import (
     CONTINUED,
+    GAP,
     ID_DIGITS,
     News,
     after,
@@ -64,7 +65,8 @@ MOST_HINTS = 10_000
 class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """A session and how this program sends to it. `id` is the stored one; `context` is put before the first message.
 
-    `base` is the run that a forked session continues from, "" for any other.
+    `base` is the run that a forked session continues from, "" for any other. If that run is gone, `context` has what was said, and `holder` is a run that
+    had the same words.
     """
 
     runtime: Runtime
@@ -75,6 +77,7 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     rule: Rule = "reject"
     context: tuple[Message, ...] = ()
     base: str = ""
+    holder: str = ""
 
     def run_id(self, number: int) -> str:
         """Return the id of the run of a message."""
@@ -140,7 +143,7 @@ async def stand_at(talk: Talk, run_id: str, number: int) -> Stand:
     state = await load_run(store, run_id)
     if talk.host is not None:
         admission.same_host(run_id, state.host, talk.host)
-    if state.session is None:
+    if (place := state.session) is None or run_of(place.id, place.number) != run_id:  # a fork of a run that has such an id
         raise ConfigError(f"run {run_id!r} exists and belongs to no session; give the session another id than {talk.id!r}")
     return Stand(
         number=number, run_id=run_id, state=state, earlier=await conversation_of(store, state), news=news_in(await store.read(run_id))
@@ -153,21 +156,29 @@ async def last_number(talk: Talk, hint: int = 0) -> int:
     The listing names the newest run; if a clock was set back, or messages came meanwhile, the later ones are found one by one.
     """
     hints = talk.runtime.session_ends
-    store, number, last = talk.runtime.store, hint or hints.get(talk.id, 0), None
+    store, number = talk.runtime.store, hint or hints.get(talk.id, 0)
     if not number or await store.head(talk.run_id(number)) is None:
-        number = 0
-        while not number:
-            page = await store.list_runs(talk.query(limit=PAGE, after=last))
-            number = max((talk.number(head.run_id) for head in page), default=0)
-            if len(page) < PAGE:
-                break
-            last = page[-1].run_id
-    while number and await store.head(talk.run_id(number + 1)) is not None:
-        number += 1
+        number = await _listed(talk)
+    while number:
+        while await store.head(talk.run_id(number + 1)) is not None:
+            number += 1
+        if await store.get_blob(talk.run_id(number), GAP) is None or (listed := await _listed(talk)) <= number:
+            break
+        number = listed
     if len(hints) >= MOST_HINTS:
         hints.clear()
     hints[talk.id] = number
     return number
+
+
+async def _listed(talk: Talk) -> int:
+    """Return the number of the session's newest run in the listing, 0 without one."""
+    last = None
+    while page := await talk.runtime.store.list_runs(talk.query(limit=PAGE, after=last)):
+        if number := max(talk.number(head.run_id) for head in page):
+            return number
+        last = page[-1].run_id
+    return 0
 
 
 # Send -------------------------------------------------------------------------------------------------------------------------
@@ -214,16 +225,8 @@ class Sending:
             why = f"session {self._talk.id!r} was ended: it takes no further message. Fork it, or start another session"
             raise NotAllowedNow(stand.run_id, why, reason_code="session_ended")
         number, first = (stand.number + 1 if stand is not None else 1), self._said
-        if stand is not None and (waiting := stand.tally.waiting) and (one := waiting[0]).message_id != first.message_id:
-            first = Said(
-                text=one.text,
-                message_id=one.message_id,
-                given=True,
-                attachments=one.attachments,
-                variables=one.variables,
-                by=one.by,
-                rule=one.rule,
-            )
+        if stand is not None and (waiting := stand.tally.waiting):
+            first = Said(**msgspec.structs.asdict(waiting[0]), given=True)  # the rule of one that others overtook is `enqueue`
         elif stand is not None and not self._recorded:
             first = replace(first, rule="reject")  # nothing is in progress that it could interrupt
         try:
@@ -232,7 +235,7 @@ class Sending:
             if self._begun:
                 raise
             self._lost = number
-            if isinstance(error, RunBusy) and error.run_id == self._talk.run_id(number) and first.rule == "reject" and not first.given:
+            if isinstance(error, RunBusy) and error.run_id == self._talk.run_id(number) and self._said.rule == "reject" and not first.given:
                 raise SessionBusy(self._talk.id, error.run_id, error.holder) from error
             await self._pauses.next(error)
             return None
@@ -240,12 +243,15 @@ class Sending:
 
     async def _start(self, stand: Stand | None, number: int, said: Said) -> Result:
         talk, runtime = self._talk, self._runtime
+        host = talk.host or (stand.state.host if stand is not None else None)  # an operator's message is one to that tenant's session
+        if host is None and "@" in talk.id:
+            raise ConfigError(f"session {talk.id!r} has no message yet, and its id is a tenant's: give engine.session the host")
         mine, self._begun = said.message_id == self._said.message_id, False
         started = await starting.admitted(
             runtime,
             agent_of(talk, stand),
             said.text,
-            host=talk.host,
+            host=host,
             budget=self._budget if mine else None,
             variables=dict(said.variables),
             attachments=said.attachments,
@@ -274,9 +280,9 @@ class Sending:
                 place = replace(place, before=base.run_id, sequence=base.state.seq, digest=base.state.digest)
                 if said.rule == "rollback" and (before := base.state.session) is not None:
                     place = replace(place, before=before.before, sequence=before.sequence, digest=before.digest)
-            if stand is None and base is not None:
-                key = f"{CONTINUED}{digest_of_id(run_id)[:16]}"  # before the first record: whoever erases the base finds this run
-                await store.put_blob(base.run_id, key, run_id.encode())
+            if stand is None and (holder := talk.base or talk.holder):
+                key = f"{CONTINUED}{digest_of_id(run_id)[:16]}"  # before the first record: whoever erases these words finds this run
+                await store.put_blob(holder, key, run_id.encode())
             conversation = conversation_for(talk, base, said, started, forked=stand is None and base is not None)
             if conversation != NO_CONVERSATION:
                 data, ref = encoded(conversation)
@@ -413,7 +419,7 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
         found = replace(found, waiting=left, budget=talk.budget or found.budget)
     if forked:
         found = Conversation(messages=(*found.messages, *context), dropped=found.dropped, budget=talk.budget)
-    return cut(found, make_profile(agent.profile).window_tokens)
+    return cut(found, conversation_window(agent))
 
 
 def agent_of(talk: Talk, stand: Stand | None) -> Agent[Any] | str:

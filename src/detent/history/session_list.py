@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 
 import msgspec
@@ -15,10 +14,9 @@ from detent.core.records import RunHead
 from detent.core.state import TERMINAL
 from detent.history.looking import list_runs
 from detent.ports import RunQuery
-from detent.running.conversing import news_in
+from detent.running.conversing import news_in, session_of_run
 from detent.running.runtime import Runtime
 
-RUN_OF_SESSION = re.compile(r"(?P<session>[A-Za-z0-9_][A-Za-z0-9_-]*)\.[1-9][0-9]{0,8}(?P<at>@.+)?")
 PAGE = 500
 """How many listing entries are read at a time."""
 
@@ -62,12 +60,6 @@ async def sessions(runtime: Runtime, *, host: Host | None = None, starts_with: s
             heads.sort(key=_number)
             listed.append(_listed(name, heads, ended=await _ended(runtime, heads[-1])))
     return listed
-
-
-def session_of_run(run_id: str) -> str:
-    """Return the id of the session that a run with this id is a message of, "" if it can be of none."""
-    place = RUN_OF_SESSION.fullmatch(run_id)
-    return f"{place['session']}{place['at'] or ''}" if place else ""
 
 
 def _number(head: RunHead) -> int:

@@ -121,8 +121,10 @@ class Session:
         rule = _rule(rule or talk.rule)
         if not isinstance(cast("Any", text), str) or not text.strip():
             raise ConfigError("the message is empty; say something")
-        if message_id is not None and (not message_id or unstorable(message_id) or len(message_id) > MOST_ID):
-            raise ConfigError(f"message_id {message_id[:80]!r}: use a text of 1 to {MOST_ID} characters, or leave it out")
+        if message_id is not None and (
+            not isinstance(cast("Any", message_id), str) or not message_id or unstorable(message_id) or len(message_id) > MOST_ID
+        ):
+            raise ConfigError(f"message_id {str(message_id)[:80]!r}: use a text of 1 to {MOST_ID} characters, or leave it out")
         admission.refuse_what_is_not_json(text=text, by=by, variables=variables)
         said = Said(
             text=text,
@@ -158,7 +160,7 @@ class Session:
 
         It is recorded with the last run of the session, so every process has it. Before the first message this object keeps it.
         """
-        texts = [entry_text(entry) for entry in entries]
+        texts = entry_texts(entries)
         while texts:
             stand = (await self.refresh())._stand
             if stand is None:
@@ -238,14 +240,25 @@ class Session:
         effects: list[Item] = []
         for one in range(number, last + 1):
             effects += effects_in((await stand_at(self._talk, self._talk.run_id(one), one)).state)
-        talk = replace(self._talk, id=_kept(self._talk.runtime, id, self._talk.host), base="", context=())
-        if number <= last and number:
+        host = self._talk.host or (self._stand.state.host if self._stand is not None else None)
+        talk = replace(self._talk, id=_kept(self._talk.runtime, id, host), host=host)
+        if self._stand is not None:
+            talk = replace(talk, base="", context=(), holder="", budget=talk.budget or self._stand.earlier.budget)
+        if number > last and last:
+            talk = replace(talk, base=self._talk.run_id(last))
+        elif last:
             first = await stand_at(self._talk, self._talk.run_id(number), number)
-            place = first.state.session
-            talk = replace(talk, base=place.before if place is not None else "", context=() if number > 1 else first.earlier.messages)
-        elif last or self._talk.base:
-            talk = replace(talk, base=self._talk.run_id(last) if last else self._talk.base)
+            base = await self._kept_before(first)
+            talk = replace(talk, base=base, **({} if base else {"context": shown(first.earlier), "holder": first.run_id}))
         return Forking(session=Session(talk), effects=tuple(effects))
+
+    async def _kept_before(self, stand: Stand) -> str:
+        """Return the id of the run before, "" if there is none, or no longer."""
+        before = stand.state.session.before if stand.state.session is not None else ""
+        try:
+            return (await stand_at(self._talk, before, 0)).run_id if before else ""
+        except (RunErased, RunNotFound):
+            return ""
 
     async def _based(self) -> Session:
         """Return the session that this one continues from, up to where it does."""
@@ -314,13 +327,14 @@ def session(
         host=host,
         budget=budget,
         rule=_rule(rule),
-        context=tuple(Message(kind="note", text=entry_text(entry)) for entry in context),
+        context=tuple(Message(kind="note", text=text) for text in entry_texts(context)),
     )
     return Session(talk)
 
 
 def _kept(runtime: Runtime, session_id: str | None, host: Host | None) -> str:
     """Return the stored id of a session. Raise `ConfigError` for one that cannot be the beginning of a run's id."""
+    check_is(str, session_id=session_id)
     named_as = session_id or f"{runtime.parts.clock.now():%Y%m%d-%H%M%S}-{runtime.parts.ids.token(6)}"
     name, at, _ = named_as.partition("@")
     if not SESSION_ID.fullmatch(name):
@@ -337,6 +351,13 @@ def _rule(rule: Any) -> Rule:
     if rule not in RULES:
         raise ConfigError(f"rule {rule!r} is not known: choose one of {', '.join(RULES)}")
     return rule
+
+
+def entry_texts(entries: Iterable[Any]) -> list[str]:
+    """Return the entries of context as texts. Raise `ConfigError` for what is no list of them."""
+    if isinstance(entries, str | Mapping) or not isinstance(cast("Any", entries), Iterable):
+        raise ConfigError(f"context is {entries!r}; give a list of texts or tables: [{entries!r}]")
+    return [entry_text(entry) for entry in entries]
 
 
 def entry_text(entry: Any) -> str:

@@ -15,7 +15,7 @@ from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy,
 from detent.core.events import Erased
 from detent.core.records import RunHead
 from detent.core.state import RunState
-from detent.history.later_runs import without
+from detent.history.later_runs import hand_on, without
 from detent.history.listed import Said
 from detent.history.memory import remembered_of
 from detent.kernel.journal import Journal, head_of
@@ -203,6 +203,7 @@ async def erase(
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
     """Remove a run with everything that belongs to it. Its forks first get what they refer to."""
     async with _claimed(runtime, run_id, host, "deleted") as (kept, _):
+        await hand_on(runtime.store, kept)
         await remove(runtime.store, kept)
 
 
@@ -222,6 +223,7 @@ async def erase_held(parts: Parts, run_id: str, *, by: str, why: str, claim: int
     store = parts.store
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(unforked(store, run_id))
+        await hand_on(store, run_id)
         forks, later = await _held_forks(parts, run_id, stack), tuple[str, ...]()
         try:
             state = await load_run(store, run_id)

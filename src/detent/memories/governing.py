@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from unicodedata import normalize
+from unicodedata import category, normalize
 
+from detent.core.errors import ItemConflict
 from detent.ports.remembering import ITEM_BYTES, Memory, MemoryItem
 
 MOST_LIKE = 5
@@ -25,11 +26,14 @@ class DefaultGovernor:
         size = len(proposal.content.encode())
         if size > self._max_bytes:
             return f"it has {size:,} bytes; an item has at most {self._max_bytes:,}. Shorten it, or keep it elsewhere and remember where"
-        if self._hides(proposal.content) or self._hides(proposal.context):
+        if any(map(self._hides, (proposal.content, proposal.context, proposal.why))):
             return "it contains something that must not be kept, such as a secret; leave that out"
         if proposal.origin.trusted:
             for name in (*proposal.supersedes, *proposal.origin.items):
-                before = await memory.get(name, host=host)
+                try:
+                    before = await memory.get(name, host=host)
+                except ItemConflict as error:
+                    return f"it replaces or is made from {name}: {error}"
                 if before is not None and not before.origin.trusted:
                     return f"it would raise trust: {before.id} is not trusted, and this replaces it or is made from it"
         said = _bare(proposal.content)
@@ -40,4 +44,6 @@ class DefaultGovernor:
 
 
 def _bare(text: str) -> str:
-    return " ".join(normalize("NFKC", text).casefold().split())
+    """Return what a text says, without what nobody sees and the punctuation at its end."""
+    seen = "".join(char for char in normalize("NFKC", text).casefold() if category(char) != "Cf")
+    return " ".join(seen.split()).rstrip(" .,;:!?") or text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -120,23 +120,30 @@ class Keeping(ABC):
         """Return the items that came from a source, and all that was derived from them, by key. See `Memory.lineage`."""
         everything = [item for item in await self.export(host=host) if item.tombstoned_at is None]
         wanted = (*([label] if label else []), *([f"run:{run_id}"] if run_id else []), *([f"person:{person}"] if person else []))
-        names = set(item_ids)
+        given, names = set(item_ids), set[tuple[str, str]]()
         found: dict[str, MemoryItem] = {}
         for item in everything:
             said = names_of(item.origin) if wanted else ()
             mine = any(name in said for name in wanted) or (label and any(fnmatchcase(name, label) for name in said))
-            if mine or names & {item.id, key_of(item)}:
+            if mine or given & {item.id, key_of(item)}:
                 found[key_of(item)] = item
-        names |= {name for item in found.values() for name in (item.id, key_of(item))}
-        grown = bool(names)
+                names |= _named_in(item, (item.id, key_of(item)))
+        grown = bool(given or names)
         while grown:
             grown = False
             for item in everything:
-                if key_of(item) not in found and names & _derived_from(item.origin):
+                made_from = _derived_from(item.origin)
+                if key_of(item) not in found and (given & made_from or names & _named_in(item, made_from)):
                     found[key_of(item)] = item
-                    names |= {item.id, key_of(item)}
+                    names |= _named_in(item, (item.id, key_of(item)))
                     grown = True
         return sorted(found.values(), key=lambda item: (item.scope, item.id))
+
+
+def _named_in(item: MemoryItem, names: Iterable[str]) -> set[tuple[str, str]]:
+    """Return names as they count in the tenant of an item: other tenants may have items with the same ids."""
+    tenant = item.scope.partition("/")[0]
+    return {(tenant, name) for name in names}
 
 
 def _derived_from(origin: Origin) -> set[str]:

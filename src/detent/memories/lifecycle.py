@@ -22,6 +22,7 @@ from detent.ports.remembering import (
     MemoryItem,
     below,
     key_of,
+    narrowed,
     standing_of,
     unproven,
 )
@@ -74,6 +75,7 @@ def writing(item: MemoryItem, host: str, *, now: datetime, most_bytes: int = ITE
 def reviewing(item_id: str, host: str, *, refused: str, at: datetime) -> Steps[MemoryItem]:
     """Accept or refuse a proposal. See `Memory.review`."""
     _check_time("at", at)
+    _check_text("reason", refused)
     item = find((yield _ids((item_id,))), item_id, host)
     if not item.proposed:
         if item.tombstoned_at is None and item.refused == refused:
@@ -90,6 +92,7 @@ def reviewing(item_id: str, host: str, *, refused: str, at: datetime) -> Steps[M
 def forgetting(item_ids: Sequence[str], host: str, *, why: str, at: datetime) -> Steps[list[MemoryItem]]:
     """Replace items by their tombstones. See `Memory.tombstone`."""
     _check_time("at", at)
+    _check_text("reason", why)
     there = yield _ids(item_ids)
     found = {key_of(item): item for item in (find(there, item_id, host) for item_id in item_ids)}
     gone = [item if item.tombstoned_at is not None else tombstone_of(item, why, at) for item in found.values()]
@@ -123,6 +126,8 @@ def importing(items: Sequence[MemoryItem], host: str, *, vouched: bool, most_byt
     """Keep exported items. See `Memory.import_`."""
     for item in items:
         check(item, host, most_bytes, imported=True)
+        if outside := next((name for name in item.supersedes if "/" in name and not below(name, host)), ""):
+            raise ItemRefused(f"memory item {item.id!r}: it replaces {outside[:80]!r}, which is outside of {host!r}")
     known = {key_of(item) for item in (yield _ids([item.id for item in items]))}
     new: dict[str, MemoryItem] = {}
     for item in items:
@@ -181,6 +186,7 @@ def _retired(item: MemoryItem, there: Sequence[MemoryItem], host: str, why: str,
     """Return the predecessors of an item as they are once it holds. Raise `ItemNotFound` or `ItemConflict`."""
     gone: dict[str, MemoryItem] = {}
     at = item.created_at or now
+    host = narrowed(host, _tenant(item)) or host
     for name in item.supersedes:
         found = _named(there, name, host, item.scope)
         old = found[0] if len(found) == 1 else find(found, name, host)
@@ -195,12 +201,17 @@ def _retired(item: MemoryItem, there: Sequence[MemoryItem], host: str, why: str,
 
 def retired(item: MemoryItem, there: Iterable[MemoryItem]) -> list[MemoryItem]:
     """Return the predecessors of an item that nobody has retired yet, as they are once it holds: a crash came in between."""
-    found = [old for name in item.supersedes for old in _named(there, name, "", item.scope)[:1]]
+    found = [old for name in item.supersedes for old in _named(there, name, _tenant(item), item.scope)[:1]]
     return [
         _after(old, item, item.created_at or utcnow(), item.why)
         for old in found
         if key_of(old) != key_of(item) and old.superseded_at is None and old.tombstoned_at is None
     ]
+
+
+def _tenant(item: MemoryItem) -> str:
+    """Return the tenant of an item: whoever reviews it, it replaces no other tenant's items."""
+    return item.scope.partition("/")[0]
 
 
 def _after(old: MemoryItem, item: MemoryItem, at: datetime, why: str) -> MemoryItem:
@@ -237,7 +248,8 @@ def _bad_texts(item: MemoryItem, most_bytes: int, *, imported: bool) -> str:
             return f"its {name} {bad}"
     if not item.content.strip() and not (imported and item.tombstoned_at):
         return "it has no content"
-    for name, text, most in (("content", item.content, most_bytes), ("context", item.context, MOST_CONTEXT_BYTES)):
+    said = ("context", item.context), ("why", item.why), ("refused", item.refused)
+    for name, text, most in (("content", item.content, most_bytes), *((name, text, MOST_CONTEXT_BYTES) for name, text in said)):
         if (size := len(text.encode())) > most:
             return f"its {name} has {size:,} bytes; at most {most:,} are kept. Shorten it, or keep it elsewhere and remember where"
     return ""
@@ -274,6 +286,13 @@ def bad_name(name: str, most: int) -> str:
     if name.startswith(".") or "/" in name or "\\" in name or not name.isprintable():
         return "must not begin with a dot, and must not have slashes or characters that cannot be shown"
     return ""
+
+
+def _check_text(name: str, text: str) -> None:
+    if bad := unstorable(text):
+        raise ItemRefused(f"the {name} {bad}")
+    if (size := len(text.encode())) > MOST_CONTEXT_BYTES:
+        raise ItemRefused(f"the {name} has {size:,} bytes; at most {MOST_CONTEXT_BYTES:,} are kept. Shorten it")
 
 
 def _check_time(name: str, at: datetime) -> None:

@@ -145,8 +145,8 @@ async def _recall_turn(args: RecallTurnArgs, state: KernelState, context: Any) -
         if item.kind == "tool":
             said = item.error.message if item.error is not None else as_text(await _whole(item, context))
             lines.append(f"[{item.call_id}] {item.tool}({as_text(item.arguments)}) {'failed: ' if item.error is not None else '-> '}{said}")
-        elif item.text:
-            lines.append(f"[{item.kind}] {item.text}")
+        elif said := [item.text, *item.questions, *(as_text(one["content"]) for one in item.arguments or ())]:
+            lines += [f"[{item.kind}] {text}" for text in said if text]
     if not lines:
         return refused(f"recall_turn: there is no turn {args.turn}; turns go from 1 to {state.iteration}")
     text = "\n".join(lines)

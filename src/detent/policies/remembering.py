@@ -34,7 +34,7 @@ class MemoryPolicy:
         if self._said == "human_approved":
             return Verdict(decision="require_approval", rule=RULE, reason="a person approves what is written to this memory")
         named: list[Any] = call.args.get("items") or []
-        if asking := sorted({name for name in named if isinstance(name, str)} & _asking(state)):
+        if asking := sorted({name.rpartition("/")[2] for name in named if isinstance(name, str)} & _asking(state)):
             return Verdict(decision="require_approval", rule=RULE, reason=f"a person approves changes of {', '.join(asking)}")
         return verdict
 

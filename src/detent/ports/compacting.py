@@ -52,12 +52,16 @@ class Measured(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, g
 
 
 class Dropped(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What a compactor is to replace: these items of the transcript, the summary of what was dropped before, and its bound in bytes."""
+    """What a compactor is to replace: these items of the transcript, the summary of what was dropped before, and its bound in bytes.
+
+    A prompt of more than `ask_bytes` may be too long for the model behind `ask`.
+    """
 
     items: Sequence[Item]
     before: str = ""
     max_bytes: int = 12_000
     goal: str = ""
+    ask_bytes: int = 32_000
 
 
 Ask = Callable[[str], Awaitable[str]]

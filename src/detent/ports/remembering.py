@@ -26,7 +26,8 @@ WritePolicy = Literal["read_only", "proposal_only", "agent_write", "human_approv
 Standing = Literal["current", "proposed", "superseded", "expired", "tombstoned", "refused"]
 """What an item is now. Only a current item is recalled without `as_of`; proposed, refused and tombstoned ones never are."""
 
-_TEXT = re.compile(r':"([^"]*)')
+_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"?(:?)')
+"""A text in JSON that may be cut off; a colon follows the name of an argument."""
 ITEM_BYTES = 8_000
 """How large the content of an item may be."""
 NOBODY = "-"
@@ -79,8 +80,15 @@ def names_of(origin: Origin) -> tuple[str, ...]:
     names = [*origin.labels, *(f"run:{run}" for run in runs if run), *([f"person:{origin.person}"] if origin.person else [])]
     for source in origin.sources:
         names += [name for name in (source.label, source.tool) if name]
-        names += [f"{source.tool}:{text}" for text in _TEXT.findall(source.said)]
+        names += [f"{source.tool}:{_read(text)}" for text, colon in _TEXT.findall(source.said) if not colon]
     return tuple(dict.fromkeys(names))
+
+
+def _read(text: str) -> str:
+    try:
+        return msgspec.json.decode(f'"{text}"', type=str)
+    except msgspec.DecodeError:  # cut off in an escape
+        return text
 
 
 class MemoryItem(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,6 +8,7 @@ between turns here only saves time, and follows from the log.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +22,25 @@ from detent.core.history import Seq
 from detent.core.state import Item, KernelState, RunState
 from detent.kernel.context import KernelContext
 from detent.ports import Planner, models_asked
-from detent.ports.compacting import Ask, CompactionOptions, Compactor, Dropped, Measured
+from detent.ports.compacting import Ask, CompactionOptions, Compactor, Dropped, Measured, due_by_size
 from detent.ports.copies import copied, ours
 from detent.ports.outside import Interrupted
 from detent.ports.raised import raised_by
 from detent.running import reducing
 from detent.running.asides import Once, aside
-from detent.running.estimating import BYTES_PER_TOKEN, most_of, text_size, tokens_around, tokens_in, tokens_of_item, tokens_of_the_turn
+from detent.running.estimating import (
+    BYTES_PER_TOKEN,
+    most_of,
+    parts_around,
+    text_size,
+    tokens_around,
+    tokens_in,
+    tokens_of_item,
+    tokens_of_the_turn,
+)
 from detent.running.reducing import Reduction, Shown
+
+log = logging.getLogger("detent")
 
 OPEN = "compaction_circuit_open"
 """What is recorded when the compactor is not called any more."""
@@ -58,7 +70,7 @@ class Compacting:
         self._options, self._compactor, self._instead, self._window = options, compactors.get(options.use), compactors.get(INSTEAD), window
         self._planner = planner
         self._counted: dict[str, tuple[tuple[int, int], int, int, Seq[Item]]] = {}
-        self._hidden: dict[str, tuple[int, set[tuple[str, bytes]]]] = {}
+        self._hidden: dict[str, tuple[int, set[tuple[str, bytes, int]]]] = {}
 
     async def compact_if_due(self, context: KernelContext) -> None:
         """Record `ContextCompacted` if that is due. Raise `TooLong` if the run cannot continue."""
@@ -76,11 +88,13 @@ class Compacting:
             droppable=len(state.steps) - since,
             options=self._options,
         )
-        if why := self._compactor.due(measured):
+        if told is not None and told.why == "overflow" and told.steps == len(state.steps):
+            return  # the provider refused a longer prompt: it says itself whether this one fits
+        if why := self._due(measured):
             event, shown = await self._compacted(context, why, tokens, window)
             context.run.record(context.scope, event)
             if window and why != "turns" and (event.tokens_after > window or event.idle >= IDLE):
-                raise TooLong(too_long(event, shown, window))
+                raise TooLong(too_long(event, shown, window, context))
 
     async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
         """Compact because the provider found the prompt too long. Return None if a smaller prompt can be tried, else what ends the run."""
@@ -92,12 +106,23 @@ class Compacting:
         window = min(tokens, told.window if told is not None and told.window else self._window or tokens)
         window = window * 9 // 10
         if told is not None and told.why == "overflow" and told.steps == len(state.steps):
-            return TooLong(f"{error}; it was compacted and refused again. {_parts(self._shown(context))}")
+            return TooLong(f"{error}; it was compacted and refused again. {_parts(self._shown(context), context)}")
         event, shown = await self._compacted(context, "overflow", tokens, window)
         if event.tokens_after >= event.tokens_before:
-            return TooLong(f"{error}; nothing of it may be dropped. {_parts(shown)}")
-        context.run.record(context.scope, event)
+            return TooLong(f"{error}; nothing of it may be dropped. {_parts(shown, context)}")
+        context.run.record(context.scope, msgspec.structs.replace(event, window=max(window, event.tokens_after)))
         return None
+
+    def _due(self, measured: Measured) -> str:
+        """Return why a compaction is due. A compactor that cannot say is one that goes by the size."""
+        try:
+            said: Any = self._compactor.due(measured)
+        except Exception:
+            log.warning("the compactor %r could not say whether a compaction is due", self._compactor.name, exc_info=True)
+            return due_by_size(measured)
+        if not isinstance(said, str):
+            return due_by_size(measured) if said else ""
+        return "tokens" if said == "overflow" else said.encode(errors="replace").decode()[:80]  # only a provider's refusal is an overflow
 
     # How large it is ------------------------------------------------------------------------------------------------------------
 
@@ -169,7 +194,7 @@ class Compacting:
         most = max(400, min(self._options.max_summary_bytes, limit * BYTES_PER_TOKEN // 8))
         items = [shown.steps[p] for p in gone]
         items = items if ours(type(self._compactor)) else list(map(copied, items))
-        dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal)
+        dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal, ask_bytes=limit * BYTES_PER_TOKEN // 2)
         failed = OPEN if failures >= self._options.max_failures else ""
         if not failed:
             try:
@@ -215,24 +240,24 @@ class Compacting:
 
     def _hidden_before(self, context: KernelContext, state: KernelState, told: ContextCompacted) -> Callable[[Item], bool]:
         """Return whether a call reads what the last compaction had dropped or cleared."""
-        at, known = self._hidden.get(context.scope, (0, set[tuple[str, bytes]]()))
-        known.update(reducing.read_of(item) for item in state.steps[at : told.items] if item.kind == "tool")
+        at, known = self._hidden.get(context.scope, (0, set[tuple[str, bytes, int]]()))
+        known.update(reducing.said_by(item) for item in state.steps[at : told.items] if item.kind == "tool")
         self._hidden[context.scope] = told.items, known
         cleared = frozenset(told.cleared)
-        here = {reducing.read_of(item) for item in state.steps[told.items : told.steps] if item.call_id in cleared}
-        return lambda item: (read := reducing.read_of(item)) in known or read in here
+        here = {reducing.said_by(item) for item in state.steps[told.items : told.steps] if item.call_id in cleared}
+        return lambda item: (read := reducing.said_by(item)) in known or read in here
 
     def _with_receipt(self, context: KernelContext, summary: str, made: Reduction, shown: Shown) -> str:
         """Return the summary behind its receipt: how much was removed, how to read it again, and what must not be forgotten."""
         head = [receipt(shown, made, rereads="recall_turn" in context.tools), *standing(context.run.state)]
-        return "\n".join((*head, EARLIER, without_receipt(summary))).strip()
+        return "\n".join((*head, EARLIER, summary)).strip()
 
 
 RECEIPT = "[context compacted]"
 EARLIER = "[earlier turns]"
 """The line between what is made anew at each compaction and the summary."""
-MOST_NOTES = 4_000
-"""Characters of notes, to-dos and open questions behind the receipt."""
+MOST_NOTES, LONGEST_NOTE = 4_000, 1_000
+"""Characters of all notes behind the receipt, and of each. The key of each is always there, and so is everything that is open or to do."""
 
 
 def receipt(shown: Shown, made: Reduction, *, rereads: bool) -> str:
@@ -254,19 +279,24 @@ def standing(run: RunState) -> list[str]:
     kept: dict[str, Any] = {}
     for state in run.passes.values():
         kept |= state.meta.get("meta_tools", {})
-    lines = [f"- [kept, {key}] {_flat(value)}" for key, value in kept.items() if key != "discovered"]
     waits = [(call, known) for call in run.approvals if (known := run.call(call)) is not None]
-    lines += [f"- [waits for approval, {call}] {known.tool}({_flat(known.args)})" for call, known in waits]
+    lines = [f"- [waits for approval, {call}] {known.tool}({_flat(known.args)})" for call, known in waits]
     lines += [f"- [in doubt, {call}] it may or may not have happened" for call in run.in_doubt]
     lines += [f"- [open question, {ask_id}] {_flat(ask.question)}" for ask_id, ask in run.asks.items()]
     lines += [f"- [open child, {name}] {_flat(child.goal)}" for name, child in run.children.items() if child.status == "open"]
-    text = cut("\n".join(lines), MOST_NOTES)
-    return [text] if text else []
+    left = MOST_NOTES
+    for key, value in kept.items():
+        if key != "discovered":
+            text = _flat(value, None if key == "todo" else min(left, LONGEST_NOTE))
+            left -= min(left, len(text))
+            lines.append(f"- [kept, {key}] {text}")
+    return lines
 
 
-def _flat(value: Any) -> str:
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return " ".join(text.split())[:1_000]
+def _flat(value: Any, most: int | None = 1_000) -> str:
+    """Return a value in one line. A note that is cut says so: `recall` with its key reads it."""
+    text = " ".join((value if isinstance(value, str) else msgspec.json.encode(value).decode()).split())
+    return text if most is None or len(text) <= most else f"{text[:most]}… [{len(text) - most:,} more characters]"
 
 
 def without_receipt(summary: str) -> str:
@@ -280,15 +310,19 @@ def cut(text: str, most: int) -> str:
     return text if len(data) <= most else data[:most].decode("utf-8", "ignore")
 
 
-def too_long(event: ContextCompacted, shown: Shown, window: int) -> str:
+def too_long(event: ContextCompacted, shown: Shown, window: int, context: KernelContext) -> str:
     """Return why a compacted prompt cannot be used."""
     if event.tokens_after > window:
         return (
-            f"the prompt has about {event.tokens_after:,} tokens after compaction, more than the {window:,} of the window. {_parts(shown)}"
+            f"the prompt has about {event.tokens_after:,} tokens after compaction, more than the {window:,} of the window. "
+            f"{_parts(shown, context, event.summary)}"
         )
-    return f"{event.idle} compactions in a row gained nothing: the run frees nothing, or only reads again what was dropped. {_parts(shown)}"
+    return f"{event.idle} compactions in a row gained nothing: the run frees nothing, or only reads again what was dropped. {_parts(shown, context)}"
 
 
-def _parts(shown: Shown) -> str:
-    parts = "; ".join(f"{name}, about {tokens:,} tokens" for tokens, name in shown.largest())
+def _parts(shown: Shown, context: KernelContext, summary: str = "") -> str:
+    around = [(tokens_in(size), name) for size, name in parts_around(context)]
+    told = (tokens_in(text_size(summary)), "the summary, with what is open and noted")
+    largest = sorted([*shown.largest(), *around, told], key=lambda part: -part[0])[: reducing.LARGEST]
+    parts = "; ".join(f"{name}, about {tokens:,} tokens" for tokens, name in largest if tokens)
     return f"The largest parts: {parts}. Raise profile.window_tokens if the model takes more, or let tools return less"

@@ -17,7 +17,7 @@ from detent.config.adapters import words_of
 from detent.core.actions import AskUser
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog
-from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, Origin, SessionEnded
+from detent.core.events import ArtifactRef, ConversationErased, MessageReceived, Origin, SessionEnded, UserReplied
 from detent.core.records import Record
 from detent.core.state import Item, RunState
 from detent.ports import EventStore
@@ -34,10 +34,13 @@ KEPT = 3, 4
 OURS = Origin(labels=("agent",), trusted=True)
 """The origin of what this program writes into a conversation."""
 NOBODYS = Origin()
-_NEWS = (b'"body":{"type":"message_received"', b'"body":{"type":"session_ended"')
-_REPLIED = re.compile(rb'"signal":"message:([0-9a-f]{64})"')
+_NEWS = (b'"body":{"type":"message_received"', b'"body":{"type":"session_ended"', b'"signal":"message:')
+_RUN_OF_SESSION = re.compile(r"(?P<session>[A-Za-z0-9_][A-Za-z0-9_-]*)\.[1-9][0-9]{0,8}(?P<at>@.+)?")
+_TOLD = re.compile(r"message:([0-9a-f]{64})")
 
 
+GAP = "gap"
+"""The key of the mark on a run of a session that the run after it was removed: later ones may be there."""
 CONTINUED = "continued-"
 """The keys of the blobs with which a run names the first runs of the sessions that were forked from it."""
 
@@ -53,6 +56,12 @@ def number_of(session_id: str, run_id: str) -> int:
     name, at, tenant = session_id.partition("@")
     found = re.fullmatch(rf"{re.escape(name)}\.([1-9][0-9]{{0,8}}){re.escape(at + tenant)}", run_id)
     return int(found[1]) if found else 0
+
+
+def session_of_run(run_id: str) -> str:
+    """Return the id of the session that a run with this id is a message of, "" if it can be of none."""
+    place = _RUN_OF_SESSION.fullmatch(run_id)
+    return f"{place['session']}{place['at'] or ''}" if place else ""
 
 
 def prefix_of(session_id: str) -> str:
@@ -81,11 +90,11 @@ def news_in(lines: Sequence[bytes]) -> News:
     """Return what these lines say about their session. `interrupt` and `rollback` come before what was queued, the latest first."""
     queued, first, context, sent, ended = list[Waiting](), list[Waiting](), list[Message](), list[str](), False
     for line in lines:
-        if b'"signal":"message:' in line and b'"body":{"type":"answer_refused"' not in line:
-            sent += [found.decode() for found in _REPLIED.findall(line)]
         if not any(news in line for news in _NEWS):
             continue
-        event = read_record(line).event
+        event = read_record(line).event  # what a model or tool wrote may look like a signal too
+        if isinstance(event, MessageReceived | UserReplied) and (told := _TOLD.fullmatch(event.signal)):
+            sent.append(told[1])
         ended = ended or isinstance(event, SessionEnded)
         if not isinstance(event, MessageReceived):
             continue

@@ -63,14 +63,29 @@ def tokens_of_item(item: Item, most: int = _WHOLE) -> int:
 
 
 def tokens_around(context: KernelContext) -> int:
-    """Return the tokens of the parts of a prompt that stay: instructions, tools, variables, attachments, the conversation."""
-    size = text_size(context.agent.instructions) + 400
-    size += sum(text_size(spec.description) + len(spec.name) + json_size(spec.input_schema) for spec in context.specs)
-    size += json_size(context.input.variables) + json_size(context.input.output_schema) + sum(map(text_size, context.input.guidance))
-    tokens = sum(min(OF_A_FILE, tokens_in(json_size(one))) for one in context.run.state.attachments)
-    for message in context.run.world.conversation:
-        size += text_size(message.text) + json_size(message.args) + json_size(message.content) + PER_ITEM * BYTES_PER_TOKEN
-    return tokens_in(size) + tokens
+    """Return the tokens of the parts of a prompt that stay."""
+    return tokens_in(sum(size for size, _ in parts_around(context)))
+
+
+def parts_around(context: KernelContext) -> list[tuple[int, str]]:
+    """Return the parts of a prompt that stay, in bytes: instructions, tools, variables, attachments, the conversation."""
+    of_message = PER_ITEM * BYTES_PER_TOKEN
+    return [
+        (text_size(context.agent.instructions) + sum(map(text_size, context.input.guidance)) + 400, "the instructions"),
+        (
+            sum(text_size(spec.description) + len(spec.name) + json_size(spec.input_schema) for spec in context.specs),
+            "the descriptions of the tools",
+        ),
+        (json_size(context.input.variables) + json_size(context.input.output_schema), "the variables and the schema of the answer"),
+        (BYTES_PER_TOKEN * sum(min(OF_A_FILE, tokens_in(json_size(one))) for one in context.run.state.attachments), "the attachments"),
+        (
+            sum(
+                text_size(message.text) + json_size(message.args) + json_size(message.content) + of_message
+                for message in context.run.world.conversation
+            ),
+            "the earlier conversation",
+        ),
+    ]
 
 
 def tokens_of_the_turn(context: KernelContext) -> int:

@@ -97,7 +97,7 @@ class Extracting:
         said = said_in(state)
         if stricter(use.write_policy, memories.settings.policy_for(scope)) == "read_only":
             why = "its memory is read-only"
-        elif not any(one["by"] != "user" for one in said):
+        elif not any("tool" in one for one in said):
             why = "no tool of it returned anything"
         elif any(call.item is None for known in state.passes.values() for call in known.calls.values()):
             why = "its last call has no outcome"
@@ -181,13 +181,13 @@ class Extracting:
 
 
 def said_in(state: RunState) -> list[dict[str, str]]:
-    """Return what the user and the tools of a finished run said, in order."""
+    """Return what the user and the tools of a finished run said, in order. The model wrote the arguments of the calls, so they are left out."""
     said = [] if state.parent else [{"by": "user", "said": state.goal}]
     for known in state.passes.values():
         replies = [item for item in list(known.steps)[1:] if item.kind == "user"]
         said += [{"by": "user", "said": item.text} for item in replies]
         if _answered(known, state):
-            said += [{"by": item.tool, "args": _json(item.arguments), "said": _text(item)} for item in known.results if _is_said(item)]
+            said += [{"tool": item.tool, "said": _text(item)} for item in known.results if _is_said(item)]
     return said
 
 
@@ -207,7 +207,7 @@ def _is_said(item: Item) -> bool:
 
 def summary_of(said: list[dict[str, str]], most_bytes: int) -> str:
     """Return a summary by rule: what was asked, and the beginning of each result."""
-    lines = [f"{one['by']}({one['args']}): {one['said'][:SNIPPET_CHARS]}" if "args" in one else f"Asked: {one['said']}" for one in said]
+    lines = [f"{one['tool']}: {one['said'][:SNIPPET_CHARS]}" if "tool" in one else f"Asked: {one['said']}" for one in said]
     return "\n".join(lines).encode()[:most_bytes].decode("utf-8", "ignore")
 
 
@@ -230,8 +230,4 @@ def _read(answer: Any) -> list[dict[str, str]]:
 
 def _text(item: Item) -> str:
     content = item.content
-    return content if isinstance(content, str) else _json(content)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return content if isinstance(content, str) else msgspec.json.encode(content).decode()

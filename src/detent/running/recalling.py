@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Container
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +28,8 @@ log = logging.getLogger("detent")
 
 QUERY_CHARS = 2000
 SNIPPET_CHARS = 200
+AMONG = 50
+"""How many items are looked at where `admit` rules leave some out. Else a few of those would keep all others from being recalled."""
 SEARCH_S = 10.0
 """How long a search may take. After that the run continues without its memory, and the log says so."""
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -52,15 +55,15 @@ class Recalling:
         query = query_of(state, _task(context), shown.said)
         if left <= 0 or not query.strip() or query == state.query:
             return
-        found, error = await self._found(query, context)
-        new = [one for one in found if one.item.id not in shown.ids and self._fits(one)][: self._use.items]
-        items = await context.run.world.scrub([_data(one, self._name) for one in new], whose="memory")
+        found, error = await self._found(query, context, shown.ids)
+        items = await context.run.world.scrub(found, whose="memory")
         said = await context.run.world.scrub(error) if error else ""
         event = MemoryRecalled(query=query, items=tuple(_within(items, left)), memory=self._name, as_of=self._use.at(), error=said)
         context.run.record(context.scope, event)
         await context.commit()
 
-    async def _found(self, query: str, context: KernelContext) -> tuple[list[Found], str]:
+    async def _found(self, query: str, context: KernelContext, known: Container[tuple[str, str]]) -> tuple[list[dict[str, Any]], str]:
+        """Return the items that the pass has not been shown (`known`), as the log keeps them, and why the memory failed."""
         gateway: Any = context.run.world.models(context)
         try:
             async with asyncio.timeout(SEARCH_S):
@@ -69,11 +72,12 @@ class Recalling:
                     host=self._prefix,
                     scope=self._scope,
                     kinds=self._use.kinds,
-                    limit=self._use.items,
+                    limit=max(self._use.items, AMONG) if self._settings.admit else self._use.items,
                     as_of=self._use.at(),
                     models=gateway,
                 )
-                return list(await search), ""
+                new = [one for one in await search if (one.item.scope, one.item.id) not in known and self._fits(one)]
+            return [_data(one, self._name) for one in new[: self._use.items]], ""
         except (BoundReached, Divergence, Interrupted, Suspended):
             raise
         except TimeoutError:
@@ -110,20 +114,24 @@ class _Shown:
 
     def __init__(self) -> None:
         self.count, self.compacted, self.tokens, self.said = 0, 0, 0, ""
-        self.ids: set[str] = set()
+        self.ids: set[tuple[str, str]] = set()
 
     def read(self, state: KernelState) -> None:
         """Read the items that are new. After a compaction, what it dropped may be recalled again."""
         if state.compacted > self.compacted:
             self.compacted = state.compacted
-            self.ids = {one["id"] for item in state.steps[self.compacted : self.count] if item.kind == "memory" for one in item.arguments}
+            self.ids = {name for item in state.steps[self.compacted : self.count] if item.kind == "memory" for name in _names(item)}
         for index, item in enumerate(state.steps[self.count :], self.count):
             if item.kind == "memory":
-                self.ids |= {one["id"] for one in item.arguments} if index >= self.compacted else set[str]()
+                self.ids |= _names(item) if index >= self.compacted else set[tuple[str, str]]()
                 self.tokens += sum(tokens_of(one["content"]) for one in item.arguments)
             elif item.kind == "user":
                 self.said = item.text
         self.count = len(state.steps)
+
+
+def _names(item: Item) -> set[tuple[str, str]]:
+    return {(one.get("scope", ""), one["id"]) for one in item.arguments}
 
 
 def query_of(state: KernelState, task: str, said: str) -> str:

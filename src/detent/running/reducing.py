@@ -146,9 +146,10 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
     instructed: set[tuple[str, bytes]] = set()
     for position in reversed(candidates):
         item = shown.steps[position]
-        if item.kind == "user" and shown.tokens(position) <= room:
-            room -= shown.tokens(position)
-            kept.append(position)
+        said = [position, position - 1] if shown.steps[position - 1].questions else [position]  # a reply says little without its question
+        if item.kind == "user" and (size := sum(map(shown.tokens, said))) <= room:
+            room -= size
+            kept += said
         elif item.kind == "tool" and item.ok and shown.pinned(item) and read_of(item) not in instructed:
             instructed.add(read_of(item))
             kept.append(position)
@@ -162,6 +163,11 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
     made.cleared = [call for call in made.cleared if call in here]
     made.clamped = {call: size for call, size in made.clamped.items() if call in here}
     return gone
+
+
+def said_by(item: Item) -> tuple[str, bytes, int]:
+    """Return what was read and what it said: a call that says something new reads nothing again."""
+    return *read_of(item), hash(bytes(item.result)) if item.error is None else hash(item.error.message)
 
 
 def only_read_again(steps: Sequence[Item], hidden: Callable[[Item], bool]) -> bool:

@@ -78,14 +78,14 @@ class OfCall:
     async def forget(self, items: Sequence[str], *, why: str = "") -> dict[str, Any]:
         """See `RunMemory.forget`."""
         run, old = self._run, await self._items(items)
-        if not self._may_write(old):
-            keys = [key_of(item) for item in old]
-            made = self._item(f"Forget {', '.join(item.id for item in old)}. {why}".strip(), kind="transient", why=why)
-            return await self._propose(replace(made, metadata={FORGETS: keys}, expires_at=None))
+        may, keys = self._may_write(old), [key_of(item) for item in old]
+        made = self._item(f"Forget {', '.join(item.id for item in old)}. {why}".strip(), kind="transient", why=why)
+        made = replace(made, metadata={FORGETS: keys}, expires_at=None)
+        await self._governed(made)
+        if not may:
+            return await self._propose(made)
         with _refusing():
-            await run.memory.tombstone(
-                *(key_of(item) for item in old), why=why or "forgotten by the agent", at=run.clock.now(), host=run.scope
-            )
+            await run.memory.tombstone(*keys, why=why or "forgotten by the agent", at=run.clock.now(), host=run.scope)
         self._record(*(MemoryTombstoned(item_id=item.id, why=why, memory=run.name, call=self._call) for item in old))
         return {"status": "forgotten", "items": [item.id for item in old]}
 
@@ -98,11 +98,7 @@ class OfCall:
             item = replace(item, origin=unproven(item.origin, "untrusted"))
         if kept_out := run.settings.admits(item.origin):
             raise ToolFailed(f"nothing was written: {kept_out}", error_code="memory_refused")
-        if why := await run.governor.refuses(item, run.memory, host=run.scope):
-            self._record(MemoryProposed(item_id=item.id, item=_shown(item), memory=run.name, call=self._call, refused=why))
-            raise ToolFailed(
-                f"nothing was written: {why if ours(run.governor) else 'the governor refused it'}", error_code="memory_refused"
-            )
+        await self._governed(item)
         if not may:
             return await self._propose(item)
         with _refusing():
@@ -110,6 +106,15 @@ class OfCall:
         replaced = [MemorySuperseded(item_id=one.id, by_id=item.id, why=item.why, memory=run.name, call=self._call) for one in old]
         self._record(MemoryWritten(item_id=item.id, memory=run.name, call=self._call), *replaced)
         return {"status": "written", "id": item.id}
+
+    async def _governed(self, item: MemoryItem) -> None:
+        """Raise `ToolFailed` if the governor refuses an item; the log has that."""
+        run = self._run
+        if why := await run.governor.refuses(item, run.memory, host=run.scope):
+            self._record(MemoryProposed(item_id=item.id, item=_shown(item), memory=run.name, call=self._call, refused=why))
+            raise ToolFailed(
+                f"nothing was written: {why if ours(run.governor) else 'the governor refused it'}", error_code="memory_refused"
+            )
 
     async def _propose(self, item: MemoryItem) -> dict[str, Any]:
         run = self._run

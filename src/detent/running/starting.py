@@ -14,8 +14,7 @@ import msgspec
 
 from detent.config.adapters import inlined, one_of
 from detent.config.agents import Agent
-from detent.config.compaction import compacts
-from detent.config.compaction import compactor_in
+from detent.config.compaction import compactor_in, compacts
 from detent.config.names import Imported, Names
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.core.agent import AgentSpec, Host

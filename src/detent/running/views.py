@@ -104,8 +104,17 @@ def clamped(item: Item, characters: int, *, reader: str) -> Item:
     """Return an item with the beginning of its result."""
     whole = bytes(item.result)
     text: str = msgspec.json.decode(whole) if whole[:1] == b'"' else whole.decode("utf-8", "replace")
-    cut = f"{text[:characters]}\n[cut: {max(0, len(text) - characters):,} more characters; {again(item, reader=reader)}]"
+    begins = beginning(text, characters)
+    cut = f"{begins}\n[cut: {len(text) - len(begins):,} more characters; {again(item, reader=reader)}]"
     return msgspec.structs.replace(item, result=_raw(cut), artifact=None, meta=True)
+
+
+def beginning(text: str, most: int) -> str:
+    """Return the beginning of a text that takes at most `most` bytes of JSON: some characters take more than one."""
+    begins = text[:most]
+    while (size := len(msgspec.json.encode(begins)) - 2) > most:
+        begins = begins[: len(begins) * most // size]
+    return begins
 
 
 def again(item: Item, *, reader: str) -> str:

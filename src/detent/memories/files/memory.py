@@ -28,6 +28,7 @@ from detent.memories.lifecycle import MOST_ID, MOST_SCOPE, Change, Steps, bad_na
 from detent.memories.ranking import answer, bm25_of, counts, weighed
 from detent.ports import Models
 from detent.ports.copies import copied
+from detent.ports.governing_files import governs
 from detent.ports.processes import renew_in_children
 from detent.ports.remembering import ITEM_BYTES, NOBODY, Found, Kind, MemoryItem, below, key_of, narrowed, unproven
 
@@ -57,6 +58,8 @@ class FileMemory(Keeping):
         self.files = FileEntries(self.path)
         self._workspace = None if workspace is None else FileEntries(workspace)
         self._vouched = vouched
+        if vouched:  # what it holds is trusted, so no tool writes there
+            governs(self.path)
         self._busy = threading.Lock()
         self._seen: dict[str, tuple[Stamp, MemoryItem | None]] = {}
         self._items: dict[str, MemoryItem] = {}
@@ -131,21 +134,25 @@ class FileMemory(Keeping):
         return [copied(self._items[key]) for key in sorted(self._items) if self._items[key].id in wanted]
 
     def _save(self, change: Change[T]) -> None:
-        for item in change.items:
-            key = key_of(item)
-            for part in item.scope.split("/"):
-                if len(part.encode()) > MOST_ID:
-                    raise ItemRefused(
-                        f"memory item {item.id!r}: a part of its scope has more than {MOST_ID} bytes; no file has such a name"
-                    )
-            known = self._names.get(key)
+        texts = [self._text(item) for item in change.items]  # of all, before one is written
+        for item, text in zip(change.items, texts, strict=True):
+            known = self._names.get(key_of(item))
             try:
-                self.files.save([Entry(known or _path(item), text_of(item))], new=known is None)
+                self.files.save([Entry(known or _path(item), text)], new=known is None)
             except FileExistsError:
-                raise ItemConflict(
-                    f"memory item {item.id!r}: a file {_path(item)} exists that is not an item; see the warnings of this program"
-                ) from None
+                raise _in_the_way(item) from None
         self._refresh()
+
+    def _text(self, item: MemoryItem) -> str:
+        """Return the file of an item. Raise `ItemRefused` or `ItemConflict` if it cannot be written, or not be read again."""
+        if any(len(part.encode()) > MOST_ID for part in item.scope.split("/")):
+            raise ItemRefused(f"memory item {item.id!r}: a part of its scope has more than {MOST_ID} bytes; no file has such a name")
+        if key_of(item) not in self._names and _path(item) in self._seen:
+            raise _in_the_way(item)
+        text = text_of(item)
+        if (size := len(text.encode())) > MOST_BYTES:
+            raise ItemRefused(f"memory item {item.id!r}: its file would have {size:,} bytes; at most {MOST_BYTES:,} are read. Shorten it")
+        return text
 
     @contextmanager
     def _locked(self) -> Generator[None]:
@@ -213,6 +220,10 @@ class FileMemory(Keeping):
                 except ItemRefused as error:
                     log.warning("%s", error)
         return sorted(found, key=lambda entry: entry.key)
+
+
+def _in_the_way(item: MemoryItem) -> ItemConflict:
+    return ItemConflict(f"memory item {item.id!r}: a file {_path(item)} exists that is not an item; see the warnings of this program")
 
 
 def _path(item: MemoryItem) -> str:

@@ -20,6 +20,7 @@ from detent.memories.ranking import embedded
 from detent.memories.sqlite import tables, vectors
 from detent.memories.sqlite.searching import Asked, search
 from detent.ports import Embedder, Models, store_files
+from detent.ports.governing_files import governs
 from detent.ports.processes import renew_in_children
 from detent.ports.remembering import ITEM_BYTES, Found, Kind, MemoryItem, key_of, narrowed
 from detent.ports.sqlite_files import RAISED, Db, connect, create_file, is_busy, translate
@@ -54,6 +55,8 @@ class SqliteMemory(Keeping):
             )
         self.path = Path(path).absolute()
         self.url = f"sqlite:///{path}"
+        # What it holds can be trusted, so no tool of a workspace writes there.
+        governs(*(f"{self.path}{ending}" for ending in ("", "-wal", "-shm", "-journal")))
         self._embedder, self._busy_timeout_s = embedder, busy_timeout_s
         self._vectors_here = vectors.Vectors(extension=extension)
         self._opening = threading.Lock()

@@ -46,14 +46,16 @@ class Keepings:
     def add(self, name: str, content: Any, origin: Origin, *, cut: bool = False) -> None:
         """Add a memory item. `cut`: the content is only its beginning."""
         origin = unproven(origin) if cut else origin
-        self._add(name, content, origin, sound=fits(origin, content), unknown="memory")
+        carries = bool(content)  # however short it is: several short items make a long value
+        self._add(name, content, origin, sound=fits(origin, content), unknown="memory", carries=carries)
 
     def add_said(self, conversation: Sequence[Any]) -> None:
         """Add the messages of a conversation. They need no seals, because the log names the whole conversation by digest."""
         for message in conversation:
-            self._add(name_of(message), said_by(message), origin_of_message(message), sound=True, unknown="untrusted")
+            said = said_by(message)
+            self._add(name_of(message), said, origin_of_message(message), sound=True, unknown="untrusted", carries=can_carry(said))
 
-    def _add(self, name: str, content: Any, origin: Origin, *, sound: bool, unknown: str) -> None:
+    def _add(self, name: str, content: Any, origin: Origin, *, sound: bool, unknown: str, carries: bool) -> None:
         while self.origins.get(name, origin) != origin:
             name += "'"  # ids of items are unique only in their scope, and a run says several things
         self.origins[name] = origin
@@ -68,7 +70,7 @@ class Keepings:
             return
         label = "untrusted" if (origin.seal and not sound) or origin.trusted or set(origin.labels) & set(TAINTED) else unknown
         add_data(self._evidence(label), content, name)
-        if can_carry(content):
+        if carries:
             (self.unknown if label == "memory" else self.taints).append(name)
 
 

@@ -23,6 +23,8 @@ from detent.ports.remembering import MemoryItem, sealed
 
 MOST_SOURCES = 16
 """How many sources an origin names."""
+MOST_BYTES = 12_000
+"""How large the sources of an item are together; a memory keeps little more."""
 FEW_SOURCES = 4
 """How many sources an entry of a conversation names."""
 MOST_VALUES = 32
@@ -47,7 +49,7 @@ def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequenc
         sources = [Source(label="approver", origin=", ".join(call.approved_by), run_id=state.run_id, whole=True)]
     else:
         sources = _Search(seen.among, seen.taints, _Names(state, seen).of, origins.needle).sources(content)
-    found = _origin(sources)
+    found = _origin(_fitted(sources))
     place = {"run_id": state.run_id, "sequence": state.seq, "digest": state.digest, "call_id": call_id, "person": state.host.principal}
     return sealed(msgspec.structs.replace(found, **place), content)
 
@@ -111,6 +113,17 @@ class _Names:
             return [Source(label=label, origin=name, run_id=self._state.run_id)]
         said = msgspec.json.encode(made.arguments).decode()[:SHOWN] if made.arguments else ""
         return [Source(label=label, origin=name, run_id=self._state.run_id, tool=made.tool, said=said)]
+
+
+def _fitted(sources: list[Source]) -> list[Source]:
+    """Return sources that fit into an item: without hops in the middle, then without proven values, then without arguments, if they must."""
+    if len(msgspec.json.encode(sources)) > MOST_BYTES:
+        sources = [msgspec.structs.replace(source, via=tuple(dict.fromkeys((*source.via[:1], *source.via[-1:])))) for source in sources]
+    if len(msgspec.json.encode(sources)) > MOST_BYTES:
+        sources = [msgspec.structs.replace(source, values=()) for source in sources]
+    if len(msgspec.json.encode(sources)) > MOST_BYTES:
+        sources = [msgspec.structs.replace(source, said="") for source in sources]
+    return sources
 
 
 def _origin(sources: list[Source]) -> Origin:

@@ -10,6 +10,7 @@ Linux, or what processes execute is being measured, they are started in the ordi
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -20,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -48,6 +50,15 @@ ALWAYS = (
         "detent.policies.combining",
         "detent.policies.guards",
     ),
+    *("detent.cli.chat", "detent.cli.forking", "detent.cli.memory", "detent.cli.moving", "detent.cli.working", "detent.config.assembly"),
+    *(
+        "detent.memories.sqlite.memory",
+        "detent.planners.providers",
+        "detent.tools.mcp.secrets",
+        "detent.tools.remembering",
+        "detent.workers.in_process",
+    ),
+    *("cel", "concurrent.futures.thread", "http.client", "shlex"),
     *("pydantic._internal._dataclasses", "pydantic.plugin._loader", "typer._adapters", "typer._click.decorators"),
 )
 """What every process finds imported."""
@@ -135,19 +146,28 @@ def fork(
     stdin: int = subprocess.DEVNULL,
     stderr: int | None = None,
     imports: Sequence[str] = (),
+    terminal: int | None = None,
 ) -> Any:
     """Start `python WORDS` (`-m MODULE ...`, `-c PROGRAM ...` or `SCRIPT ...`, perhaps after `-W error`) with text pipes and return it.
 
-    `imports` names what it would import besides.
+    `imports` names what it would import besides. `terminal` is a terminal that it has instead of the pipes, in a session of its own.
     """
     environment = dict(os.environ if env is None else env)
     if sys.platform != "linux" or any(name.startswith("COVERAGE_PROCESS") for name in environment):
         command = [sys.executable, *words]
+        if terminal is not None:
+            return subprocess.Popen(
+                command, cwd=cwd, env=environment, stdin=terminal, stdout=terminal, stderr=terminal,
+                start_new_session=True, preexec_fn=_has_a_terminal,  # noqa: PLW1509 - no threads here
+            )  # fmt: skip
         return subprocess.Popen(command, cwd=cwd, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True)
     mine: list[IO[Any] | None] = []
     theirs: list[int] = []
     for number, wanted in enumerate((stdin, subprocess.PIPE, stderr)):
-        if wanted == subprocess.PIPE:
+        if terminal is not None:
+            give = os.dup(terminal)
+            mine.append(None)
+        elif wanted == subprocess.PIPE:
             read, write = os.pipe()
             keep, give = (write, read) if number == 0 else (read, write)
             mine.append(os.fdopen(keep, "w" if number == 0 else "r", encoding="utf-8"))
@@ -158,7 +178,7 @@ def fork(
         theirs.append(give)
     status, told = os.pipe()
     theirs.append(told)
-    job = {"words": list(words), "cwd": str(cwd or Path.cwd()), "env": environment, "imports": list(imports)}
+    job = {"words": list(words), "cwd": str(cwd or Path.cwd()), "env": environment, "imports": list(imports), "leads": terminal is not None}
     body = json.dumps(job).encode()
     server = _server()
     socket.send_fds(server, [len(body).to_bytes(8, "big")], theirs)
@@ -171,6 +191,11 @@ def fork(
         assert piece, "what processes are forked from is gone"
         pid += piece
     return Forked(int(pid), status, mine)
+
+
+def _has_a_terminal() -> None:
+    """Make standard input the terminal of this session."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 _servers: dict[int, socket.socket] = {}
@@ -230,6 +255,9 @@ def serve(server: socket.socket) -> dict[str, Any]:
                 for number, descriptor in enumerate(given[:3]):
                     os.dup2(descriptor, number)
                 os.closerange(3, 1024)
+                if job["leads"]:
+                    os.setsid()
+                    _has_a_terminal()
                 return job
             os.write(given[3], b"%d\n" % pid)
             running[os.pidfd_open(pid)] = (pid, given[3])

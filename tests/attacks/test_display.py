@@ -87,7 +87,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("agent.toml").write_text(
         f'name = "agent"\ninstructions = "do {ESCAPED}"\ntools = ["./tools.py:look", "./tools.py:fail", "./tools.py:wipe"]\n'
     )
-    Path("detent.toml").write_text('planner = "./planner.py:Hostile"\n')
+    Path("detent.toml").write_text('planner = "./planner.py:Hostile"\nmemory = "sqlite:///memory.db"\n')
+    Path("lines").write_text(
+        f"ask {HOSTILE[8:]}\n/deny no {HOSTILE[8:]}\n/{HOSTILE[11:]}\n/show\n/cost\n/tools\n/memory\n/memory {HOSTILE[8:]}\n/undo\n"
+    )
     return tmp_path
 
 
@@ -95,6 +98,20 @@ def commands(run: str, other: str) -> Iterator[tuple[str, ...]]:
     """Yield every command with words that make it say what it was given, or what a run holds."""
     yield ("run", f"again {HOSTILE}", "--tenant", f"acme{HOSTILE}", "-vv", "--run-id", "third")
     yield ("run", f"{HOSTILE}", "--agent", f"no{HOSTILE}.toml")
+    yield ("chat",)
+    yield ("chat", "--session", f"no{HOSTILE}")
+    yield ("sessions",)
+    yield ("list", "--session", "last")
+    yield ("export", "--session", "last")
+    yield ("memory", "add", "--scope", "-/agent", "--by", f"ann {HOSTILE[3:9]}", f"fact {HOSTILE}")
+    yield ("memory", "list")
+    yield ("memory", "search", "fact")
+    yield ("memory", "show", f"no{HOSTILE}")
+    yield ("memory", "correct", f"no{HOSTILE}", HOSTILE)
+    yield ("memory", "review")
+    yield ("memory", "forget", "--person", f"ann {HOSTILE[3:9]}", "--why", HOSTILE, "--yes")
+    yield ("memory", "import", f"no{HOSTILE}")
+    yield ("memory", f"no{HOSTILE}")
     yield ("submit", f"ask {HOSTILE}")
     yield ("worker", "--until-idle", "-v")
     yield ("list",)
@@ -143,7 +160,7 @@ def commands(run: str, other: str) -> Iterator[tuple[str, ...]]:
     yield (f"no{HOSTILE}",)
 
 
-def test_no_command_writes_such_a_character(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_command_writes_such_a_character(here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every text of a run (goal, tool names, arguments, results, replies, model text, tenant, errors, file names) steers the terminal or hides."""
     assert main.run(["run", f"look {HOSTILE}", "--run-id", "first"]) == 0
     assert main.run(["run", f"ask {HOSTILE}", "--run-id", "second"]) == 3
@@ -154,7 +171,9 @@ def test_no_command_writes_such_a_character(here: Path, capfd: pytest.CaptureFix
     for words in commands("first", "second"):
         tried.add(words[0])
         for more in ((), ("--json",), ("--debug",)):
-            code = main.run([*words, *more])
+            with Path("lines").open() as lines:
+                monkeypatch.setattr("sys.stdin", lines)
+                code = main.run([*words, *more])
             said = capfd.readouterr()
             assert not hidden_in(said.out + said.err), (words, more, code)
             if more == ("--json",) and "No such option" not in said.out and words[0] != "tail":

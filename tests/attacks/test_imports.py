@@ -18,6 +18,9 @@ from detent.cli.main import GROUPS
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": ("Go", "--run-id", "one"),
+    "chat": (),
+    "sessions": (),
+    "memory": ("list",),
     "submit": ("Go", "--run-id", "two"),
     "worker": ("--until-idle",),
     "resume": ("one",),

@@ -112,6 +112,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 LOOKING: dict[str, list[str]] = {
     "list": ["list"],
+    "sessions": ["sessions"],
+    "memory": ["memory", "list"],
     "show": ["show", "last"],
     "tail": ["tail", "last"],
     "verify": ["verify", "last"],
@@ -142,6 +144,7 @@ LOOKING: dict[str, list[str]] = {
 }
 EXECUTING: dict[str, list[str]] = {
     "run": ["run", "Wipe"],
+    "chat": ["chat"],
     "submit": ["submit", "Wipe"],
     "worker": ["worker", "--until-idle"],
     "resume": ["resume", "last"],
@@ -255,6 +258,16 @@ def test_a_log_names_a_file_that_the_trust_is_not_bound_to(clone: Clone) -> None
     code, said = clone.detent("resume", "last")
     assert not clone.executed, said
     assert code == 2 and "is not trusted with this" in said and "evil.py" in said, said
+
+
+@pytest.mark.parametrize("words", [["list"], ["add", "--scope", "-/clerk", "x"], ["review"], ["forget", "--person", "ann", "--yes"]])
+@pytest.mark.parametrize("key", ['url = "sqlite:///.detent/m.db"', 'url = "./evil.py:Part"', 'stores.m = "file:.detent"'])
+def test_a_project_names_the_memory(key: str, words: list[str], clone: Clone) -> None:
+    """A cloned detent.toml keeps memories in files that came with the clone, or in code of it, and somebody reads or writes "their" items."""
+    (clone.home / "detent.toml").write_text(f"memory.{key}\n")
+    code, said = clone.detent("memory", *words)
+    assert not clone.executed and not (clone.home / ".detent").exists(), said
+    assert code == 2 and f"memory.{key.partition(' ')[0]}" in said and "is not trusted" in said, said
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "last"], ["verify", "last"], ["run", "Wipe"], ["where"]])

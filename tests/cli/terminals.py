@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from forked import fork
+
 
 class Sat(NamedTuple):
     """How a command at a terminal ended: its exit code, what the terminal showed, and its standard output where that was a pipe."""
@@ -40,23 +42,28 @@ def at_a_terminal(
     piped: bool = False,
     group: bool = False,
     program: Sequence[str] = (sys.executable, "-P", "-m", "detent"),
+    forks: Sequence[str] | None = None,
 ) -> Sat:
     """Run `detent WORDS`, or another program, at a terminal. `types` gets all that was shown, and returns what is typed then; None hangs up.
 
-    With `group` it is the terminal of the whole process group, as in a shell: Ctrl-C is a signal to all of it.
+    With `group` it is the terminal of the whole process group, as in a shell: Ctrl-C is a signal to all of it. With `forks`, which names what it will
+    import, `detent` is forked (`forked.fork`), with such a group.
     """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    process = subprocess.Popen(
-        [*program, *words],
-        cwd=cwd,
-        env=dict(env),
-        stdin=follower,
-        stdout=subprocess.PIPE if piped else follower,
-        stderr=follower,
-        start_new_session=group,
-        preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if group else None,  # noqa: PLW1509 - no threads here
-    )
+    if forks is not None:
+        process = fork(["-m", "detent", *words], cwd=cwd, env=env, imports=forks, terminal=follower)
+    else:
+        process = subprocess.Popen(
+            [*program, *words],
+            cwd=cwd,
+            env=dict(env),
+            stdin=follower,
+            stdout=subprocess.PIPE if piped else follower,
+            stderr=follower,
+            start_new_session=group,
+            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if group else None,  # noqa: PLW1509 - no threads here
+        )
     os.close(follower)
     seen = b""
     while True:

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,28 @@ import pytest
 from cli.desk import Desk, Done, ended
 from cli.terminals import Sat, at_a_terminal, screen
 from cli.test_models import NO_KEYS
-from forked import fork
+from forked import asking, fork
 from planners.model.chat_server import ChatServer, says
 
+BOTH = """\
+from detent import AskUser
+from detent.extend import Branch
+
+
+async def both(run):
+    # two questions at once
+    size = AskUser(question="Which size?", expected={"enum": [1, 2]})
+    left, right = await run.parallel(Branch(label="size", question=size), Branch(label="when", question=AskUser(question="When?")))
+    return f"{left.output + 1} on {right.output}"
+"""
+EDITS = (
+    "detent.cli.chat",
+    "prompt_toolkit",
+    "prompt_toolkit.shortcuts",
+    "prompt_toolkit.output.vt100",
+    "prompt_toolkit.input.vt100",
+    "rich.markdown",
+)
 ASKING = """\
 - {name: wipe, call: {tool: wipe, args: {name: x}}}
 - {name: size, as: size, ask: {question: "Which size?", expected: {enum: [small, large]}}}
@@ -45,12 +64,12 @@ def piped(desk: Desk, *words: str, lines: str, **environment: str) -> Done:
     return ended(process)
 
 
-def sitting(desk: Desk, *words: str, answers: list[tuple[str, str]], **environment: str) -> Sat:
+def sitting(desk: Desk, *words: str, answers: list[tuple[str, str]], forks: Sequence[str] | None = EDITS, **environment: str) -> Sat:
     """Chat at a terminal of 80 columns, with Enter after each answer but a control character."""
     said = {**desk.environment, **NO_KEYS, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **environment}
     for name in ("NO_COLOR", "COLUMNS", "LINES"):
         said.pop(name, None)
-    return at_a_terminal("chat", *words, types=watching(*answers), env=said, cwd=desk.home, group=True)
+    return at_a_terminal("chat", *words, types=watching(*answers), env=said, cwd=desk.home, group=True, forks=forks)
 
 
 def watching(*answers: tuple[str, str]) -> Callable[[str], str]:
@@ -90,7 +109,7 @@ def test_every_command_of_a_chat_works_through_a_pipe(desk: Desk) -> None:
     desk.write("rules.yaml", ASKING)
     saved = "/save talk.md\n/save talk.json\n/save tools.py\n/save no/talk.md\n"
     lines = "/help\nfirst\n/deny main.1.0 keep it\n/reply 3\n/reply 2\n/show 1\n/cost\n/tools\n/model\n" + saved
-    done = piped(desk, lines=lines + "/memory\n/fork\n/undo\n/exit\nnever\n")
+    done = piped(desk, lines=lines + "/memory\n/fork\n/undo\n/undo\n/cost\n/exit\nnever\n")
     assert "Approve the waiting call" in done.err
     assert "size: large" in done.out and "keep it" in done.out, done.out
     assert re.search(r"^1 +completed +3 +- +first$", done.out, re.MULTILINE)
@@ -102,7 +121,9 @@ def test_every_command_of_a_chat_works_through_a_pipe(desk: Desk) -> None:
     assert "tools.py exists" in done.err and (desk.home / "tools.py").read_text().startswith('"""Tools')
     assert "error: no/talk.md cannot be written: No such file" in done.err
     assert "there is no memory; write [memory]" in done.err
-    assert done.err.count("continues in session ") == 1 and "no message yet" in done.err, done.err
+    assert done.err.count("continues in session ") == 2 and done.out.rstrip().endswith("no model calls") and "no message yet" in done.err, (
+        done.err
+    )
     assert desk.notes == [] and "never" not in desk.detent("list").out
 
 
@@ -115,6 +136,39 @@ def test_undo_and_fork_continue_in_another_session_and_list_the_effects_that_sta
     texts = {one["id"]: typed(desk, one["id"]) for one in found}
     assert sorted(texts.values()) == [["one", "four"], ["one", "three"], ["one", "two"]], texts
     assert "taken back: three" in done.err
+
+
+def test_undo_goes_back_as_often_as_there_are_messages_also_through_a_fork(desk: Desk) -> None:
+    """/undo after /undo goes back one message further, also to before the fork; /fork, /show and /save after it mean the messages that are left."""
+    lines = "one\ntwo\nthree\n/undo\n/undo\n/model\n/fork\nsecond\n/undo\n/undo\n/undo\nfirst\n"
+    done = piped(desk, lines=lines)
+    assert "this session has no message yet" in done.err and done.code == 0, done.err
+    assert re.findall(r"taken back: (\w+)", done.err) == ["three", "two", "second", "one"]
+    texts = sorted(typed(desk, one["id"]) for one in desk.detent("sessions", "--json").json)
+    assert texts == [["first"], ["one", "second"], ["one", "two", "three"]]
+
+
+def test_what_follows_an_undo_means_the_messages_that_are_left(desk: Desk) -> None:
+    """/fork N, /show and /save after /undo see the conversation before it, and no message that was taken back."""
+    desk.steps("answer")
+    done = piped(desk, lines="one\ntwo\nthree\n/undo\n/save left.json\n/show\n/fork 3\n/fork 1\nfour\n")
+    assert done.code == 0 and "'3' is not the number of a message; the last one is 2" in done.err, done.err
+    kept = json.loads((desk.home / "left.json").read_text())["messages"]
+    assert [one["text"] for one in kept if one["kind"] == "user"] == ["one", "two"]
+    assert re.search(r"^goal +two$", done.out, re.MULTILINE), done.out
+    assert typed(desk, "last") == ["one", "four"]
+
+
+def test_of_several_questions_the_reply_names_one(desk: Desk) -> None:
+    """A message that could answer either answers none; /reply with the name of a question answers that one, in its own form."""
+    desk.steps("answer")
+    desk.write("both.py", BOTH)
+    desk.write("agent.toml", 'name = "both"\nstrategy = "./both.py:both"\nrules = "rules.yaml"\n')
+    done = piped(desk, lines="go\n2\n/reply soon\n/reply when.1\n/reply size.1 three\n/reply when.1 Monday\n/reply 2\n")
+    assert (done.code, done.out) == (0, "3 on Monday\n"), done.err
+    assert done.err.count("several questions are open; answer each: /reply ASK TEXT, where ASK is size.1 or when.1") == 2
+    assert "/reply size.1 TEXT answers:" in done.err and "write the reply after it" in done.err
+    assert "error: the reply does not fit the question" in done.err
 
 
 def typed(desk: Desk, session: str) -> list[str]:
@@ -204,6 +258,16 @@ def test_a_conversation_at_a_terminal_with_approval_question_and_undo(desk: Desk
     assert 'wipe {"name": "y"}' in shown.partition("continues in session")[2]
 
 
+def test_a_call_is_approved_at_the_terminal(desk: Desk) -> None:
+    """/approve without a name approves the call that was shown, shows it once more, and continues the run; /deny with a reason refuses the next."""
+    desk.write("rules.yaml", "- {name: wipe, call: {tool: wipe, args: {name: '${goal}'}}}\n- {name: answer, answer: done}\n")
+    said = [("> ", "shelf"), ("waiting> ", "/approve"), ("> ", "house"), ("waiting> ", "/deny too much"), ("> ", "\x04")]
+    sat = sitting(desk, answers=said)
+    shown = screen(sat.shown)
+    assert (sat.code, desk.notes) == (0, ["wiped shelf"]), shown
+    assert shown.count('| wipe {"name": "shelf"}') == 2 and "too much" in shown
+
+
 def test_tab_completes_commands_calls_and_files_and_history_is_kept(desk: Desk) -> None:
     """/sa<Tab> is /save, a file is completed from its beginning, and a later chat has the lines of an earlier one, without secrets."""
     desk.operator_says('redact = ["key-[0-9]+"]\n')
@@ -237,7 +301,7 @@ def test_ctrl_c_in_a_write_finishes_it_and_the_session_continues(desk: Desk) -> 
     os.mkfifo(desk.home / "begun")
     threading.Thread(target=(desk.home / "begun").read_text).start()
     said_ = {**desk.environment, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
-    sat = at_a_terminal("chat", types=types, env=said_, cwd=desk.home, group=True)
+    sat = at_a_terminal("chat", types=types, env=said_, cwd=desk.home, forks=EDITS)
     assert (sat.code, desk.notes) == (5, ["held"]), screen(sat.shown)
     assert "suspended (SIGINT" in screen(sat.shown), screen(sat.shown)
     assert re.search(r"\n  next: detent chat( \\\n)? +--session( \\\n)? +\S+\n", screen(sat.shown)), screen(sat.shown)
@@ -248,7 +312,8 @@ def test_ctrl_c_in_a_write_finishes_it_and_the_session_continues(desk: Desk) -> 
 def test_without_prompt_toolkit_a_terminal_has_plain_lines(desk: Desk) -> None:
     """The extra is missing: one line says which, and everything but editing works."""
     hidden = desk.write("hidden/prompt_toolkit/__init__.py", "raise ImportError('not here')\n").parent.parent
-    sat = sitting(desk, answers=[("> ", "one"), ("> ", "/exit")], PYTHONPATH=f"{hidden}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    path = f"{hidden}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    sat = sitting(desk, answers=[("> ", "one"), ("> ", "/exit")], forks=None, PYTHONPATH=path)
     assert (sat.code, desk.notes) == (0, ["one"]), sat.shown
     assert 'pip install "detent[chat]"' in sat.shown and "all done" in sat.shown
 
@@ -257,18 +322,18 @@ def test_without_prompt_toolkit_a_terminal_has_plain_lines(desk: Desk) -> None:
 
 
 def test_a_model_is_shown_the_conversation_and_its_cost_is_in_the_prompt_line(desk: Desk) -> None:
-    """Message two has message one and its answer in the prompt; the prompt line has the turn's and the session's use; /model changes the model."""
+    """The next message has message one and its answer in the prompt, and nothing that was taken back, also after /model; the prompt line has the use."""
     (desk.home / "agent.toml").unlink()
-    with ChatServer([says("Hello Ann."), says("You are Ann.")]) as server:
+    said = [("> ", "I am Ann"), ("> ", "Hm?"), ("> ", "/undo"), ("> Hm?", "\x03/model other\n"), ("> ", "Who am I?"), ("> ", "\x04")]
+    with ChatServer([says("Hello Ann."), says("What?"), says("You are Ann.")]) as server:
         words = ["-m", "served", "--base-url", server.url]
-        sat = sitting(desk, *words, answers=[("> ", "I am Ann"), ("> ", "/model other"), ("> ", "Who am I?"), ("> ", "\x04")])
+        sat = sitting(desk, *words, answers=said, forks=(*EDITS, *asking("openai")))
     shown = screen(sat.shown)
     assert sat.code == 0 and "You are Ann." in shown, shown
     assert "turn 110 tokens · session 110 tokens" in shown and "turn 110 tokens · session 220 tokens" in shown
-    first, second = server.requests
-    assert (first["model"], second["model"]) == ("served", "other")
-    told = json.dumps(second["messages"])
-    assert "I am Ann" in told and "Hello Ann." in told and "Who am I?" in told
+    assert [request["model"] for request in server.requests] == ["served", "served", "other"]
+    told = json.dumps(server.requests[-1]["messages"])
+    assert "I am Ann" in told and "Hello Ann." in told and "Who am I?" in told and "Hm?" not in told
 
 
 def test_memory_is_listed_and_searched_in_a_chat(desk: Desk) -> None:

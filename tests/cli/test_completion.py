@@ -59,6 +59,21 @@ def test_commands_options_runs_and_agents_are_offered(desk: Desk) -> None:
     assert offered(desk, "detent help st")[0] == "start"
 
 
+def test_sessions_are_offered_wherever_one_is_named(desk: Desk) -> None:
+    """The newest first, by their whole ids; a run that only has such an id is no session."""
+
+    async def main() -> None:
+        async with Engine(store=store_url(desk.home), planner=ScriptedPlanner([FinalAnswer(content="done")])) as engine:
+            for name in ("trip", "talk"):
+                await engine.session(Agent(name="tester"), name).send("hello")
+
+    asyncio.run(main())
+    fill(desk, "looks-like.1")
+    assert offered(desk, "detent chat --session ") == ["last", "last-1", "talk", "trip"]
+    assert offered(desk, "detent list --session tr") == ["trip"]
+    assert offered(desk, "detent export --session looks") == []
+
+
 def test_a_store_that_cannot_be_read_offers_no_run_and_says_nothing(desk: Desk) -> None:
     """A message would land in the line that is being typed."""
     assert offered(desk, "detent show ") == ["last", "last-1"]

@@ -272,3 +272,10 @@ async def test_a_recalled_item_that_needs_an_approval_waits_for_one_whatever_it_
     await item(memory, write_policy="human_approved")
     _, events = await ran(call("correct", items=[name], content="better"), memory=memory, goal="content of i1", agent=helper(recall=True))
     assert [type(event) for event in events] == [e.MemoryWritten, e.MemorySuperseded]
+
+
+@pytest.mark.parametrize("scope", ["acme/", "/acme", "acme//helper", "acme/*"])
+def test_a_policy_for_what_is_no_scope_is_refused(scope: str) -> None:
+    """It would protect nothing, and the operator would not know."""
+    with pytest.raises(ConfigError, match="protect nothing"):
+        MemorySettings(url="ram:", policies={scope: "read_only"})

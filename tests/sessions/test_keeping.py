@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from detent import Agent, Engine, tool
+from detent import Agent, Engine, ToolCall, View, tool
 from detent.core.errors import NotAllowedNow, RunErased, SessionBusy
 from detent.history.moving import archive, copy
-from sessions.talks import AGENT, Clerk, asks, call, engine_of
+from sessions.talks import AGENT, Clerk, Ledger, asks, call, engine_of
 
 
 async def stored(engine: Engine, run_id: str) -> bytes:
@@ -255,5 +255,27 @@ def test_words_are_erased_though_an_eraser_died_before_it_removed_them() -> None
             await engine.erase("trip.2", by="ann")
             assert b"secret" not in await stored(engine, "trip.3")
             assert (await engine.verify("trip.3")).ok
+
+    asyncio.run(main())
+
+
+def test_no_tool_gets_the_placeholder_of_a_value_that_an_earlier_run_was_given() -> None:
+    """Otherwise a payment would go to `<secret:...>`, and its receipt would say that all went well."""
+    ledger = Ledger()
+
+    def pays(view: View) -> ToolCall:
+        (name,) = re.findall(r"<secret:\w+>", view.conversation[0].text)
+        return call("pay", who=name)
+
+    async def main() -> None:
+        async with engine_of(Clerk(pay=[pays]), tools=ledger.tools(), redact=[r"acct-\d+"]) as engine:
+            session = engine.session(Agent(name="clerk", tools=["pay"]), "trip")
+            await session.send("my account is acct-77")
+            result = await session.send("pay")
+            assert ledger.paid == []
+            (error,) = [item.error for item in result.state.passes["main"].steps if item.kind == "tool"]
+            assert error is not None
+            assert (error.code, "earlier run of this session" in error.message) == ("placeholder_not_allowed", True)
+            assert (await engine.replay(result.run_id)).identical
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ import pytest
 
 from amounts import times
 from detent import Agent, Engine, FinalAnswer, Result, Suspended
-from detent.core.errors import NotAllowedNow, RunBusy, SessionBusy
+from detent.core.errors import ConfigError, NotAllowedNow, RunBusy, SessionBusy
 from detent.core.events import MessageReceived
 from detent.extend import Signal
 from detent.testing.faults import CrashingStore
@@ -387,5 +387,29 @@ def test_nobody_is_refused_who_waits_for_a_turn(rule: Any, tmp_path: Path) -> No
             assert sorted(one.run_id for one in ended) == [head.run_id for head in heads]
             assert len(heads) == len(sends)
         await place.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rule", ["enqueue", "steer", "interrupt", "rollback"])
+def test_a_message_that_cannot_be_a_run_is_refused_before_it_is_recorded(rule: Any, tmp_path: Path) -> None:
+    """Otherwise it would be the next run for ever: each later sender would get its error."""
+
+    class Reader(Held):
+        def not_taken(self, *_: Any) -> str:
+            return "images"
+
+    async def main() -> None:
+        held = Reader()
+        image = {"type": "image", "media_type": "image/png", "data": "iVBORw0KGgo="}
+        async with engine_of(held) as engine:
+            session = engine.session(AGENT, "trip")
+            first = asyncio.create_task(session.send("long"))
+            await held.began.wait()
+            with pytest.raises(ConfigError, match="does not accept images"):
+                await engine.session(AGENT, "trip").send("look", attachments=[image], rule=rule)
+            held.go.set()
+            assert (await first).status == "completed"
+            assert (await session.send("next")).run_id == "trip.2"
 
     asyncio.run(main())

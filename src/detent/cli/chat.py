@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -46,7 +46,7 @@ from detent.core.state import Ask, RunState
 from detent.engine import Engine
 from detent.history.sessions import Forking, Session
 from detent.ports.private_files import private_file
-from detent.running.conversing import session_of_run
+from detent.running.conversing import number_of, run_of, session_of_run
 from detent.running.results import Answered, Approval, Result, approvals_of
 from detent.secrecy.redact import Redactor
 
@@ -143,7 +143,7 @@ class Chat:
         self.session = engine.session(agent, known, host)
         self.last: RunState | None = None
         self._person, self._code, self._text = attended(self.output), 0, ""
-        self._before: tuple[Session, int] | None = None
+        self._base = ""
         self._saved: Path | None = None
         self._reader = self._made_reader()
         self._commands: dict[str, Callable[[str], Awaitable[None]]] = {name: getattr(self, f"_{name}") for name in COMMANDS}
@@ -154,6 +154,7 @@ class Chat:
         hidden = Redactor((*self.agent.redact, *(self.invocation.config.redact or ())), b"")
         root = Path(self.agent.meta.get("workspace") or ".")
         calls: dict[str, Callable[[], list[str]]] = dict.fromkeys(("approve", "deny", "edit"), self._call_ids)
+        calls["reply"] = lambda: [one.ask_id for one in asks] if len(asks := self._asks()) > 1 else []
         try:
             history = made_state_directory() / HISTORY
         except (ConfigError, OSError):
@@ -240,11 +241,12 @@ class Chat:
 
     async def _send(self, text: str) -> None:
         asks = self._asks()
-        if asks and asks[0].expected is not None:
-            try:
-                value = meant(asks[0].expected, text)
-            except Unfit as error:
-                raise ConfigError(f"the reply does not fit the question: {error}") from None
+        if len(asks) > 1:
+            raise ConfigError(
+                f"several questions are open; answer each: /reply ASK TEXT, where ASK is {' or '.join(ask.ask_id for ask in asks)}"
+            )
+        if asks:
+            value = _meant(asks[0], text)
             text = value if isinstance(value, str) else as_json(value, indent=None)
         if self._waiting():
             raise ConfigError("the message was not sent, because the call above waits: /approve, /deny REASON or /edit comes first")
@@ -273,9 +275,12 @@ class Chat:
         self.output.say(headline(state), style_of(state.status))
         if state.partial:
             self.output.say(f"  best text so far: {shortened(state.partial, 200)}")
-        if asks := self._asks(state):
-            for line in [*question_lines(asks[0]), *offered(asks[0].expected)]:
+        for ask in (asks := self._asks(state)):
+            if len(asks) > 1:
+                self.output.say(f"/reply {clean(ask.ask_id)} TEXT answers:", "bold")
+            for line in [*question_lines(ask), *offered(ask.expected)]:
                 self.output.say(line)
+        if asks:
             return
         for line in waits_for(state):
             self.output.say(f"  {line}")
@@ -307,9 +312,16 @@ class Chat:
     async def _reply(self, text: str) -> None:
         if not self._asks():
             raise ConfigError("no question is open")
-        if not text:
+        name, _, rest = text.partition(" ")
+        ask = next((one for one in self._asks() if one.ask_id == name), None)
+        said = rest.strip() if ask is not None else text
+        if not said:
             raise ConfigError("write the reply after it: /reply TEXT")
-        await self._send(text)
+        if ask is None:
+            await self._send(said)
+            return
+        given = await self.engine.reply(self._last().run_id, _meant(ask, said), by=operator(), ask_id=ask.ask_id, resume=False)
+        await self._answered(given.answered)
 
     async def _approve(self, text: str) -> None:
         call, digest = self._waiting_call(text)
@@ -351,39 +363,41 @@ class Chat:
         return waiting[0], text
 
     async def _undo(self, _: str) -> None:
-        session, number = self._before if self.last is None and self._before is not None else (self.session, self._number())
+        session, number = self._place()
         own = [one for one in await session.messages() if session_of_run(one.run_id) == session.id]
         goal = next((one.text for one in own if one.number == number and one.kind == "user"), "")
-        await self._continue_in(await session.fork(at=number))
-        self._before, self._text = ((session, number - 1) if number > 1 else None), goal
+        self._continue_in(await session.fork(at=number))
+        self._text = goal
         if not self._person or not self._reader.edits:
             self.output.say(f"taken back: {shortened(goal, 60)}")
 
     async def _fork(self, text: str) -> None:
-        last, number = self._number(), self._number(text)
-        await self._continue_in(await self.session.fork(at=None if number == last else number + 1))
+        session, last = self._place()
+        number = _number(text, last)
+        self._continue_in(await (self.session.fork() if number == last else session.fork(at=number + 1)))
 
-    async def _continue_in(self, forked: Forking) -> None:
-        before, self.session, self.last = self.session.id, forked.session, None
+    def _continue_in(self, forked: Forking) -> None:
+        before, self.session, self.last, self._base = self.session.id, forked.session, None, forked.base
         self.output.say(f"continues in session {self.session.id}; {before} is kept")
         for line in effect_lines(forked.effects):
             self.output.say(line, "yellow")
 
-    def _number(self, text: str = "") -> int:
-        """Return the number of the message that was typed, the last one without text."""
-        last = self.last.session.number if self.last is not None and self.last.session is not None else 0
-        if not text and last:
-            return last
-        if not last:
+    def _place(self) -> tuple[Session, int]:
+        """Return the number of the last message and the session that it is of: after /undo and /fork, an earlier one. Raise `ConfigError` without any."""
+        run_id = self.last.run_id if self.last is not None else self._base
+        if not run_id:
             raise ConfigError("this session has no message yet")
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= last):
-            raise ConfigError(f"{shortened(text, 40)!r} is not the number of a message; the last one is {last}")
-        return int(text)
+        name = session_of_run(run_id)
+        session = self.session if name == self.session.id else self.engine.session(self.agent, name, self.host)
+        return session, number_of(name, run_id)
 
     async def _model(self, text: str) -> None:
         if text:
             self.agent = Asked(model=text).over(self.agent)
-            self.session = await self.engine.session(self.agent, self.session.id, self.host).refresh()
+            if self.last is None:
+                self.session = (await self.session.fork(id=self.session.id, agent=self.agent)).session
+            else:
+                self.session = await self.engine.session(self.agent, self.session.id, self.host).refresh()
         self.output.show(self.agent.model or "no model: the agent plans by rules")
 
     async def _tools(self, _: str) -> None:
@@ -399,13 +413,12 @@ class Chat:
             for number, head in enumerate(await self.session.runs(), 1)
         ]
         self.output.table(("MESSAGE", "STATUS", "TURNS", "COST (USD)", "TEXT"), rows)
-        usage = self.session.usage
+        usage = (await self.session.refresh()).usage
         self.output.show(f"session: {counted(usage.model_calls, 'model call')}, {spent(usage)}" if usage.model_calls else "no model calls")
 
     async def _show(self, text: str) -> None:
-        number = self._number(text)
-        heads = await self.session.runs()
-        run_id = next((head.run_id for head in heads if head.run_id.partition("@")[0].endswith(f".{number}")), "")
+        session, last = self._place()
+        run_id = run_of(session.id, _number(text, last))
         trace, state = await traced(self.engine, run_id)
         await self.invocation.name(run_id)
         render(trace, state, self.invocation, full=False)
@@ -432,6 +445,23 @@ async def _show_memory(engine: Engine, output: Output, text: str, host: Host | N
         item_table(output, items)
     else:
         output.say("nothing was found" if text else "nothing is remembered")
+
+
+def _meant(ask: Ask, text: str) -> Any:
+    """Return the reply to a question that `text` means. Raise `ConfigError` if it does not fit."""
+    try:
+        return meant(ask.expected, text)
+    except Unfit as error:
+        raise ConfigError(f"the reply does not fit the question: {error}") from None
+
+
+def _number(text: str, last: int) -> int:
+    """Return the number of the message that was typed, `last` without text. Raise `ConfigError` for one that does not exist."""
+    if not text:
+        return last
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= last):
+        raise ConfigError(f"{shortened(text, 40)!r} is not the number of a message; the last one is {last}")
+    return int(text)
 
 
 def _saved(name: str, data: bytes, *, again: Path | None) -> Path:

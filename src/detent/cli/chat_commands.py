@@ -27,7 +27,7 @@ COMMANDS = {
     "approve": Command("[CALL] [DIGEST]", "Approve the waiting call, and continue"),
     "deny": Command("[CALL] [REASON]", "Refuse the waiting call, and continue"),
     "edit": Command("[CALL] [JSON]", "Approve the waiting call with other arguments"),
-    "reply": Command("TEXT", "Answer the question; a message does the same"),
+    "reply": Command("[ASK] TEXT", "Answer the question; a message does the same"),
     "undo": Command("", "Take back the last message; its effects stay"),
     "fork": Command("[N]", "Continue in a copy that ends with message N"),
     "model": Command("[PROVIDER:NAME]", "Show or change the model of the next messages"),

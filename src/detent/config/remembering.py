@@ -112,6 +112,11 @@ class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=T
             ):
                 raise ConfigError(f'memory.admit: {dict(rule)!r} is not a rule; write {{source = "PATTERN", admit = false}}')
         for scope, policy in self.policies.items():
+            if scope and (not all(scope.split("/")) or set(scope) & set("*?[")):
+                raise ConfigError(
+                    f"memory.policies: {scope!r} is no scope, so it would protect nothing; write it without a pattern and a slash at its end, such as"
+                    " acme/shop. It holds for all scopes below it too"
+                )
             if policy not in STRICTEST:
                 raise ConfigError(f"memory.policies: {scope!r} is {policy!r}; give one of {', '.join(STRICTEST)}")
 

@@ -65,7 +65,7 @@ MOST_HINTS = 10_000
 class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """A session and how this program sends to it. `id` is the stored one; `context` is put before the first message.
 
-    `base` is the run that a forked session continues from, "" for any other. If that run is gone, `context` has what was said, and `holder` is a run that
+    `base` is the run that a forked session continues from, "" for any other. If that run is gone, `context` keeps the words, and `holder` is a run that
     had the same words.
     """
 
@@ -243,25 +243,26 @@ class Sending:
 
     async def _start(self, stand: Stand | None, number: int, said: Said) -> Result:
         talk, runtime = self._talk, self._runtime
-        host = talk.host or (stand.state.host if stand is not None else None)  # an operator's message is one to that tenant's session
-        if host is None and "@" in talk.id:
-            raise ConfigError(f"session {talk.id!r} has no message yet, and its id is a tenant's: give engine.session the host")
         mine, self._begun = said.message_id == self._said.message_id, False
-        started = await starting.admitted(
-            runtime,
-            agent_of(talk, stand),
-            said.text,
-            host=host,
-            budget=self._budget if mine else None,
-            variables=dict(said.variables),
-            attachments=said.attachments,
-        )
+        started = await self._admitted(stand, said, budget=self._budget if mine else None)
         started = replace(started, budget=left_of(talk, stand, started.budget))
         await runtime.tenants.refuse_start(started.host.tenant)
         task = runtime.take_on(
             talk.run_id(number), partial(self._begin, stand=stand, number=number, said=said, started=started), self._observers
         )
         return await runtime.answered(await runtime.reached(task), self._observers, turns=None)
+
+    async def _admitted(self, stand: Stand | None, said: Said, budget: Budget | None = None) -> RunStarted:
+        """Return the event that starts the run of a message. Raise as `starting.admitted`."""
+        talk = self._talk
+        host = talk.host or (stand.state.host if stand is not None else None)  # an operator's message is one to that tenant's session
+        if host is None and "@" in talk.id:
+            raise ConfigError(f"session {talk.id!r} has no message yet, and its id is a tenant's: give engine.session the host")
+        variables, attachments = dict(said.variables), said.attachments
+        who = agent_of(talk, stand)
+        return await starting.admitted(
+            self._runtime, who, said.text, host=host, budget=budget, variables=variables, attachments=attachments
+        )
 
     async def _begin(
         self, advancing: Advancing, *, stand: Stand | None, number: int, said: Said, started: RunStarted
@@ -309,6 +310,7 @@ class Sending:
     async def _tell(self, stand: Stand) -> tuple[Result, int] | None:
         """Put the message into the inbox of the run in progress, and wait until that run has recorded it."""
         runtime, said, run_id = self._runtime, self._said, stand.run_id
+        await self._admitted(stand, said, self._budget)  # what cannot be a run would keep all later messages from theirs
         payload = {
             "rule": said.rule,
             "text": said.text if said.rule != "steer" or not said.attachments else msgspec.json.encode(said.whole).decode(),

@@ -38,10 +38,14 @@ Status = Literal["unspecified", "active", "running", "completed", "error"]
 
 
 class Forking(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that continues from before a message of another. `effects` are the calls from that message on that had an effect: they stay."""
+    """A session that continues from before a message of another. `effects` are the calls from that message on that had an effect: they stay.
+
+    `base` is the run that it continues from, "" if it begins anew.
+    """
 
     session: Session
     effects: tuple[Item, ...] = ()
+    base: str = ""
 
 
 class Session:
@@ -206,6 +210,8 @@ class Session:
         """
         await self.refresh()
         found, stand = list[Message](), self._stand
+        if stand is None and self._talk.base:
+            stand = await stand_at(self._talk, self._talk.base, 0)
         while stand is not None:
             place = stand.state.session
             mine, knew = place.message_id if place is not None else "", stand.earlier.messages
@@ -228,14 +234,21 @@ class Session:
 
     # Change ---------------------------------------------------------------------------------------------------------------------
 
-    async def fork(self, at: Message | int | str | None = None, *, id: str | None = None) -> Forking:  # noqa: A002 - as in `engine.session`
+    async def fork(
+        self,
+        at: Message | int | str | None = None,
+        *,
+        id: str | None = None,  # noqa: A002 - as in `engine.session`
+        agent: Agent[Any] | str | None = None,
+    ) -> Forking:
         """Return another session that continues from before the message `at`: one of `messages()`, its number or its message id; None: after the last.
 
-        What had an effect from that message on stays, and is listed. The new session has its first run with its first message.
+        What had an effect from that message on stays, and is listed. The new session has its first run with its first message. `agent` answers there;
+        None: the agent of this one.
         """
         await self.refresh()
         if not self._hint and self._talk.base and at is not None:
-            return await (await self._based()).fork(at, id=id)
+            return await (await self._based()).fork(at, id=id, agent=agent)
         number, last = await self._number_of(at), self._hint
         effects: list[Item] = []
         for one in range(number, last + 1):
@@ -250,7 +263,9 @@ class Session:
             first = await stand_at(self._talk, self._talk.run_id(number), number)
             base = await self._kept_before(first)
             talk = replace(talk, base=base, **({} if base else {"context": shown(first.earlier), "holder": first.run_id}))
-        return Forking(session=Session(talk), effects=tuple(effects))
+        if agent is not None:
+            talk = replace(talk, agent=_known(self._talk.runtime, agent))
+        return Forking(session=Session(talk), effects=tuple(effects), base=talk.base)
 
     async def _kept_before(self, stand: Stand) -> str:
         """Return the id of the run before, "" if there is none, or no longer."""
@@ -317,12 +332,9 @@ def session(
         budget = checked(budget, ceiling=10**9)
         if budget.max_calls_of:
             raise ConfigError("the budget of a session has no max_calls_of: give that to the agent, for each run")
-    if agent is not None:
-        agent = starting.known_agent(runtime, agent)
-        starting.equip(runtime, agent)
     talk = Talk(
         runtime=runtime,
-        agent=agent,
+        agent=None if agent is None else _known(runtime, agent),
         id=_kept(runtime, id, host),
         host=host,
         budget=budget,
@@ -330,6 +342,12 @@ def session(
         context=tuple(Message(kind="note", text=text) for text in entry_texts(context)),
     )
     return Session(talk)
+
+
+def _known(runtime: Runtime, agent: Agent[Any] | str) -> Agent[Any]:
+    found = starting.known_agent(runtime, agent)
+    starting.equip(runtime, found)
+    return found
 
 
 def _kept(runtime: Runtime, session_id: str | None, host: Host | None) -> str:
@@ -354,7 +372,7 @@ def _rule(rule: Any) -> Rule:
 
 
 def entry_texts(entries: Iterable[Any]) -> list[str]:
-    """Return the entries of context as texts. Raise `ConfigError` for what is no list of them."""
+    """Return the entries of context as texts. Raise `ConfigError` for anything else."""
     if isinstance(entries, str | Mapping) or not isinstance(cast("Any", entries), Iterable):
         raise ConfigError(f"context is {entries!r}; give a list of texts or tables: [{entries!r}]")
     return [entry_text(entry) for entry in entries]

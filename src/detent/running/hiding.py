@@ -198,4 +198,10 @@ class Values:
         await self._look_up(placeholders(args))
         if problem := misplaced(tool, args, self._kept, self._run()):
             raise ToolFailed(problem, error_code=REFUSED)
+        if self._run().session is not None and (missing := sorted(placeholders(args) - self._kept.keys())):
+            raise ToolFailed(
+                f"{REFUSED}: the value of {missing[0]} was given to an earlier run of this session, and is not kept for this one; nothing was "
+                "executed. Do without it, or ask the user for it",
+                error_code=REFUSED,
+            )
         return resolve(args, {name: kept.value for name, kept in self._kept.items()})

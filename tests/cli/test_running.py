@@ -199,8 +199,8 @@ def test_a_signal_suspends_and_the_run_goes_on_later(desk: Desk, number: signal.
     process.send_signal(number)
     done = ended(process)
     assert (done.code, done.out) == (5, "")
-    command = done.err.splitlines()[-1].split("`")[1]
-    assert command.endswith("--store file:runs")
+    command = done.err.splitlines()[-1].split("next: ")[1]
+    assert "suspended (" in done.err and command.endswith("--store file:runs")
     assert "Traceback" not in done.err
     desk.write("go", "")
     (desk.home / "begun").unlink()

@@ -189,7 +189,11 @@ def _failed(error: BaseException, output: Output, *, debug: bool, hint: str = ""
     )
     if isinstance(error, Suspended):
         command = next(iter(getattr(error, "__notes__", ())), "")
-        said = f"suspended ({error.why}): run {error.run_id} is kept; `{command}` continues it" if command else f"interrupted ({error.why})"
+        said = f"suspended ({error.why}): run {error.run_id} is kept" if command else f"interrupted ({error.why})"
+        if output.json and command:
+            said += f"; `{command}` continues it"
+        elif command:
+            hint = f"  next: {command}"  # a line of its own, which a terminal breaks with a backslash
     if output.json:
         code = error.code if isinstance(error, DetentError) else "internal_error"
         data: dict[str, Any] = {"code": code, "message": said.encode("utf-8", "backslashreplace").decode()}

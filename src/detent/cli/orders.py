@@ -34,7 +34,10 @@ class ForWhom(Options, frozen=True, kw_only=True):
         str | None, typer.Option("--tenant", metavar="NAME", help="The tenant that the run belongs to and is charged to.")
     ] = None
     principal: Annotated[
-        str | None, typer.Option("--principal", metavar="NAME", help="The user within the tenant, for policies and the log.")
+        str | None,
+        typer.Option(
+            "--principal", metavar="NAME", help="The user within the tenant, for policies and the log. All users share its memory."
+        ),
     ] = None
     scope: Annotated[
         list[str] | None, typer.Option("--scope", metavar="NAME", help="Give the run this scope, for tools that need one. Repeatable.")

@@ -401,7 +401,7 @@ def _tables(said: Any) -> list[dict[str, Any]]:
 
 
 def _named(table: Mapping[str, Any], key: str) -> list[str]:
-    """Return the names and import paths under a key; those of `compaction` may stand in a table."""
+    """Return the names and import paths under a key; those of `compaction` may be in a table."""
     said = table.get(key)
     return _texts(_table(said).get("use") if key == "compaction" and isinstance(said, dict) else said)
 

@@ -39,7 +39,7 @@ class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     max_failed_turns: int | None = None
     """Failed turns in a row: no call succeeded, or there was no valid plan."""
     max_non_progress: int | None = None
-    """Turns without a new successful observation before the planner is told; each reflection allows that many again."""
+    """Turns without a new successful observation before the planner is told. After that it has as many turns again."""
     max_reflections: int | None = None
     """How often the planner is told before the run stops."""
     max_goal_depth: int | None = None

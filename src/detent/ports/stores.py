@@ -228,7 +228,7 @@ ARTIFACT_KEY_LENGTH = 64
 
 
 def intact(run_id: str, key: str, data: bytes | None) -> bytes | None:
-    """Return a blob that was read; raise `CorruptLog` if its key is the SHA-256 of other bytes. Stores call it on every read."""
+    """Return a blob that was read; raise `CorruptLog` if its key is a SHA-256 and not that of `data`. Stores call it on every read."""
     if data is not None and len(key) == ARTIFACT_KEY_LENGTH and sha256(data).hexdigest() != key:
         raise CorruptLog(run_id, 0, f"artifact {key} is not what was stored: these {len(data)} bytes have another digest")
     return data
@@ -285,8 +285,8 @@ class EventStore(Protocol):
     async def reserve(self, asked: Reservation) -> Balance:
         """Reserve the amounts, all or none, if they fit beside what was spent and reserved; return the balance of the account.
 
-        This is atomic with every other `reserve` of the tenant, in any process. Amounts replace the run's reservations with the same names. They
-        count until an append gives them back, or until they lapse by the store's clock. The run need not exist yet.
+        This is atomic with every other `reserve` of the tenant, in any process. An amount replaces the run's earlier reservation of the same name.
+        It counts until an append gives it back, or until it lapses by the store's clock. The run need not exist yet.
         """
         ...
 
@@ -348,7 +348,7 @@ class EventStore(Protocol):
         ...
 
     async def get_blob(self, run_id: str, key: str) -> bytes | None:
-        """Return a blob, or None if there is none; raise `CorruptLog` if its key is the SHA-256 of other bytes (see `intact`)."""
+        """Return a blob, or None if there is none; raise `CorruptLog` if its key is a SHA-256 and not that of the bytes (see `intact`)."""
         ...
 
     async def list_blobs(self, run_id: str) -> list[str]: ...

@@ -263,7 +263,7 @@ class LoadedRun(Readings, RunState, frozen=True, kw_only=True, omit_defaults=Tru
 
 def loaded(state: RunState, output: Any, store: str = "") -> LoadedRun:
     """Return a state as `load` does, with its output or the instance created from it, and the URL of its store."""
-    fields = {"store": store, **{name: getattr(state, name) for name in RunState.__struct_fields__}}
+    fields: dict[str, Any] = {"store": store, **{name: getattr(state, name) for name in RunState.__struct_fields__}}
     return LoadedRun(**fields) if output is state.output else LoadedRun(**{**fields, "output": output}, recorded=state)
 
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
 
@@ -35,7 +35,6 @@ from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
 from detent.history import forking, looking, retention, session_list, sessions, upkeep
-from detent.history.memory import EngineMemory
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
 from detent.metering.pricing import ModelPrice, Prices
@@ -72,6 +71,9 @@ from detent.running.runtime import Approver, Runtime, worker_name
 from detent.running.verifying import Answers
 from detent.running.watcher import Watcher
 from detent.tools.mcp.settings import McpServer
+
+if TYPE_CHECKING:
+    from detent.history.memory import EngineMemory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -294,6 +296,8 @@ class Engine:
     @property
     def memory(self) -> EngineMemory:
         """The memories of this engine, for people and programs; agents use them in their runs."""
+        from detent.history.memory import EngineMemory
+
         return EngineMemory(self.runtime)
 
     def _workspace_root(self) -> str:

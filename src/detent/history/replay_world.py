@@ -31,6 +31,7 @@ class ReplayWorld:
 
     scheduled: bool = False
     quiet: bool = False
+    prepares: bool = True
     conversation: Sequence[Message] = ()
 
     def __init__(self, journal: ReplayJournal, blob: Callable[[str], Awaitable[bytes]] | None = None) -> None:
@@ -201,7 +202,9 @@ class ReplayWorld:
 
     def _prepared(self, scope: str, *, refused: bool) -> bool:
         """Whether the pass's next record of its own, behind those of model calls, is a compaction: of a refused prompt, or else of any other, or a recall."""
-        for record in self._journal.records[self._journal.cursor :]:
+        records = self._journal.records
+        for position in range(self._journal.cursor, len(records)):  # a slice would copy the rest of the log at each plan
+            record = records[position]
             event = record.event
             if isinstance(event, e.RunResumed):
                 return False

@@ -17,7 +17,6 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.history.later_runs import hand_on, without
 from detent.history.listed import Said
-from detent.history.memory import remembered_of
 from detent.kernel.journal import Journal, head_of
 from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back
 from detent.running import admission
@@ -196,6 +195,8 @@ async def erase(
         erased = await erase_held(runtime.parts, kept, by=by, why=why, claim=claim, keep_later=keep_later)
     if not runtime.parts.memories:
         return erased
+    from detent.history.memory import remembered_of
+
     remembered = await remembered_of(runtime, kept, forget=memory, by=by, why=why, host=host)
     return msgspec.structs.replace(erased, remembered=remembered)
 

@@ -34,7 +34,7 @@ async def propose(context: KernelContext) -> Planned | None:
         context.refuse_past_bound("model_calls", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
         started = world.running_ms()
         try:
-            if not state.rejected:
+            if world.prepares and not state.rejected:
                 await world.prepare(context)
             answer = await _ask(context)
         except Interrupted:

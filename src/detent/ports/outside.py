@@ -136,6 +136,11 @@ class World(Protocol):
 
     def models(self, context: Any) -> Models | None: ...
 
+    @property
+    def prepares(self) -> bool:
+        """Whether there may be anything to do before a plan."""
+        ...
+
     async def prepare(self, context: Any) -> None:
         """Before a plan: compact what the planner is shown, if that is due, and recall from memory, if the query changed. Each is recorded."""
         ...

@@ -256,6 +256,11 @@ class LiveWorld(Calls):
             await self.cancels("turn")
         return bool(came)
 
+    @property
+    def prepares(self) -> bool:
+        """See `World.prepares`."""
+        return self.preparing is not None
+
     async def prepare(self, context: KernelContext) -> None:
         """See `World.prepare`. Without memory and compaction there is nothing to do."""
         if self.preparing is None:

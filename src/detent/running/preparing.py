@@ -1,9 +1,12 @@
 """What happens before a plan: compaction of what the planner is shown, if it is due, then recall from memory, if the query changed.
 
-Both are records of the run, so a replay takes them from the log (`history.replay_world`). A run without memory and compaction has no `Preparing`.
+Both are records of the run, so a replay takes them from the log (`history.replay_world`). A run without memory and compaction has no
+`Preparing`, and loads neither.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from detent.config.compaction import compacts, window_of
 from detent.config.names import Names
@@ -12,13 +15,21 @@ from detent.core.state import RunState
 from detent.kernel.context import KernelContext
 from detent.ports import Planner
 from detent.ports.compacting import Compactor
-from detent.running.compacting import Compacting
-from detent.running.recalling import Recalling, recalling_of
+
+if TYPE_CHECKING:
+    from detent.running.compacting import Compacting
+    from detent.running.recalling import Recalling
 
 
 def preparing_of(memories: Memories, compactors: Names[Compactor], state: RunState, planner: Planner) -> Preparing | None:
     """Return what a run does before its plans, None if nothing. Raise `UnknownName`, and `ConfigError` if its memory is not here."""
-    recalling, options = recalling_of(memories, state), compacts(state.agent)
+    options = compacts(state.agent)
+    if options is None and state.agent.memory is None:
+        return None
+    from detent.running.compacting import Compacting
+    from detent.running.recalling import recalling_of
+
+    recalling = recalling_of(memories, state)
     compacting = None if options is None else Compacting(options, compactors, planner, window=window_of(state.agent, options))
     return None if recalling is None and compacting is None else Preparing(compacting, recalling)
 

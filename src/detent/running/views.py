@@ -35,7 +35,7 @@ class Views:
             agent=context.agent,
             iteration=state.iteration,
             variables=fresh(context.input.variables) if context.input.variables else {},
-            transcript=Copies(self._transcript(context, state)),
+            transcript=Copies(state.steps if not state.compacted and state.compaction is None else self._left(context, state)),
             results=Copies(state.results),
             tools=shown_tools(state, context.specs, context.tools, context.agent),
             memory=tuple(fresh(state.memory)) if state.memory else (),
@@ -57,10 +57,9 @@ class Views:
             models=context.run.world.models(context),
         )
 
-    def _transcript(self, context: KernelContext, state: KernelState) -> Seq[Item]:
+    def _left(self, context: KernelContext, state: KernelState) -> Seq[Item]:
+        """Return what a compacted pass is shown of its transcript."""
         told = state.compaction
-        if not state.compacted and told is None:
-            return state.steps
         if told is None or (told.items, told.summary) != (state.compacted, state.summary):  # a phase compacted it
             return Seq([Item(kind="note", text=state.summary), *state.steps[state.compacted :]])
         known = self._shown.get(context.scope)

@@ -111,6 +111,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 LOOKING: dict[str, list[str]] = {
+    "sessions": ["sessions"],
+    "memory": ["memory", "list"],
     "list": ["list"],
     "show": ["show", "last"],
     "tail": ["tail", "last"],
@@ -142,6 +144,7 @@ LOOKING: dict[str, list[str]] = {
 }
 EXECUTING: dict[str, list[str]] = {
     "run": ["run", "Wipe"],
+    "chat": ["chat"],
     "submit": ["submit", "Wipe"],
     "worker": ["worker", "--until-idle"],
     "resume": ["resume", "last"],

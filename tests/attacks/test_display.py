@@ -87,7 +87,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("agent.toml").write_text(
         f'name = "agent"\ninstructions = "do {ESCAPED}"\ntools = ["./tools.py:look", "./tools.py:fail", "./tools.py:wipe"]\n'
     )
-    Path("detent.toml").write_text('planner = "./planner.py:Hostile"\n')
+    Path("detent.toml").write_text('planner = "./planner.py:Hostile"\n[memory]\nurl = "sqlite:///memory.db"\n')
     return tmp_path
 
 
@@ -132,6 +132,8 @@ def commands(run: str, other: str) -> Iterator[tuple[str, ...]]:
     yield ("sessions",)
     yield ("memory", "add", "--scope", "-/x", "--by", f"ann{HOSTILE}", f"know {HOSTILE}")
     yield ("memory", "list")
+    yield ("memory", "search", HOSTILE)
+    yield ("memory", "forget", "--person", f"ann{HOSTILE}", "--yes")
     yield ("memory", "show", f"no{HOSTILE}")
     yield ("doctor",)
     yield ("where",)

@@ -61,6 +61,26 @@ def test_it_says_why_each_place_and_file_was_chosen(desk: Desk) -> None:
     assert used(DETENT_AGENT="some.toml")["agent"] == {"what": "some.toml", "why": "named by DETENT_AGENT"}
 
 
+def test_it_says_which_memory_agents_use_and_which_file_names_it(desk: Desk) -> None:
+    """None, one, several by name, and the operator's before the project's; a password is not shown."""
+
+    def used() -> tuple[str, str]:
+        found = desk.detent("where", "--json").json["used"]["memory"]
+        return found["what"], found["why"]
+
+    what, why = used()
+    assert what == "none" and "write one with url into detent.toml" in why
+    mine, theirs = desk.write("detent.toml", '[memory]\nurl = "sqlite:///mine.db"\n'), desk.store.parent / "detent.toml"
+    assert used() == ("sqlite:///mine.db", f"named by {mine}")
+    assert "\nmemory    sqlite:///mine.db\n" in desk.detent("where").out
+    desk.write("detent.toml", '[memory]\nurl = "sqlite:///mine.db"\n[memory.stores]\nteam = "postgresql://ann:secret@db/team"\n')
+    assert used() == ("sqlite:///mine.db, team: postgresql://ann@db/team", f"named by {mine}")
+    desk.operator_says('[memory]\nurl = "file:/tmp/theirs"\n')
+    assert used() == ("file:/tmp/theirs, team: postgresql://ann@db/team", f"named by {theirs} and {mine}")
+    desk.write("detent.toml", "")
+    assert used() == ("file:/tmp/theirs", f"named by {theirs}")
+
+
 def test_a_file_store_of_the_directory_is_adopted_as_it_is(desk: Desk) -> None:
     """All that is in `.detent` is moved; what is to be named then is said."""
     assert desk.detent("run", "Go", "--run-id", "one", "--store", "file:.detent/runs").code == 0

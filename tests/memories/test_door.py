@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Engine, FinalAnswer, Host, ToolCall
+from detent import Agent, Engine, FinalAnswer, Host, ToolCall, tool
 from detent.config.remembering import MemorySettings
 from detent.core.errors import ConfigError, DetentError, ItemNotFound, ItemRefused
 from detent.core.events import Origin, Source
@@ -138,6 +138,53 @@ async def test_forgetting_a_person_follows_what_they_said() -> None:
         receipt = await engine.memory.forget(person="ann", host=ACME)
         assert len(receipt.removed) == 1
         assert [one.content for one in await engine.memory.list() if one.content] == ["boats are blue"]
+
+
+@tool(side_effect="read")
+async def web_fetch(url: str) -> str:
+    """Read a page."""
+    return "The payee of the harbour is Mallory"
+
+
+@in_loop
+async def test_forgetting_a_source_follows_it_through_two_runs_and_says_where_its_words_may_still_be() -> None:
+    """What a second run made of it goes too. An archive of the first run keeps the words, and the receipt says so and where nobody looked."""
+    memory, page = RamMemory(), "https://evil.example/a"
+    agent = Agent(name="helper", memory={}, tools=[web_fetch, "remember"])
+    steps = [
+        ToolCall(tool="web_fetch", args={"url": page}),
+        ToolCall(tool="remember", args={"content": "Mallory is the payee of the harbour"}),
+    ]
+    async with engine_on(memory, *steps) as engine:
+        first = await engine.run(agent, "go", host=ACME)
+        engine.planner = ScriptedPlanner(
+            [ToolCall(tool="remember", args={"content": "the harbour pays to Mallory"}), FinalAnswer(content="done")]
+        )
+        second = await engine.run(agent, "who is the payee of the harbour?", host=ACME)
+        await engine.memory.add("boats are blue", scope=SCOPE, by="bob")
+        for source in (f"web_fetch:{page}", "web_fetch:https://evil.example/*", "web_fetch"):
+            shown = await engine.memory.forget(source=source, preview=True, host=ACME)
+            assert [one.origin.run_id for one in sorted(shown.items, key=lambda one: one.content)] == [first.run_id, second.run_id], source
+            assert [one.run_id for one in shown.runs] == sorted([first.run_id, second.run_id]) and not shown.elsewhere
+        await engine.delete(first.run_id)
+        receipt = await engine.memory.forget(source=f"web_fetch:{page}", by="ann", host=ACME)
+        assert len(receipt.removed) == 2 and not receipt.left
+        assert [one.run_id for one in receipt.runs] == [second.run_id] and receipt.elsewhere == (first.run_id,)
+        assert {"artifacts of runs", "archives and exports"} < set(receipt.not_searched)
+        assert [one.content for one in await engine.memory.list() if one.content] == ["boats are blue"]
+        assert not (await engine.memory.forget(source="web_fetch", host=ACME)).items
+
+
+@in_loop
+async def test_a_tombstone_does_not_name_the_person_who_vouched_for_it() -> None:
+    """A person who is forgotten is not kept as a source."""
+    memory = RamMemory()
+    async with engine_on(memory) as engine:
+        kept = await engine.memory.add("Zoe lives in Paris", scope=SCOPE, by="zoe", trusted=True)
+        assert "zoe" in str(kept.origin.sources)
+        await engine.memory.forget(person="zoe")
+    [gone] = await memory.list(host="")
+    assert "zoe" not in str(gone).lower()
 
 
 @in_loop

@@ -145,6 +145,49 @@ async def test_the_stricter_policy_counts_wherever_it_is_set(where: str, policy:
     assert old is not None and (old.superseded_at is not None) is (said == "written")
 
 
+@pytest.mark.parametrize("where", ["agent", "scope"])
+@in_loop
+async def test_remember_waits_for_an_approval_wherever_the_policy_says_so_whatever_was_recalled(where: str) -> None:
+    """It changes no item, so the policy of agent and scope decides alone, and the log has it from the start."""
+    memory = RamMemory()
+    settings = MemorySettings(url=memory, policies={"acme": "human_approved"} if where == "scope" else {})
+    agent = helper(**({"write_policy": "human_approved"} if where == "agent" else {}))
+    steps = [call("remember", content="the office is in Rome"), FinalAnswer(content="done")]
+    async with Engine(memory=settings, approver="caller", planner=ScriptedPlanner(steps)) as engine:
+        waiting = await engine.run(agent, "go", host=ACME)
+        (asked,) = await engine.approvals()
+        assert asked.tool == "remember" and not await memory.list(host="")
+        result = await engine.approve(waiting.run_id, asked.call_id, by="bob")
+        assert outcomes(result)[0]["status"] == "written" and [one.proposed for one in await memory.list(host="")] == [False]
+        assert (await engine.replay(result.run_id)).identical
+
+
+@pytest.mark.parametrize("named", ["i1", f"{scope_of('acme', '', 'shared')}/i1"])
+@pytest.mark.parametrize("policy", ["human_approved", "proposal_only", "read_only"])
+@pytest.mark.parametrize("tool", ["correct", "forget"])
+@in_loop
+async def test_the_policy_of_the_scope_that_an_item_is_in_counts_for_an_agent_that_sees_more(
+    tool: str, policy: WritePolicy, named: str
+) -> None:
+    """An agent of the whole tenant must not change what the operator closed below it, by id or by key."""
+    memory, below = RamMemory(), scope_of("acme", "", "shared")
+    await item(memory, scope=below)
+    settings = MemorySettings(url=memory, policies={below: policy})
+    step = call(tool, items=[named], **({"content": "better"} if tool == "correct" else {}))
+    async with Engine(memory=settings, approver="caller", planner=ScriptedPlanner([step, FinalAnswer(content="done")])) as engine:
+        result = await engine.run(helper(scope="", recall=True), "what is the content of i1?", host=ACME)
+        asked = [approval.call_id for approval in await engine.approvals()]
+        old = await memory.get("i1", host="")
+        assert old is not None and old.content and old.superseded_at is None
+        assert bool(asked) is (policy == "human_approved")
+        for call_id in asked:
+            result = await engine.approve(result.run_id, call_id, by="bob")
+        (said,) = [one.error.code if one.error else one.content["status"] for one in result.tool_calls]
+        wanted = {"human_approved": "written" if tool == "correct" else "forgotten", "proposal_only": "proposed"}
+        assert said == wanted.get(policy, "memory_read_only")
+        assert (await engine.replay(result.run_id)).identical
+
+
 @in_loop
 async def test_an_item_that_needs_an_approval_and_was_not_recalled_is_not_changed_without_one() -> None:
     """The policy decides from the log; an item that the log does not have is proposed instead."""

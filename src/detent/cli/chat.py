@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -401,20 +401,10 @@ class Chat:
         self.output.show(self.agent.model or "no model: the agent plans by rules")
 
     async def _tools(self, _: str) -> None:
-        names = self.agent.tool_names()
-        rows = [
-            (one.name, one.side_effect, one.description.strip().split("\n")[0]) for one in self.engine.tools.list() if one.name in names
-        ]
-        self.output.table(("TOOL", "SIDE EFFECT", "WHAT IT DOES"), rows)
+        _show_tools(self.engine, self.output, self.agent.tool_names())
 
     async def _cost(self, _: str) -> None:
-        rows = [
-            (str(number), head.status, str(head.iterations), f"{head.cost_usd:.4f}" if head.cost_usd else "-", head.goal)
-            for number, head in enumerate(await self.session.runs(), 1)
-        ]
-        self.output.table(("MESSAGE", "STATUS", "TURNS", "COST (USD)", "TEXT"), rows)
-        usage = (await self.session.refresh()).usage
-        self.output.show(f"session: {counted(usage.model_calls, 'model call')}, {spent(usage)}" if usage.model_calls else "no model calls")
+        await _show_costs(self.session, self.output)
 
     async def _show(self, text: str) -> None:
         session, last = self._place()
@@ -432,6 +422,23 @@ class Chat:
 
     async def _memory(self, text: str) -> None:
         await _show_memory(self.engine, self.output, text, self.host)
+
+
+def _show_tools(engine: Engine, output: Output, names: Collection[str]) -> None:
+    """List the tools of these names."""
+    rows = [(one.name, one.side_effect, one.description.strip().split("\n")[0]) for one in engine.tools.list() if one.name in names]
+    output.table(("TOOL", "SIDE EFFECT", "WHAT IT DOES"), rows)
+
+
+async def _show_costs(session: Session, output: Output) -> None:
+    """List what each message of a session used, and what the session did."""
+    rows = [
+        (str(number), head.status, str(head.iterations), f"{head.cost_usd:.4f}" if head.cost_usd else "-", head.goal)
+        for number, head in enumerate(await session.runs(), 1)
+    ]
+    output.table(("MESSAGE", "STATUS", "TURNS", "COST (USD)", "TEXT"), rows)
+    usage = (await session.refresh()).usage
+    output.show(f"session: {counted(usage.model_calls, 'model call')}, {spent(usage)}" if usage.model_calls else "no model calls")
 
 
 async def _show_memory(engine: Engine, output: Output, text: str, host: Host | None) -> None:

@@ -351,7 +351,7 @@ def _asked(invocation: Invocation, item: MemoryItem) -> tuple[bool, str] | None:
     for line in item_lines(item, _standing(item)):
         invocation.output.show(line)
     if not item.proposed or not attended(invocation.output):
-        invocation.output.show(f"  next: {invocation.command('memory', 'review', key_of(item), '--accept')}")
+        invocation.output.show(f"  next: {invocation.command('memory', 'review', item.id, '--accept')}")
         return None
     while True:
         line = invocation.output.ask("remember this? [y]es / [n]o / [l]ater: ").strip().lower()
@@ -385,9 +385,12 @@ def _forget(invocation: Invocation, words: list[str], which: Which, asked: dict[
     invocation.output.document(receipt)
     for key in receipt.left:
         invocation.output.say(f"  left: {clean(key)}", "red")
-    invocation.output.say(f"forgot {counted(len(receipt.removed), 'item')}: their content, index entries and vectors are removed")
+    invocation.output.say(f"forgot {counted(len(receipt.removed), 'item')}: content, index entries and vectors are removed")
     for one in receipt.runs:
         invocation.output.say(f"  remains in the log of run {one.run_id}: {invocation.command('erase', one.run_id)}", "yellow")
+    for run_id in receipt.elsewhere:
+        invocation.output.say(f"  run {run_id} is not in this store: an archive of it keeps the words", "yellow")
+    invocation.output.say(f"  not searched: {', '.join(receipt.not_searched)}")
     return 1 if receipt.left else 0
 
 

@@ -20,6 +20,7 @@ from detent.config.loading import CONFIG_FILE, find_config, operators_config
 from detent.config.state_directory import OPERATORS_FILE, state_directory, store_url
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError
+from detent.ports.passwords import without_password
 from detent.ports.store_files import places_of
 
 
@@ -32,7 +33,7 @@ def where(
     adopt: Annotated[bool, typer.Option("--adopt", help="Move the store in ./.detent, or in OLD, to the state directory.")] = False,
     setup: o.Looking,
 ) -> int:
-    """Print which store, state directory and configuration files are used here, and why each was chosen.
+    """Print which store, memory, state directory and configuration files are used here, and why each was chosen.
 
     No tool of an agent can write to the state directory. A store in ./.detent is not used, because somebody else may have put it there; --adopt
     moves it to the state directory if this directory is trusted (`detent trust`). A directory that was moved starts without runs; `--adopt OLD`
@@ -58,6 +59,7 @@ def where(
     lines = [
         ("state", str(place), f"derived from the path of this directory, in {_home()}"),
         ("store", store, _and_there(_why_store(setup, invocation, operators), exists)),
+        ("memory", *_memory(setup, invocation, operators)),
         ("operator", str(operators), _and_there("overrides the configuration, because no tool can write it", operators.is_file())),
         ("config", *_configured(setup)),
         ("agent", *_agent(invocation, operators)),
@@ -100,6 +102,20 @@ def _why_store(setup: o.Setup, invocation: Invocation, operators: Path) -> str:
     if invocation.filed.store.url:
         return f"named by {_configured(setup)[0]}"
     return "the default, in the state directory: no option, variable or file names another"
+
+
+def _memory(setup: o.Setup, invocation: Invocation, operators: Path) -> tuple[str, str]:
+    """Return where agents keep what they remember, each memory but an only one with its name, and the files that say so."""
+    said = invocation.config.memory
+    places = {name: without_password(url) for name, url in (("", said.url), *(said.stores or {}).items()) if url is not None}
+    if not places:
+        return "none", f"no file has a table [memory]; write one with url into {CONFIG_FILE}"
+    theirs = operators_config(without=DECIDING).memory
+    files = [
+        *([str(operators)] if theirs.url is not None or theirs.stores else []),
+        *([_configured(setup)[0]] if (said.url, said.stores) != (theirs.url, theirs.stores) else []),
+    ]
+    return ", ".join(f"{name}: {url}" if name else url for name, url in places.items()), f"named by {' and '.join(files)}"
 
 
 def _configured(setup: o.Setup) -> tuple[str, str]:

@@ -30,6 +30,7 @@ from detent.ports.remembering import (
     WritePolicy,
     below,
     key_of,
+    names_of,
     sealed,
     unproven,
 )
@@ -56,7 +57,9 @@ class Forgetting(msgspec.Struct, frozen=True, kw_only=True):
     """What is forgotten with an item, a source, a run or a person: a preview, or the receipt.
 
     `items` are the items with what they say, their proposals and summaries included; `removed` are the keys whose content, index entries and vectors are
-    gone, `left` those that are not. `runs` are the runs whose logs, or conversations, still have words of them. `done` is false for a preview.
+    gone, `left` those that are not. `runs` are the runs whose logs, or conversations, still have words of them. `elsewhere` are the runs that they came from
+    and that are not in this store: their archives, if there are any, still have the words. `not_searched` are the places where nobody looked. `done` is
+    false for a preview.
     """
 
     memory: str
@@ -64,6 +67,8 @@ class Forgetting(msgspec.Struct, frozen=True, kw_only=True):
     removed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     runs: tuple[Holding, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    not_searched: tuple[str, ...] = ("artifacts of runs", "archives and exports", "backups")
     done: bool = False
     by: str = ""
     why: str = ""
@@ -262,8 +267,8 @@ class EngineMemory:
         item_ids = await _with_replaced(memory, item_ids, host)
         kept = await self._runtime.kept_as(run, host) if run else ""
         items = await memory.lineage(host=prefix, run_id=kept, label=source, person=person, item_ids=item_ids)
-        runs = await self._holding(items, host)
-        made = Forgetting(memory=called, items=tuple(items), runs=runs, by=by, why=why, at=self._now())
+        runs, elsewhere = await self._holding(items, host)
+        made = Forgetting(memory=called, items=tuple(items), runs=runs, elsewhere=elsewhere, by=by, why=why, at=self._now())
         if preview or not items:
             return made
         keys = [key_of(item) for item in items]
@@ -278,11 +283,13 @@ class EngineMemory:
             done=True,
         )
 
-    async def _holding(self, items: Sequence[MemoryItem], host: Host | None) -> tuple[Holding, ...]:
-        """Return the runs whose logs name one of the items: they wrote, recalled or proposed it; and those that continue their conversations."""
+    async def _holding(self, items: Sequence[MemoryItem], host: Host | None) -> tuple[tuple[Holding, ...], tuple[str, ...]]:
+        """Return the runs whose logs name one of the items (they wrote, recalled or proposed it), or that continue their conversations, and those that the
+        items came from and that are not here.
+        """
         wanted = [b'"%b"' % item.id.encode() for item in items]
         if not wanted:
-            return ()
+            return (), ()
         await self._runtime.open()
         found: dict[str, int] = {}
         query = RunQuery(tenant=None if host is None else host.tenant, limit=PAGE)
@@ -293,9 +300,9 @@ class EngineMemory:
                 if named:
                     found[head.run_id] = named
             query = msgspec.structs.replace(query, after=page[-1].run_id)
-        for item in items:
-            if item.origin.run_id and item.origin.run_id not in found and await self._runtime.store.head(item.origin.run_id) is not None:
-                found[item.origin.run_id] = 0
+        came_from = {name.removeprefix("run:") for item in items for name in names_of(item.origin) if name.startswith("run:")}
+        here = {run_id for run_id in came_from if run_id in found or await self._runtime.store.head(run_id) is not None}
+        found = {**dict.fromkeys(here, 0), **found}
         for run_id, named in list(found.items()):
             try:
                 later = await later_runs(self._runtime.store, await load_run(self._runtime.store, run_id))
@@ -305,7 +312,7 @@ class EngineMemory:
                     del found[run_id]
             for one in later:
                 found.setdefault(one, 0)
-        return tuple(Holding(run_id=run_id, records=records) for run_id, records in sorted(found.items()))
+        return tuple(Holding(run_id=run_id, records=records) for run_id, records in sorted(found.items())), tuple(sorted(came_from - here))
 
     # Move -----------------------------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,8 @@ class MemoryPolicy:
 
 
 def _asking(state: RunState) -> set[str]:
-    """Return the ids of the recalled items that only a person's approval may change."""
+    """Return the ids and keys of the recalled items that only a person's approval may change."""
     recalled = [item for known in state.passes.values() for item in known.steps if item.kind == "memory"]
     items = cast("list[dict[str, Any]]", [one for item in recalled for one in item.arguments])
-    return {one["id"] for one in items if one.get("write_policy") == "human_approved"}
+    asking = [one for one in items if one.get("write_policy") == "human_approved"]
+    return {name for one in asking for name in (one["id"], f"{one['scope']}/{one['id']}")}

@@ -117,7 +117,7 @@ class Compacting:
         """Return why a compaction is due. A compactor that cannot say is one that goes by the size."""
         try:
             said: Any = self._compactor.due(measured)
-        except Exception:  # a compactor is foreign code, and fails no run
+        except Exception:  # foreign code: a compactor may raise anything, and fails no run
             log.warning("the compactor %r could not say whether a compaction is due", self._compactor.name, exc_info=True)
             return due_by_size(measured)
         if not isinstance(said, str):

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from detent.config.remembering import TOOLS, Memories, MemorySettings, MemoryUse, memory_use, prefix_of, scope_for
+from detent.config.remembering import TOOLS, Memories, MemorySettings, MemoryUse, memory_use, prefix_of, scope_for, stricter
 from detent.core.agent import AgentSpec, Host
 from detent.core.errors import Divergence, StoreError, Suspended
 from detent.core.events import MemoryRecalled
@@ -77,7 +77,7 @@ class Recalling:
                     models=gateway,
                 )
                 new = [one for one in await search if (one.item.scope, one.item.id) not in known and self._fits(one)]
-            return [_data(one, self._name) for one in new[: self._use.items]], ""
+            return [self._data(one) for one in new[: self._use.items]], ""
         except (BoundReached, Divergence, Interrupted, Suspended):
             raise
         except TimeoutError:
@@ -96,6 +96,15 @@ class Recalling:
             return False
         kept_out = ("tombstoned", "proposed", "refused", *(() if self._use.as_of else ("superseded",)))
         return standing_of(item, item.created_at or EPOCH) not in kept_out and not self._settings.admits(item.origin)
+
+    def _data(self, found: Found) -> dict[str, Any]:
+        """Return an item as the log keeps it, with the write policy that holds for it. Provenance compares the content with the seal of its origin."""
+        item = found.item
+        said = {key: value for key, value in msgspec.to_builtins(item).items() if key in _SHOWN}
+        said |= {"kind": item.kind, "origin": msgspec.to_builtins(item.origin), "memory": self._name}
+        policy = stricter(item.write_policy, self._settings.policy_for(item.scope))
+        said |= {} if policy == "agent_write" else {"write_policy": policy}
+        return {**said, "score": round(float(found.score), 6), "reasons": [str(reason) for reason in found.reasons]}
 
 
 def recalling_of(memories: Memories, state: RunState) -> Recalling | None:
@@ -158,14 +167,6 @@ def _task(context: KernelContext) -> str:
 def _text(item: Item) -> str:
     raw = bytes(item.result)
     return msgspec.json.decode(raw) if raw.startswith(b'"') else raw.decode(errors="replace")
-
-
-def _data(found: Found, name: str) -> dict[str, Any]:
-    """Return an item as the log keeps it. Provenance compares the content with the seal of its origin."""
-    item = found.item
-    said = {key: value for key, value in msgspec.to_builtins(item).items() if key in _SHOWN}
-    said |= {"kind": item.kind, "origin": msgspec.to_builtins(item.origin), "memory": name}
-    return {**said, "score": round(float(found.score), 6), "reasons": [str(reason) for reason in found.reasons]}
 
 
 def _within(items: list[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -19,9 +19,9 @@ from detent.config.remembering import Memories, MemorySettings, MemoryUse, memor
 from detent.core.errors import ItemConflict, ItemNotFound, ItemRefused, ToolFailed
 from detent.core.events import AnyEvent, MemoryProposed, MemorySuperseded, MemoryTombstoned, MemoryWritten
 from detent.kernel.journal import Journal
-from detent.ports import Clock, ToolContext
+from detent.ports import Clock, Models, ToolContext
 from detent.ports.copies import ours
-from detent.ports.remembering import Governor, Kind, Memory, MemoryItem, WritePolicy, key_of, unproven
+from detent.ports.remembering import Found, Governor, Kind, Memory, MemoryItem, WritePolicy, key_of, unproven
 from detent.secrecy.redact import PLACEHOLDER, Redactor
 
 MOST_RETIRED = 3
@@ -57,14 +57,39 @@ class Remembering:
 
     def of_call(self, context: ToolContext) -> OfCall:
         """Return the memory for one call."""
-        return OfCall(self, context.call_id, context.approved_by)
+        memory = cast("Memory", Charged(self.memory, lambda: context.models))
+        return OfCall(self, memory, context.call_id, context.approved_by)
+
+    def policies(self, items: Sequence[MemoryItem]) -> list[WritePolicy]:
+        """Return the policies for a change of these items: their own, and those of the scopes that they are in."""
+        return [stricter(item.write_policy, self.settings.policy_for(item.scope)) for item in items]
+
+
+class Charged:
+    """A memory whose model calls go through a gateway, which counts, prices and limits them."""
+
+    def __init__(self, memory: Memory, models: Callable[[], Models | None]) -> None:
+        self._memory, self._models = memory, models
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)
+
+    async def search(self, query: str, **options: Any) -> list[Found]:
+        """See `Memory.search`."""
+        options["models"] = self._models()
+        return await self._memory.search(query, **options)
+
+    async def write(self, item: MemoryItem, **options: Any) -> MemoryItem:
+        """See `Memory.write`."""
+        options["models"] = self._models()
+        return await self._memory.write(item, **options)
 
 
 class OfCall:
     """What one call may write (`ports.remembering.RunMemory`)."""
 
-    def __init__(self, run: Remembering, call_id: str, approved_by: tuple[str, ...]) -> None:
-        self._run, self._call, self._approved = run, call_id, bool(approved_by)
+    def __init__(self, run: Remembering, memory: Memory, call_id: str, approved_by: tuple[str, ...]) -> None:
+        self._run, self._memory, self._call, self._approved = run, memory, call_id, bool(approved_by)
 
     async def remember(self, content: str, *, kind: Kind = "fact", held_from: str = "", held_until: str = "") -> dict[str, Any]:
         """See `RunMemory.remember`."""
@@ -85,14 +110,14 @@ class OfCall:
         if not may:
             return await self._propose(made)
         with _refusing():
-            await run.memory.tombstone(*keys, why=why or "forgotten by the agent", at=run.clock.now(), host=run.scope)
+            await self._memory.tombstone(*keys, why=why or "forgotten by the agent", at=run.clock.now(), host=run.scope)
         self._record(*(MemoryTombstoned(item_id=item.id, why=why, memory=run.name, call=self._call) for item in old))
         return {"status": "forgotten", "items": [item.id for item in old]}
 
     async def _write(self, content: str, old: Sequence[MemoryItem] = (), **fields: Any) -> dict[str, Any]:
         run = self._run
         may = self._may_write(old)
-        policy = stricter(run.policy, *_policies(old))
+        policy = stricter(run.policy, *run.policies(old))
         item = replace(self._item(content, **fields), supersedes=tuple(key_of(item) for item in old), write_policy=policy)
         if any(not one.origin.trusted for one in old):  # a correction of what nobody vouched for does not vouch for itself
             item = replace(item, origin=unproven(item.origin, "untrusted"))
@@ -102,7 +127,7 @@ class OfCall:
         if not may:
             return await self._propose(item)
         with _refusing():
-            await run.memory.write(item, host=run.scope)
+            await self._memory.write(item, host=run.scope)
         replaced = [MemorySuperseded(item_id=one.id, by_id=item.id, why=item.why, memory=run.name, call=self._call) for one in old]
         self._record(MemoryWritten(item_id=item.id, memory=run.name, call=self._call), *replaced)
         return {"status": "written", "id": item.id}
@@ -110,7 +135,7 @@ class OfCall:
     async def _governed(self, item: MemoryItem) -> None:
         """Raise `ToolFailed` if the governor refuses an item; the log has that."""
         run = self._run
-        if why := await run.governor.refuses(item, run.memory, host=run.scope):
+        if why := await run.governor.refuses(item, self._memory, host=run.scope):
             self._record(MemoryProposed(item_id=item.id, item=_shown(item), memory=run.name, call=self._call, refused=why))
             raise ToolFailed(
                 f"nothing was written: {why if ours(run.governor) else 'the governor refused it'}", error_code="memory_refused"
@@ -119,14 +144,14 @@ class OfCall:
     async def _propose(self, item: MemoryItem) -> dict[str, Any]:
         run = self._run
         with _refusing():
-            await run.memory.write(replace(item, proposed=True), host=run.scope)
+            await self._memory.write(replace(item, proposed=True), host=run.scope)
         self._record(MemoryProposed(item_id=item.id, item=_shown(item), memory=run.name, call=self._call))
         return {"status": "proposed", "id": item.id, "note": "a person decides on it; until then nothing has changed"}
 
     def _may_write(self, old: Sequence[MemoryItem]) -> bool:
         """Whether this may be written now; if not, it is proposed. Raise `ToolFailed` if not even that is allowed."""
         run = self._run
-        policy = stricter(run.policy, *_policies(old))
+        policy = stricter(run.policy, *run.policies(old))
         if policy == "read_only":
             raise ToolFailed("nothing was written: this memory is read-only here", error_code="memory_read_only")
         retired = sum(became in ("superseded", "tombstoned") for became in run.journal.state.memories.values())
@@ -141,7 +166,7 @@ class OfCall:
             raise ToolFailed("name at least one item by its id", error_code="memory_not_found")
         for name in dict.fromkeys(names):
             with _refusing():
-                item = await run.memory.get(name, host=run.scope)
+                item = await self._memory.get(name, host=run.scope)
             if item is None:
                 raise ToolFailed(f"there is no item {name[:80]!r} in this memory", error_code="memory_not_found")
             found.append(item)
@@ -169,10 +194,6 @@ class OfCall:
 
     def _record(self, *events: AnyEvent) -> None:
         self._run.journal.record(*events, scope=self._call.rsplit(".", 2)[0])
-
-
-def _policies(items: Sequence[MemoryItem]) -> list[WritePolicy]:
-    return [item.write_policy for item in items]
 
 
 class _refusing:  # noqa: N801 - used like a function

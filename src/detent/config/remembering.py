@@ -114,7 +114,7 @@ class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=T
         for scope, policy in self.policies.items():
             if scope and (not all(scope.split("/")) or set(scope) & set("*?[")):
                 raise ConfigError(
-                    f"memory.policies: {scope!r} is no scope, so it would protect nothing; write it without a pattern and a slash at its end, such as"
+                    f"memory.policies: {scope!r} is not a scope, so it would protect nothing; write it without a pattern and a slash at its end, such as"
                     " acme/shop. It holds for all scopes below it too"
                 )
             if policy not in STRICTEST:

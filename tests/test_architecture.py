@@ -333,6 +333,19 @@ def test_an_expression_loads_no_command_line() -> None:
     assert in_a_fresh_process(f"{program}from cel import cli\nprint(json.dumps(hasattr(cli, 'main')))") is False, "it stays out of the way"
 
 
+def test_a_run_without_memory_and_compaction_loads_neither() -> None:
+    """Every program would start later, for what its agents do not use."""
+    program = (
+        "import json, sys\nfrom detent import Agent, Engine, FinalAnswer, Plan\n"
+        "class Says:\n    async def plan(self, view):\n        return Plan(actions=(FinalAnswer(content='done'),))\n"
+        "assert Engine(store='ram:', planner=Says()).run_sync(Agent(name='a'), 'go').output == 'done'\n"
+    )
+    loaded = in_a_fresh_process(f"{program}print(json.dumps(sorted(sys.modules)))")
+    heavy = ("detent.history.memory", "detent.memories.ram", "detent.memories.sqlite", "detent.memories.files", "detent.memories.postgres")
+    used = ("detent.running.compacting", "detent.running.reducing", "detent.running.recalling")
+    assert [n for n in loaded if n.startswith((*heavy, *used))] == []
+
+
 def test_every_public_name_can_be_imported_and_is_described() -> None:
     """What `detent.__all__` promises is there and says what it is; the list holds no name twice."""
     import detent

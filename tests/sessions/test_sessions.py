@@ -23,7 +23,7 @@ def test_each_message_is_a_run_that_knows_the_ones_before() -> None:
         async with engine_of(clerk) as engine:
             session = engine.session(AGENT, "trip")
             assert isinstance(session, Session)
-            results = [await session.send(text) for text in ("one", "two", "three")]
+            results = [await session.send(text, by="ann") for text in ("one", "two", "three")]
             assert [result.run_id for result in results] == ["trip.1", "trip.2", "trip.3"]
             assert [result.output for result in results] == ["answer to one", "answer to two", "answer to three"]
             first, second = results[0].state, results[1].state.session
@@ -35,6 +35,7 @@ def test_each_message_is_a_run_that_knows_the_ones_before() -> None:
                 first.seq,
                 first.digest,
             )
+            assert second.by == "ann"
             assert session.usage.iterations == 3
             for head in await session.runs():
                 assert (await engine.verify(head.run_id)).ok

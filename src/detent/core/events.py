@@ -100,11 +100,12 @@ class InSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """The place of a run in its session: message number `number` of session `id`.
 
     `before` is the run of the message before, `sequence` and `digest` name its last record when this run began. `conversation` is what this run
-    knows of the earlier messages: an artifact of this run, so the run is complete by itself.
+    knows of the earlier messages: an artifact of this run, so the run is complete by itself. `by` is who sent the message, as the sender said.
     """
 
     id: str
     number: int
+    by: str = ""
     message_id: str = ""
     before: str = ""
     sequence: int = 0

@@ -276,7 +276,7 @@ class Sending:
                 raise Conflict(run_id, 0, there.records)
             if stand is not None and ((last := await store.head(stand.run_id)) is None or last.records != stand.state.seq):
                 raise Conflict(stand.run_id, stand.state.seq, last.records if last is not None else 0)
-            place = InSession(id=talk.id, number=number, message_id=said.message_id if said.given or self._recorded else "")
+            place = InSession(id=talk.id, number=number, message_id=said.message_id if said.given or self._recorded else "", by=said.by)
             if base is not None:
                 place = replace(place, before=base.run_id, sequence=base.state.seq, digest=base.state.digest)
                 if said.rule == "rollback" and (before := base.state.session) is not None:

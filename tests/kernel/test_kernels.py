@@ -158,7 +158,7 @@ FACT_CHANGES: dict[str, Any] = {
     "task_id": "other", "strategy": "other", "kernel_type": "other", "scope": "other", "steps": Seq([Item(kind="note")]), "results": Seq([Item(kind="tool")]),
     "tools_used": frozenset({"x"}), "iteration": 9, "usage": Usage(iterations=9), "limits": None, "digest": "other", "status": "done",
     "ended": "final_answer", "output": "x",
-    "error": "x", "memory": ("x",), "query": "x", "compacted": 1, "summary": "x", "partial": "x",
+    "error": "x", "memory": ("x",), "query": "x", "asked": "x", "compacted": 1, "summary": "x", "partial": "x",
     "compaction": e.ContextCompacted(items=1, summary="x"), "prompt": (1, 1), "plan": e.Planned(actions=(FinalAnswer(content="x"),)),
     "calls": {"main.1.9": CallState(call_id="main.1.9", index=9, tool="x", args={})}, "observed": 5, "acted": True, "turn_ok": 5, "turn_bad": 5, "rejected": 5,
     "progressed": True, "polled": True, "phases_done": frozenset({7}), "effects": {"x": 1}, "failed_turns": 5, "since_progress": 5, "reflections": 5,

@@ -32,9 +32,11 @@ from detent.policies.tiers import TieredPolicy
 from detent.ports import ContextProfile, ResultCompression, noop_hooks
 from detent.running.control import Control
 from detent.running.driving import drive
+from detent.running.foreign import record_changes
 from detent.running.live import LiveWorld
 from detent.running.pass_context import make_context
 from detent.running.verifying import Answers
+from detent.running.views import Views
 from detent.stores.ram import RamStore
 from detent.strategies.reactive import reactive
 from detent.tools.registry import Registry
@@ -78,6 +80,8 @@ def a_run(n: int) -> Run:
         compression=ResultCompression(),
         objection=lambda action, context: "",
         answers=Answers(lambda agent, entry: lambda answer, view: None),
+        view=Views(),
+        changed=record_changes,
         heal=None,
     )
 

@@ -30,8 +30,9 @@ def _dec_hook(kind: Any, value: Any) -> Any:
 def dump_state(state: KernelState | RunState) -> bytes:
     """Return a state as JSON bytes: sets as sorted arrays, maps as objects in their order."""
     if isinstance(state, RunState):
-        fields = {name: getattr(state, name) for name in RunState.__struct_fields__}  # a loaded run has more than its state
-        shown: Any = RunState(**{**fields, "passes": {scope: _with_sorted_sets(p) for scope, p in state.passes.items()}})
+        fields: dict[str, Any] = {name: getattr(state, name) for name in RunState.__struct_fields__}  # a loaded run has more than its state
+        fields["passes"] = {scope: _with_sorted_sets(p) for scope, p in state.passes.items()}
+        shown: Any = RunState(**fields)
     else:
         shown = _with_sorted_sets(state)
     return encode({"v": STATE_VERSION, "state": shown})

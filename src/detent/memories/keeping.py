@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, ModelCallFailure
 from detent.memories import lifecycle
 from detent.memories.lifecycle import Steps, check, utcnow
-from detent.ports import Models
-from detent.ports.remembering import ITEM_BYTES, Explanation, MemoryItem, Origin, Standing, below, key_of, names_of, narrowed, standing_of
+from detent.memories.ranking import Asked, embedded
+from detent.ports import Embedder, Models
+from detent.ports.remembering import (
+    ITEM_BYTES,
+    Explanation,
+    Found,
+    Kind,
+    MemoryItem,
+    Origin,
+    Standing,
+    below,
+    key_of,
+    names_of,
+    narrowed,
+    standing_of,
+)
+
+log = logging.getLogger("detent.memories")
 
 T = TypeVar("T")
 Vectors = Mapping[str, tuple[float, ...]]
@@ -24,12 +42,13 @@ PAGE = 500
 
 
 class Keeping(ABC):
-    """Everything of a `Memory` but search. A subclass runs operations, returns pages and searches."""
+    """What all memories do alike. A subclass runs operations, returns pages and searches. With an `embedder` it has the vectors of items and queries."""
 
-    def __init__(self, *, max_item_bytes: int = ITEM_BYTES) -> None:
+    def __init__(self, *, max_item_bytes: int = ITEM_BYTES, embedder: Embedder | None = None) -> None:
         if max_item_bytes < 1:
             raise ConfigError(f"max_item_bytes={max_item_bytes}: give at least 1")
         self.max_item_bytes = max_item_bytes
+        self._embedder = embedder
 
     @abstractmethod
     async def _change(self, steps: Callable[[], Steps[T]], vectors: Vectors | None = None) -> T:
@@ -46,9 +65,45 @@ class Keeping(ABC):
     async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
         """Return the items at or below a prefix, ordered by scope and id, after these."""
 
+    @abstractmethod
+    async def _search(self, asked: Asked) -> list[Found]:
+        """Return what was found, best first. See `Memory.search`."""
+
     async def _vectors(self, items: Sequence[MemoryItem], models: Models | None) -> Vectors:
         """Return the vectors of items that will be written."""
-        return {}
+        if self._embedder is None or not items:
+            return {}
+        try:
+            made = await self._embedder.embed([embedded(item) for item in items], models=models)
+        except ModelCallFailure as error:
+            log.warning("%d items are kept without vectors, so only their words find them: %s", len(items), error)
+            return {}
+        return {key_of(item): vector for item, vector in zip(items, made.vectors, strict=True)}
+
+    async def search(
+        self,
+        query: str,
+        *,
+        host: str,
+        scope: str = "",
+        kinds: Sequence[Kind] = (),
+        limit: int = 10,
+        as_of: datetime | None = None,
+        now: datetime | None = None,
+        models: Models | None = None,
+    ) -> list[Found]:
+        """Return the items that fit best. See `Memory.search`."""
+        prefix = narrowed(host, scope)
+        if prefix is None or limit < 1:
+            return []
+        vector, model = (), ""
+        if self._embedder is not None and query.strip():
+            with suppress(ModelCallFailure):  # the words alone find something
+                made = await self._embedder.embed([query], purpose="query", models=models)
+                vector, model = made.vectors[0], made.model
+        return await self._search(
+            Asked(prefix=prefix, query=query, kinds=tuple(kinds), limit=limit, as_of=as_of, now=now or utcnow(), vector=vector, model=model)
+        )
 
     async def get(self, item_id: str, *, host: str) -> MemoryItem | None:
         """Return the item, whatever it is now; None if no visible item has this id. See `Memory.get`."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from detent.memories.keeping import Keeping, Vectors, in_order
-from detent.memories.lifecycle import Steps, driven, utcnow
-from detent.memories.ranking import answer, counts, overlap, query_words, stem
-from detent.ports import Models
+from detent.memories.lifecycle import Steps, driven
+from detent.memories.ranking import Asked, answer, counts, overlap, query_words, stem
 from detent.ports.copies import copied
-from detent.ports.remembering import ITEM_BYTES, Found, Kind, MemoryItem, below, key_of, narrowed
+from detent.ports.remembering import ITEM_BYTES, Found, MemoryItem, key_of
 
 T = TypeVar("T")
 
@@ -28,28 +26,13 @@ class RamMemory(Keeping):
         self._items: dict[str, MemoryItem] = {}
         self._by_id: dict[str, set[str]] = {}
 
-    async def search(
-        self,
-        query: str,
-        *,
-        host: str,
-        scope: str = "",
-        kinds: Sequence[Kind] = (),
-        limit: int = 10,
-        as_of: datetime | None = None,
-        now: datetime | None = None,
-        models: Models | None = None,
-    ) -> list[Found]:
-        """Return the items with the most terms of the query. See `Memory.search`."""
-        where, at = narrowed(host, scope), now or utcnow()
-        if where is None or limit < 1:
-            return []
-        visible = [one for one in self._items.values() if below(one.scope, where) and counts(one, kinds, as_of=as_of, now=at)]
-        terms = query_words(query)
+    async def _search(self, asked: Asked) -> list[Found]:
+        visible = [one for one in self._items.values() if counts(one, asked)]
+        terms = query_words(asked.query)
         roots = [stem(term) for term in terms]
         matched = [found for one in visible if (found := overlap(one, terms, roots)) is not None]
-        others = [one for one in visible if one.kind == "preference"] if query.strip() else visible
-        return [replace(found, item=copied(found.item)) for found in answer(matched, others, limit, query=query)]
+        others = [one for one in visible if one.kind == "preference"] if asked.query.strip() else visible
+        return [replace(found, item=copied(found.item)) for found in answer(matched, others, asked.limit, query=asked.query)]
 
     async def close(self) -> None:
         """Keep everything: the items live as long as this object."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from detent.ports.remembering import Found, Kind, MemoryItem, held, key_of, standing_of
+from detent.ports.remembering import Found, Kind, MemoryItem, below, held, key_of, standing_of
 
 MOST_TERMS = 64
 """How many different terms of a query count; a longer query costs no more."""
@@ -72,11 +72,24 @@ def stems(text: str) -> list[str]:
     return [stem(word) for word in words(text)]
 
 
-def counts(item: MemoryItem, kinds: Sequence[Kind], *, as_of: datetime | None, now: datetime) -> bool:
-    """Whether a search may find an item: it is of these kinds, and current, or held at `as_of`."""
-    if kinds and item.kind not in kinds:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A search: the prefix of the scopes, the query, and its vector if texts are embedded. At least one item is wanted."""
+
+    prefix: str
+    query: str
+    kinds: tuple[Kind, ...]
+    limit: int
+    as_of: datetime | None
+    now: datetime
+    vector: tuple[float, ...] = ()
+    model: str = ""
+
+
+def counts(item: MemoryItem, asked: Asked) -> bool:
+    """Whether a search may find an item: it is in the scopes, of the kinds, and current, or held at `as_of`."""
+    if not below(item.scope, asked.prefix) or (asked.kinds and item.kind not in asked.kinds):
         return False
-    return standing_of(item, now) == "current" if as_of is None else held(item, as_of)
+    return standing_of(item, asked.now) == "current" if asked.as_of is None else held(item, asked.as_of)
 
 
 def age_order(item: MemoryItem) -> tuple[datetime, str]:

@@ -24,13 +24,12 @@ from detent.core.errors import ItemConflict, ItemNotFound, ItemRefused
 from detent.memories.files.entries import AGENTS, MEMORY, MOST_BYTES, Entry, FileEntries, Stamp
 from detent.memories.files.texts import item_of, text_of
 from detent.memories.keeping import Keeping, Vectors, in_order
-from detent.memories.lifecycle import MOST_ID, MOST_SCOPE, Change, Steps, bad_name, driven, retired, utcnow
-from detent.memories.ranking import answer, bm25_of, counts, weighed
-from detent.ports import Models
+from detent.memories.lifecycle import MOST_ID, MOST_SCOPE, Change, Steps, bad_name, driven, retired
+from detent.memories.ranking import Asked, answer, bm25_of, counts, weighed
 from detent.ports.copies import copied
 from detent.ports.governing_files import governs
 from detent.ports.processes import renew_in_children
-from detent.ports.remembering import ITEM_BYTES, NOBODY, Found, Kind, MemoryItem, below, key_of, narrowed, unproven
+from detent.ports.remembering import ITEM_BYTES, NOBODY, Found, MemoryItem, key_of, unproven
 
 log = logging.getLogger("detent.memories")
 
@@ -74,27 +73,13 @@ class FileMemory(Keeping):
         """Return the text files whose keys begin with a prefix, such as `skills/`; with a workspace its instruction files are in `agents/`."""
         return await asyncio.to_thread(self._entries, prefix)
 
-    async def search(
-        self,
-        query: str,
-        *,
-        host: str,
-        scope: str = "",
-        kinds: Sequence[Kind] = (),
-        limit: int = 10,
-        as_of: datetime | None = None,
-        now: datetime | None = None,
-        models: Models | None = None,
-    ) -> list[Found]:
-        """Return the items whose words fit best. See `Memory.search`."""
-        where, at = narrowed(host, scope), now or utcnow()
-        if where is None or limit < 1:
-            return []
+    async def _search(self, asked: Asked) -> list[Found]:
+        query = asked.query
 
         def look() -> list[Found]:
-            visible = [one for one in self._items.values() if below(one.scope, where) and counts(one, kinds, as_of=as_of, now=at)]
+            visible = [one for one in self._items.values() if counts(one, asked)]
             others = [one for one in visible if one.kind == "preference"] if query.strip() else visible
-            found = answer(weighed(bm25_of(visible, query), query), others, limit, query=query)
+            found = answer(weighed(bm25_of(visible, query), query), others, asked.limit, query=query)
             return [replace(one, item=copied(one.item)) for one in found]
 
         return await self._run(look)

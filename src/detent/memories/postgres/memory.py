@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 import psycopg
 
-from detent.core.errors import ModelCallFailure, NewerVersion
+from detent.core.errors import NewerVersion
 from detent.memories.keeping import Keeping, Vectors
-from detent.memories.lifecycle import Change, Steps, utcnow
+from detent.memories.lifecycle import Change, Steps
 from detent.memories.postgres import tables
-from detent.memories.ranking import answer, bm25_of, embedded, joined, query_words, stem, stems, unit, weighed
+from detent.memories.ranking import Asked, answer, bm25_of, joined, query_words, stem, stems, unit, weighed
 from detent.memories.rows import ends_of, microseconds, read_item, searchable, state_of
-from detent.ports import Embedder, Models
+from detent.ports import Embedder
 from detent.ports.processes import renew_in_children
-from detent.ports.remembering import ITEM_BYTES, Found, Kind, MemoryItem, key_of, narrowed
-
-log = logging.getLogger("detent.memories")
+from detent.ports.remembering import ITEM_BYTES, Found, MemoryItem, key_of
 
 T = TypeVar("T")
 Connection = psycopg.AsyncConnection[Any]
@@ -49,8 +45,8 @@ class PostgresMemory(Keeping):
     """A `Memory` in PostgreSQL. With an `embedder`, items are also found by meaning; `way` says how vectors are compared."""
 
     def __init__(self, connections: Connections, *, embedder: Embedder | None = None, max_item_bytes: int = ITEM_BYTES) -> None:
-        super().__init__(max_item_bytes=max_item_bytes)
-        self._connections, self._embedder = connections, embedder
+        super().__init__(max_item_bytes=max_item_bytes, embedder=embedder)
+        self._connections = connections
         self.url: str = connections.target.shown
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
@@ -70,23 +66,9 @@ class PostgresMemory(Keeping):
             self._connections.forget()
         self._loop, self._opening = None, asyncio.Lock()
 
-    async def search(
-        self,
-        query: str,
-        *,
-        host: str,
-        scope: str = "",
-        kinds: Sequence[Kind] = (),
-        limit: int = 10,
-        as_of: datetime | None = None,
-        now: datetime | None = None,
-        models: Models | None = None,
-    ) -> list[Found]:
-        """Return the items with the best words, joined with those of the nearest meaning. See `Memory.search`."""
-        prefix = narrowed(host, scope)
-        if prefix is None or limit < 1:
-            return []
-        where, values = _findable(prefix, kinds, as_of, now or utcnow())
+    async def _search(self, asked: Asked) -> list[Found]:
+        query, limit = asked.query, asked.limit
+        where, values = _findable(asked)
         values["most"] = limit
         if not query.strip():
             return answer((), await self._items(tables.NEWEST.format(where=where), values), limit, query=query)
@@ -95,13 +77,10 @@ class PostgresMemory(Keeping):
         terms = " | ".join(dict.fromkeys(f"'{stem(word)}'" for word in query_words(query)))
         fit = await self._items(tables.BY_WORDS.format(where=where), {**values, "query": terms}) if terms else []
         matched = weighed(bm25_of(fit, query), query)
-        if self._embedder is not None:
-            with suppress(ModelCallFailure):  # the words alone find something
-                made = await self._embedder.embed([query], purpose="query", models=models)
-                vector = unit(made.vectors[0])
-                sql = tables.BY_MEANING.format(near=tables.NEAR[self._pgvector], where=where)
-                rows = await self._rows(sql, {**values, "vector": vector, "model": made.model, "size": len(vector)})
-                matched = joined(matched, [(read_item(data), near) for data, near in rows])
+        if asked.vector:
+            sql = tables.BY_MEANING.format(near=tables.NEAR[self._pgvector], where=where)
+            rows = await self._rows(sql, {**values, "vector": unit(asked.vector), "model": asked.model, "size": len(asked.vector)})
+            matched = joined(matched, [(read_item(data), near) for data, near in rows])
         return answer(matched, others, limit, query=query)
 
     async def close(self) -> None:
@@ -134,16 +113,6 @@ class PostgresMemory(Keeping):
     async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
         where = tables.IN_SCOPE if prefix else "true"
         return await self._items(tables.PAGE.format(where=where), {"prefix": prefix, "scope": after[0], "id": after[1], "most": limit})
-
-    async def _vectors(self, items: Sequence[MemoryItem], models: Models | None) -> Vectors:
-        if self._embedder is None or not items:
-            return {}
-        try:
-            made = await self._embedder.embed([embedded(item) for item in items], models=models)
-        except ModelCallFailure as error:
-            log.warning("%d items are kept without vectors, so only their words find them: %s", len(items), error)
-            return {}
-        return {key_of(item): vector for item, vector in zip(items, made.vectors, strict=True)}
 
     def _row(self, item: MemoryItem, made: Vectors) -> dict[str, Any]:
         vector = made.get(key_of(item)) if searchable(item) else None
@@ -190,7 +159,7 @@ class PostgresMemory(Keeping):
             await self._connections.open()
             try:
                 await self._connections.use(self._prepare)
-            except BaseException:
+            except BaseException:  # a cancellation too: nobody else would close them
                 await self._connections.close()
                 raise
             self._loop = here
@@ -234,18 +203,19 @@ async def _driven(steps: Steps[T], db: Connection) -> Change[T]:
         return change
 
 
-def _findable(prefix: str, kinds: Sequence[Kind], as_of: datetime | None, now: datetime) -> tuple[str, dict[str, Any]]:
+def _findable(asked: Asked) -> tuple[str, dict[str, Any]]:
     """Return the condition, and its values, under which a search may find a row."""
-    if as_of is None:
+    prefix = asked.prefix
+    if asked.as_of is None:
         parts = ["state = 1", "(ends IS NULL OR ends > %(at)s)"]
     else:
         parts = ["state > 0", "begins <= %(at)s", "(ends IS NULL OR ends > %(at)s)"]
     if prefix:
         parts += ["tenant = %(tenant)s", tables.IN_SCOPE]
-    if kinds:
+    if asked.kinds:
         parts.append("kind = ANY(%(kinds)s)")
-    at = microseconds(as_of or now)
-    return " AND ".join(parts), {"at": at, "prefix": prefix, "tenant": prefix.partition("/")[0], "kinds": list(kinds)}
+    at = microseconds(asked.as_of or asked.now)
+    return " AND ".join(parts), {"at": at, "prefix": prefix, "tenant": prefix.partition("/")[0], "kinds": list(asked.kinds)}
 
 
 def _query(sql: str) -> Any:

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import datetime
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from detent.core.errors import ConfigError, ModelCallFailure
+from detent.core.errors import ConfigError
 from detent.memories.keeping import Keeping, Vectors
-from detent.memories.lifecycle import Steps, driven, utcnow
-from detent.memories.ranking import embedded
+from detent.memories.lifecycle import Steps, driven
+from detent.memories.ranking import Asked
 from detent.memories.sqlite import tables, vectors
-from detent.memories.sqlite.searching import Asked, search
-from detent.ports import Embedder, Models, store_files
+from detent.memories.sqlite.searching import search
+from detent.ports import Embedder, store_files
 from detent.ports.governing_files import governs
 from detent.ports.processes import renew_in_children
-from detent.ports.remembering import ITEM_BYTES, Found, Kind, MemoryItem, key_of, narrowed
+from detent.ports.remembering import ITEM_BYTES, Found, MemoryItem, key_of
 from detent.ports.sqlite_files import RAISED, Db, connect, create_file, is_busy, translate
-
-log = logging.getLogger("detent.memories")
 
 T = TypeVar("T")
 BUSY_TIMEOUT_S = 10.0
@@ -48,7 +44,7 @@ class SqliteMemory(Keeping):
         max_item_bytes: int = ITEM_BYTES,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> None:
-        super().__init__(max_item_bytes=max_item_bytes)
+        super().__init__(max_item_bytes=max_item_bytes, embedder=embedder)
         if sqlite3.sqlite_version_info < (3, 35):
             raise ConfigError(
                 f"SQLite {sqlite3.sqlite_version} is too old: 3.35 or newer is needed; install a newer Python, or use file:DIR"
@@ -57,7 +53,7 @@ class SqliteMemory(Keeping):
         self.url = f"sqlite:///{path}"
         # What it holds can be trusted, so no tool of a workspace writes there.
         governs(*(f"{self.path}{ending}" for ending in ("", "-wal", "-shm", "-journal")))
-        self._embedder, self._busy_timeout_s = embedder, busy_timeout_s
+        self._busy_timeout_s = busy_timeout_s
         self._vectors_here = vectors.Vectors(extension=extension)
         self._opening = threading.Lock()
         self._db: Db | None = None
@@ -76,30 +72,7 @@ class SqliteMemory(Keeping):
             store_files.unregister(self._real)
         self._opening = threading.Lock()
 
-    async def search(
-        self,
-        query: str,
-        *,
-        host: str,
-        scope: str = "",
-        kinds: Sequence[Kind] = (),
-        limit: int = 10,
-        as_of: datetime | None = None,
-        now: datetime | None = None,
-        models: Models | None = None,
-    ) -> list[Found]:
-        """Return the items with the best words, joined with those of the nearest meaning. See `Memory.search`."""
-        prefix = narrowed(host, scope)
-        if prefix is None or limit < 1:
-            return []
-        vector, model = (), ""
-        if self._embedder is not None and query.strip():
-            with suppress(ModelCallFailure):  # the words alone find something
-                made = await self._embedder.embed([query], purpose="query", models=models)
-                vector, model = made.vectors[0], made.model
-        asked = Asked(
-            prefix=prefix, query=query, kinds=tuple(kinds), limit=limit, as_of=as_of, now=now or utcnow(), vector=vector, model=model
-        )
+    async def _search(self, asked: Asked) -> list[Found]:
         return await self._run(lambda db: search(db, asked, self._vectors_here))
 
     async def close(self) -> None:
@@ -122,16 +95,6 @@ class SqliteMemory(Keeping):
 
     async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
         return await self._run(lambda db: list(tables.page(db, prefix, after, limit)))
-
-    async def _vectors(self, items: Sequence[MemoryItem], models: Models | None) -> Vectors:
-        if self._embedder is None or not items:
-            return {}
-        try:
-            made = await self._embedder.embed([embedded(item) for item in items], models=models)
-        except ModelCallFailure as error:
-            log.warning("%d items are kept without vectors, so only their words find them: %s", len(items), error)
-            return {}
-        return {key_of(item): vector for item, vector in zip(items, made.vectors, strict=True)}
 
     def _committed(self, db: Db, steps: Callable[[], Steps[T]], made: Vectors) -> T:
         db.execute("BEGIN IMMEDIATE")
@@ -176,7 +139,7 @@ class SqliteMemory(Keeping):
                 real = store_files.register(self.path)
                 try:
                     self._db, self._real = self._opened(), real
-                except BaseException:
+                except BaseException:  # whatever it was: this process does not have the file open
                     store_files.unregister(real)
                     raise
             with self._db.using:
@@ -198,7 +161,7 @@ class SqliteMemory(Keeping):
             db.execute("PRAGMA wal_autocheckpoint=1000").fetchall()
             tables.prepare(db, self.path)
             self._vectors_here.prepare(db)
-        except BaseException:
+        except BaseException:  # whatever it was: nobody else would close it
             db.close()
             raise
         return db

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
-
-import msgspec
-
-from detent.memories.ranking import Match, answer, joined, query_words, weighed
+from detent.memories.ranking import Asked, Match, answer, joined, query_words, weighed
 from detent.memories.rows import read_item
 from detent.memories.sqlite.tables import findable, index_of, tenants_of
 from detent.memories.sqlite.vectors import Vectors
-from detent.ports.remembering import Found, Kind, MemoryItem
+from detent.ports.remembering import Found, MemoryItem
 from detent.ports.sqlite_files import Db
 
 WEIGHTS = "bm25(1.0, 0.4)"
 """How much a word of the content counts, and one of the context."""
 CANDIDATES = 50
 """How many items each ranking offers at least; the best of them are weighed once more."""
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A search: the prefix of the scopes, the query, and its vector if texts are embedded."""
-
-    prefix: str
-    query: str
-    kinds: Sequence[Kind]
-    limit: int
-    as_of: datetime | None
-    now: datetime
-    vector: tuple[float, ...] = ()
-    model: str = ""
 
 
 def search(db: Db, asked: Asked, vectors: Vectors) -> list[Found]:
@@ -51,7 +33,7 @@ def _by_words(db: Db, tenant: int, asked: Asked) -> list[Match]:
     terms = " OR ".join(f'"{word}"' for word in query_words(asked.query))
     if not terms:
         return []
-    where, values = findable(asked.prefix, asked.kinds, asked.as_of, asked.now)
+    where, values = findable(asked)
     table = index_of(tenant)
     sql = (
         f"SELECT i.data, f.rank FROM {table} f CROSS JOIN memory_items i ON i.n=f.rowid"
@@ -62,7 +44,7 @@ def _by_words(db: Db, tenant: int, asked: Asked) -> list[Match]:
 
 
 def _by_meaning(db: Db, tenant: int, asked: Asked, vectors: Vectors) -> list[tuple[MemoryItem, float]]:
-    where, values = findable(asked.prefix, asked.kinds, asked.as_of, asked.now)
+    where, values = findable(asked)
     nearest = vectors.nearest(db, (asked.vector, asked.model), f"i.tenant=? AND {where}", (tenant, *values), max(CANDIDATES, asked.limit))
     items: list[tuple[MemoryItem, float]] = []
     for n, likeness in nearest:
@@ -73,7 +55,7 @@ def _by_meaning(db: Db, tenant: int, asked: Asked, vectors: Vectors) -> list[tup
 
 def _others(db: Db, tenant: int, asked: Asked) -> list[MemoryItem]:
     """Return the newest preferences; with an empty query the newest items."""
-    where, values = findable(asked.prefix, asked.kinds, asked.as_of, asked.now)
+    where, values = findable(asked)
     if asked.query.strip():
         where = f"{where} AND i.kind='preference'"
     sql = f"SELECT i.data FROM memory_items i WHERE i.tenant=? AND i.state>0 AND {where} ORDER BY i.created DESC, i.scope DESC, i.id DESC LIMIT ?"

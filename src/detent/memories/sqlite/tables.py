@@ -7,12 +7,12 @@ keeps no text, so an entry is removed by giving its words again. `memory_vectors
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
 from detent.core.errors import ConfigError, NewerVersion
+from detent.memories.ranking import Asked
 from detent.memories.rows import ends_of, microseconds, read_item, searchable, state_of
 from detent.ports.remembering import MemoryItem
 from detent.ports.sqlite_files import APPLICATION_ID, Db, keep_ahead
@@ -165,17 +165,17 @@ def page(db: Db, prefix: str, after: tuple[str, str], limit: int) -> Iterator[Me
         yield read_item(data)
 
 
-def findable(prefix: str, kinds: Sequence[str], as_of: datetime | None, now: datetime) -> tuple[str, list[str | int]]:
+def findable(asked: Asked) -> tuple[str, list[str | int]]:
     """Return the condition, and its values, under which a search may find a row of `memory_items i` of one tenant."""
-    at = microseconds(now if as_of is None else as_of) or 0
+    at = microseconds(asked.now if asked.as_of is None else asked.as_of) or 0
     parts, values = ["i.state=1", "(i.ends IS NULL OR i.ends>?)"], list[str | int]([at])
-    if as_of is not None:
+    if asked.as_of is not None:
         parts[0] = "i.state>0 AND i.begins<=?"
         values.append(at)
-    if "/" in prefix:
+    if "/" in asked.prefix:
         parts.append(IN_SCOPE)
-        values += scope_values(prefix)
-    if kinds:
-        parts.append(f"i.kind IN ({', '.join('?' * len(kinds))})")
-        values += kinds
+        values += scope_values(asked.prefix)
+    if asked.kinds:
+        parts.append(f"i.kind IN ({', '.join('?' * len(asked.kinds))})")
+        values += asked.kinds
     return " AND ".join(parts), values

@@ -9,19 +9,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Raw
+from pydantic_ai.messages import ModelResponse, ToolCallPart
 
 from amounts import sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
+from detent.core.agent import AgentSpec
 from detent.core.budget import Usage
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, ToolFailed, UnknownName
 from detent.core.state import Ask, CallState, Child, Item, KernelState, RunState
 from detent.extend import Branch, Dropped, Measured
 from detent.memories.compactors import ExtractiveCompactor, SummaryCompactor
+from detent.planners.model.planner import ModelPlanner
 from detent.ports.models import ModelAnswer
 from detent.running.compacting import standing
 from detent.running.estimating import ESTIMATOR, tokens_of_item
@@ -29,6 +33,7 @@ from detent.stores.ram import RamStore
 from detent.testing import FakeModel, calls, fails, says
 from detent.testing.faults import Crash, CrashingStore
 from laws.places import KINDS, Place
+from planners.model.function_models import Asked
 
 LONG = "lorem ipsum dolor sit amet " * 30
 
@@ -98,6 +103,10 @@ def run(planner: Any, agent: Agent | None = None, *, goal: str = "Read it all.",
         return result, [record.event for record in read_log(result.run_id, await store.read(result.run_id))]
 
     return asyncio.run(main())
+
+
+def page_of(n: int) -> ModelResponse:
+    return ModelResponse(parts=[ToolCallPart("page", {"n": n}, f"call-{n}")])
 
 
 def compactions(events: list[Any]) -> list[e.ContextCompacted]:
@@ -561,8 +570,32 @@ def test_the_log_names_the_estimator() -> None:
     assert "estimator" not in events[0].digests
 
 
-def test_a_planner_that_trims_by_itself_leaves_it_to_compaction() -> None:
-    """Text-only planners dropped old turns silently; with compaction on there is one way, and it is on record."""
+def test_the_window_that_is_known_of_a_model_is_kept_without_a_refusal() -> None:
+    """An agent that sets nothing was compacted only after its provider had refused a prompt, which costs a call."""
+    asked = Asked([*[page_of(n) for n in range(20)], "done"], profile={"context_window": 3000})
+    agent = Agent(name="a", tools=[page], budget=MANY)
+    result, events = run(ModelPlanner(asked.model), agent)
+    assert (result.status, result.output) == ("completed", "done"), result.error
+    assert {event.why for event in compactions(events)} == {"tokens"}
+    assert max(len(asked.said(n)) for n in range(21)) < 4 * 4 * 3000
+    unset = Asked([*[page_of(n) for n in range(20)], "done"])
+    assert compactions(run(ModelPlanner(unset.model), agent)[1]) == []
+    assert compactions(run(ModelPlanner(asked.model), msgspec.structs.replace(agent, compaction="none"))[1]) == []
+
+
+def test_the_windows_of_well_known_models_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in the package that pydantic-ai brings; an unknown model, or one without a key, has none and fails nothing."""
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    known = {
+        name: ModelPlanner().prompt_limits(AgentSpec(name="a", model=name))[0]
+        for name in ("openai:gpt-4o", "openai:x", "anthropic:claude-x")
+    }
+    assert known == {"openai:gpt-4o": 128_000, "openai:x": 0, "anthropic:claude-x": 0}
+
+
+def test_a_planner_that_counts_its_prompts_leaves_it_to_compaction() -> None:
+    """Text-only planners dropped old turns silently; there is one way, and it is on record."""
     from detent.extend import Generation, OnDevicePlanner
 
     turns = iter(range(1, 100))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -62,14 +63,22 @@ class TooLong(PlannerFailed):
 
 
 class Compacting:
-    """The compaction of one run. `window` is the model's context, 0 if unknown; a refused prompt lowers it."""
+    """The compaction of one run. `window` is the model's context, 0 if unknown; a refused prompt lowers it. `count`: see `ports.prompt_limits`."""
 
-    __slots__ = ("_ask", "_compactor", "_counted", "_hidden", "_instead", "_options", "_planner", "_window")
+    __slots__ = ("_compactor", "_count", "_counted", "_hidden", "_instead", "_options", "_planner", "_window")
 
-    def __init__(self, options: CompactionOptions, compactors: Names[Compactor], planner: Planner, *, window: int) -> None:
+    def __init__(
+        self,
+        options: CompactionOptions,
+        compactors: Names[Compactor],
+        planner: Planner,
+        *,
+        window: int,
+        count: Callable[[Item], int] | None = None,
+    ) -> None:
         """Set up the compaction. Raise `UnknownName`, or `ConfigError` for a plug-in that cannot be loaded."""
         self._options, self._compactor, self._instead, self._window = options, compactors.get(options.use), compactors.get(INSTEAD), window
-        self._planner = planner
+        self._planner, self._count = planner, count
         self._counted: dict[str, tuple[tuple[int, int], int, int, Seq[Item]]] = {}
         self._hidden: dict[str, tuple[int, set[tuple[str, bytes, int]]]] = {}
 
@@ -94,7 +103,8 @@ class Compacting:
         if why := self._due(measured):
             event, _ = await self._compacted(context, why, tokens, window)
             context.run.record(context.scope, event)
-            if window and why != "turns" and (event.tokens_after > window or event.idle >= IDLE):
+            large = event.tokens_after > window and self._count is None  # a planner that counts refuses the prompt itself
+            if window and why != "turns" and (large or event.idle >= IDLE):
                 raise TooLong(too_long(event, self._shown(context), window, context))
 
     async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
@@ -106,6 +116,8 @@ class Compacting:
         tokens = self._tokens(context, state)
         window = min(tokens, told.window if told is not None and told.window else self._window or tokens)
         window = window * 9 // 10
+        if isinstance(error, PlannerFailed) and 0 < error.window < error.tokens:  # it was counted: by how much it is too long is known
+            window = max(1, tokens * error.window // error.tokens)
         if told is not None and told.why == "overflow" and told.steps == len(state.steps):
             return TooLong(f"{error}; it was compacted and refused again. {_parts(self._shown(context), context)}")
         event, shown = await self._compacted(context, "overflow", tokens, window)
@@ -135,16 +147,23 @@ class Compacting:
             _, tokens, at, _ = known
         elif not tokens:
             tokens = tokens_around(context)
-        most = most_of(context)
+        size = self._size(context)
         for position in range(at, len(steps)):
-            tokens += tokens_of_item(steps[position], most)
+            tokens += size(steps[position])
         self._counted[context.scope] = state.prompt, tokens, len(steps), steps
         return tokens if state.prompt[0] else tokens + tokens_of_the_turn(context)
+
+    def _size(self, context: KernelContext) -> Callable[[Item], int]:
+        """Return how many tokens an item has: as the planner counts them, else estimated."""
+        most, count = most_of(context), self._count
+        if count is None:
+            return partial(tokens_of_item, most=most)
+        return lambda item: min(count(item), tokens_of_item(item, most)) if item.kind == "tool" else count(item)
 
     def _shown(self, context: KernelContext) -> Shown:
         state = context.state
         told = state.compaction if state.compaction is not None and state.compaction.items == state.compacted else None
-        return Shown(state.steps, told, state.compacted, self._options, most_of(context))
+        return Shown(state.steps, told, state.compacted, self._options, self._size(context))
 
     # One compaction -------------------------------------------------------------------------------------------------------------
 
@@ -207,6 +226,7 @@ class Compacting:
         """Return the summary of what is dropped, why the compactor gave none, and who wrote it."""
         before = without_receipt(context.state.summary)
         most = max(400, min(self._options.max_summary_bytes, limit * BYTES_PER_TOKEN // 8))
+        most = min(most, max(100, sum(map(shown.tokens, gone)) * BYTES_PER_TOKEN // 2) + text_size(before))  # it must save something
         items = [shown.steps[p] for p in gone]
         items = items if ours(type(self._compactor)) else list(map(copied, items))
         dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal, ask_bytes=limit * BYTES_PER_TOKEN // 2)

@@ -76,8 +76,9 @@ def holds_files(item: Item) -> bool:
         said: Any = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return False
-    files: Any = said if isinstance(said, list) else said.get("attachments", [said])
-    return isinstance(files, list) and all(isinstance(file, dict) and {"type", "data"} <= file.keys() for file in cast("list[Any]", files))
+    if isinstance(said, dict):
+        said = cast("dict[str, Any]", said).get("attachments", [said])
+    return isinstance(said, list) and all(isinstance(file, dict) and {"type", "data"} <= file.keys() for file in cast("list[Any]", said))
 
 
 def earlier_of(context: KernelContext) -> Sequence[Message]:

@@ -399,6 +399,58 @@ def test_a_compactor_that_fails_is_left_alone_after_three_failures() -> None:
     assert failed[3][0] == "compaction_circuit_open"
 
 
+class Cancelling(Broken):
+    """A compactor whose own work was cancelled, by itself or by its client."""
+
+    def due(self, measured: Measured) -> str:
+        self.called += 1
+        if self.called % 3 == 0:
+            raise asyncio.CancelledError
+        return super().due(measured)
+
+    async def compact(self, dropped: Dropped, *, ask: Any) -> str:
+        asked = asyncio.get_running_loop().create_future()
+        asked.cancel()
+        return await asked
+
+
+def test_a_compactor_that_is_cancelled_by_others_fails_like_any_other() -> None:
+    """It is one failure of the compactor, and counts for the circuit breaker. The run was not stopped by anybody, so it goes on."""
+    result, events = run(
+        Planned(reads(90)), an_agent(compaction={"use": "broken", "window_tokens": 3000}), compactors={"broken": Cancelling()}
+    )
+    assert result.status == "completed", result.error
+    failed = [(event.failed, event.failures) for event in compactions(events) if event.compactor == "extractive"]
+    assert "CancelledError" in failed[0][0]
+    assert [failures for _, failures in failed][:4] == [1, 2, 3, 4]
+    assert failed[3][0] == "compaction_circuit_open"
+
+
+def test_a_run_that_is_cancelled_while_its_compactor_works_is_cancelled() -> None:
+    """Otherwise nobody could stop a run whose compactor waits for a model."""
+
+    class Waiting(Broken):
+        began = asyncio.Event()
+
+        async def compact(self, dropped: Dropped, *, ask: Any) -> str:
+            self.began.set()
+            await asyncio.Event().wait()
+            return ""
+
+    async def main() -> None:
+        waiting = Waiting()
+        async with Engine(planner=Planned(reads(90)), compactors={"broken": waiting}) as engine:
+            agent = an_agent(compaction={"use": "broken", "window_tokens": 3000})
+            work = asyncio.create_task(engine.run(agent, "Read it all.", run_id="r"))
+            await waiting.began.wait()
+            await engine.cancel("r")
+            result = await work
+            assert (result.status, result.reason) == ("stopped", "cancelled")
+            assert not [record.event for record in await engine.records("r") if getattr(record.event, "failed", "")]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -516,6 +568,45 @@ def test_only_a_call_for_a_plan_says_how_large_the_prompt_is() -> None:
             assert (await engine.load(result.run_id)).state.passes["main"].prompt[0] == 700
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("counted", [0, 1, -5, 10**9, 10**30, float("nan"), float("inf"), "many", None])
+def test_a_count_that_cannot_be_right_is_not_believed(counted: Any) -> None:
+    """One provider counts nothing, another a billion: the first would delay compaction until a prompt is refused, the second ends the run."""
+
+    class Counting(Planned):
+        def models_asked(self, agent: Any) -> list[tuple[str, str]]:
+            return [("m", "p")]
+
+        async def plan(self, view: View) -> Plan:
+            async def answer(limit: int | None) -> ModelAnswer:
+                return ModelAnswer(value="", usage=Usage(input_tokens=counted, output_tokens=1))
+
+            assert view.models is not None
+            await view.models.call("m", answer, purpose="plan")
+            return await super().plan(view)
+
+    planner = Counting(reads(40))
+    result, events = run(planner)
+    assert result.status == "completed", result.error
+    assert max(map(size_of, planner.views)) <= 3000
+    assert 3 <= len(compactions(events)) <= 12
+
+
+@pytest.mark.parametrize(("counted", "believed"), [(100, False), (200, True), (900, True), (9_000, True), (90_000, False)])
+def test_a_count_is_believed_from_a_tenth_to_ten_times_of_the_estimate(counted: int, believed: bool) -> None:
+    """Providers count in other ways than the estimate does; a count that is farther off has another cause."""
+    seen: list[int] = []
+
+    class Seeing(Broken):
+        def due(self, measured: Measured) -> str:
+            seen.append(measured.tokens)
+            return ""
+
+    model = FakeModel([calls(("page", {"n": 1}), input_tokens=counted), says("done")])
+    agent = an_agent(model="function:fake-model", instructions="be kind " * 700, compaction={"use": "broken", "window_tokens": 10**6})
+    run(model, agent, compactors={"broken": Seeing()})
+    assert (abs(seen[1] - counted) < 300) is believed, seen
 
 
 def test_a_refused_prompt_is_compacted_once_and_tried_again() -> None:

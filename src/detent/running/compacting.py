@@ -8,6 +8,7 @@ between turns here only saves time, and follows from the log.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +32,6 @@ from detent.running import reducing
 from detent.running.asides import Once, aside
 from detent.running.estimating import (
     BYTES_PER_TOKEN,
-    most_of,
     parts_around,
     size_of_message,
     text_size,
@@ -53,6 +53,14 @@ INSTEAD = "extractive"
 """The compactor that is used where another one fails."""
 IDLE = 2
 """After so many compactions in a row without a gain the run ends."""
+
+
+FAR, FAR_WITH_FILES = 10, 200
+"""How far a provider's count of a prompt may be from the estimate, as a factor. A count that is farther is not believed."""
+
+
+_Counted = tuple[ContextCompacted | None, tuple[int, int], Seq[Item], int, int]
+"""What is known of a pass's prompt: the compaction in force, the provider's count, the items, the estimate of all, and of what came after the count."""
 
 
 class TooLong(PlannerFailed):
@@ -79,7 +87,7 @@ class Compacting:
         """Set up the compaction. Raise `UnknownName`, or `ConfigError` for a plug-in that cannot be loaded."""
         self._options, self._compactor, self._instead, self._window = options, compactors.get(options.use), compactors.get(INSTEAD), window
         self._planner, self._count = planner, count
-        self._counted: dict[str, tuple[tuple[int, int], int, int, Seq[Item]]] = {}
+        self._counted: dict[str, _Counted] = {}
         self._hidden: dict[str, tuple[int, set[tuple[str, bytes, int]]]] = {}
 
     async def compact_if_due(self, context: KernelContext) -> None:
@@ -130,7 +138,7 @@ class Compacting:
         """Return why a compaction is due. A compactor that cannot say is one that goes by the size."""
         try:
             said: Any = self._compactor.due(measured)
-        except Exception:  # foreign code: a compactor may raise anything, and fails no run
+        except (Exception, asyncio.CancelledError):  # foreign code: a compactor may raise anything, and fails no run
             log.warning("the compactor %r could not say whether a compaction is due", self._compactor.name, exc_info=True)
             return due_by_size(measured)
         if not isinstance(said, str):
@@ -140,25 +148,36 @@ class Compacting:
     # How large it is ------------------------------------------------------------------------------------------------------------
 
     def _tokens(self, context: KernelContext, state: KernelState) -> int:
-        """Return the estimated tokens of the next prompt."""
-        steps, (tokens, at) = state.steps, state.prompt
+        """Return the tokens of the next prompt: the provider's last count and an estimate of what came after it, or an estimate of all of it.
+
+        A count is believed if it is at least a tenth of the estimate of the same prompt, and at most ten times that: two hundred times with attachments,
+        whose tokens cannot be estimated.
+        """
+        steps, (counted, at), size = state.steps, state.prompt, self._size(context)
         known = self._counted.get(context.scope)
-        if known is not None and known[0] == state.prompt and steps.continues(known[3]):
-            _, tokens, at, _ = known
-        elif not tokens:
-            tokens = tokens_around(context)
-        size = self._size(context)
-        for position in range(at, len(steps)):
-            tokens += size(steps[position])
-        self._counted[context.scope] = state.prompt, tokens, len(steps), steps
-        return tokens if state.prompt[0] else tokens + tokens_of_the_turn(context)
+        if known is None or known[0] is not state.compaction or not steps.continues(known[2]):
+            estimated = tokens_around(context) + self._shown(context).total()
+            since = sum([size(item) for item in steps[at:]])
+        else:
+            _, prompt, before, estimated, since = known
+            new = [size(item) for item in steps[len(before) :]]
+            estimated += sum(new)
+            if prompt == state.prompt:
+                since += sum(new)
+            else:
+                since = sum(new[at - len(before) :] if at >= len(before) else [size(item) for item in steps[at:]])
+        self._counted[context.scope] = state.compaction, state.prompt, steps, estimated, since
+        most = FAR_WITH_FILES if context.run.state.attachments else FAR
+        if counted and estimated - since <= FAR * counted and counted <= most * (estimated - since):
+            return counted + since
+        return estimated + tokens_of_the_turn(context)
 
     def _size(self, context: KernelContext) -> Callable[[Item], int]:
         """Return how many tokens an item has: as the planner counts them, else estimated."""
-        most, count = most_of(context), self._count
+        most, count = context.compression.budget_chars + 200 if context.agent.profile else 0, self._count
         if count is None:
-            return partial(tokens_of_item, most=most)
-        return lambda item: min(count(item), tokens_of_item(item, most)) if item.kind == "tool" else count(item)
+            return partial(tokens_of_item, most=most) if most else tokens_of_item
+        return lambda item: min(count(item), tokens_of_item(item, most)) if most and item.kind == "tool" else count(item)
 
     def _shown(self, context: KernelContext) -> Shown:
         state = context.state
@@ -232,6 +251,8 @@ class Compacting:
         dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal, ask_bytes=limit * BYTES_PER_TOKEN // 2)
         failed = OPEN if failures >= self._options.max_failures else ""
         if not failed:
+            task = asyncio.current_task()
+            stops = task.cancelling() if task is not None else 0
             try:
                 said: Any = await self._compactor.compact(dropped, ask=self._asks(context))
                 if isinstance(said, str) and said.strip():
@@ -240,7 +261,9 @@ class Compacting:
                 failed = "empty_summary"
             except (StoreError, Suspended, Interrupted):
                 raise
-            except Exception as error:  # noqa: BLE001 - foreign code: no compactor fails a run
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > stops:
+                    raise  # it is this run that is stopped
                 failed = (await context.run.world.scrub(raised_by(error, f"the compactor {self._compactor.name!r}"), known=context.known))[
                     :400
                 ]

@@ -41,11 +41,6 @@ def json_size(value: Any) -> int:
     return len(msgspec.json.encode(value)) if value else 0
 
 
-def most_of(context: KernelContext) -> int:
-    """Return how many bytes of a result the planner is shown at most."""
-    return context.compression.budget_chars + 200 if context.agent.profile else _WHOLE
-
-
 def tokens_of_item(item: Item, most: int = _WHOLE) -> int:
     """Return the tokens of a transcript item. Results are shown up to `most` bytes."""
     if item.kind == "tool":

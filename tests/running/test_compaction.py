@@ -1039,3 +1039,26 @@ def test_the_earlier_conversation_makes_room_before_the_users_words_are_cut() ->
         assert "message 0" not in last
 
     asyncio.run(main())
+
+
+def test_a_long_reflexion_lives_in_its_window() -> None:
+    """What an attempt sees of the earlier ones has its share of the window, and says how much is not shown; all rounds together have none."""
+
+    def turn(view: View) -> Any:
+        if view.scope.startswith("critique"):
+            return says(f"UNSATISFIED: {len(model.prompts)} {'it is wrong ' * 900}")
+        if view.iteration <= 3:
+            return calls(("page", {"n": len(model.prompts)}), ("page", {"n": 1000 + len(model.prompts)}))
+        return says(f"draft {len(model.prompts)} " + "so it is " * 3000)
+
+    model = FakeModel(turn)
+    agent = an_agent(
+        8000, model="function:fake-model", strategy="reflexion", strategy_options={"rounds": 12, "turns": 4}, tools=(page,), guards=()
+    )
+    result, _ = run(model, agent)
+    assert (result.status, len(result.tool_calls)) == ("completed", 13 * 6), result.error
+    assert max(len(prompt.messages) for prompt in model.prompts) < 8000 * 4
+    last = next(prompt.messages for prompt in reversed(model.prompts) if prompt.scope.startswith("improve") and prompt.iteration == 1)
+    assert "earlier ones are left out]" in last
+    assert "characters; the rest is not shown]" in last
+    assert len(last) < 8000 * 4 * 0.6

@@ -15,7 +15,7 @@ import msgspec
 from detent.config.profile import make_profile
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, UnknownName
-from detent.ports import Planner, models_asked
+from detent.ports import ContextProfile, Planner, models_asked
 from detent.ports.compacting import CompactionOptions
 
 OFF = "none"
@@ -68,10 +68,12 @@ def compacts(agent: AgentSpec, planner: Planner | None = None) -> CompactionOpti
     return None if options.use == OFF else options
 
 
-def conversation_window(agent: AgentSpec) -> int:
-    """Return the window that a session's earlier conversation takes its share of: the profile's, or a smaller one that compaction is set to."""
-    options, window = compacts(agent), make_profile(agent.profile).window_tokens
-    return min(window, options.window_tokens) if options is not None and options.window_tokens else window
+def profile_of(agent: AgentSpec) -> ContextProfile:
+    """Return the agent's profile. Its window, of which a conversation and a strategy's findings get shares, is a smaller one that compaction is set to."""
+    options, profile = compacts(agent), make_profile(agent.profile)
+    if options is None or not 0 < options.window_tokens < profile.window_tokens:
+        return profile
+    return msgspec.structs.replace(profile, window_tokens=options.window_tokens)
 
 
 def window_of(agent: AgentSpec, options: CompactionOptions, known: int) -> int:

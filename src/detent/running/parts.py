@@ -10,7 +10,8 @@ import msgspec
 
 from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
-from detent.config.profile import compression_for, make_profile
+from detent.config.compaction import profile_of
+from detent.config.profile import compression_for
 from detent.config.remembering import Memories
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
@@ -159,7 +160,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
     agent: AgentSpec = journal.state.agent
     tools = held(tools, journal.state.levels)
     tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
-    profile = make_profile(agent.profile)
+    profile = profile_of(agent)
     return Run(
         journal=journal,
         world=world,

@@ -8,9 +8,11 @@ Positions are indices into the pass's whole transcript.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import msgspec
 
+from detent.config.adapters import is_instruction
 from detent.core.events import ContextCompacted
 from detent.core.history import Seq
 from detent.core.state import Item
@@ -24,6 +26,8 @@ HANDLE = 40
 """The tokens of what stands for a cleared result."""
 WORDS = 0.15
 """The share of the window that the user's replies may have. Older ones go into the summary."""
+FILES = 0.15
+"""The share of the window that instruction files may have, such as an AGENTS.md that the agent has read."""
 LARGEST = 6
 """How many parts are named if a prompt does not fit."""
 
@@ -96,7 +100,7 @@ class Shown:
             if item.kind != "tool" or not item.ok:
                 continue
             what = read_of(item)
-            if position < self.boundary and not self.pinned(item) and self.tokens(position) > 2 * HANDLE:
+            if position < self.boundary and not self.pinned(item) and not instructs(item) and self.tokens(position) > 2 * HANDLE:
                 (again if what in seen else once).append(position)
             seen.add(what)
         yield from reversed(again)
@@ -111,6 +115,13 @@ class Shown:
 def read_of(item: Item) -> tuple[str, bytes]:
     """Return what was read: the tool and its arguments."""
     return item.tool, msgspec.json.encode(item.arguments, order="sorted")
+
+
+def instructs(item: Item) -> bool:
+    """Whether a call has read a file that tells agents how to work."""
+    args: Any = item.arguments
+    path: Any = cast("dict[str, Any]", args).get("path") if isinstance(args, dict) else None
+    return item.kind == "tool" and item.ok is True and not item.changes and isinstance(path, str) and is_instruction(path)
 
 
 def clear(shown: Shown, wanted: int) -> Reduction:
@@ -174,7 +185,7 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
     dropped = range(shown.first, shown.boundary)
     if not dropped:
         return []
-    candidates, kept, room = [*shown.kept, *dropped], list[int](), int(window * WORDS)
+    candidates, kept, room, files = [*shown.kept, *dropped], list[int](), int(window * WORDS), int(window * FILES)
     instructed: set[tuple[str, bytes]] = set()
     for position in reversed(candidates):
         item = shown.steps[position]
@@ -188,7 +199,9 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
                 if less > 0:
                     made.cut[position] = half * BYTES_PER_TOKEN
                     made.freed += less
-        elif item.kind == "tool" and item.ok and shown.pinned(item) and read_of(item) not in instructed:
+        elif item.kind == "tool" and item.ok and read_of(item) not in instructed:
+            if not shown.pinned(item) and (not instructs(item) or (files := files - shown.tokens(position)) < 0):
+                continue
             instructed.add(read_of(item))
             kept.append(position)
     kept.reverse()

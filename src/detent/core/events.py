@@ -81,6 +81,9 @@ class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     `labels` are those of its sources, as the provenance policy names them; `sources` also name those in earlier runs. `trusted` is false unless none
     of them is untrusted. `items` are the ids of the items that the content was derived from, `person` the principal of the run. `seal` is a digest of
     the content and of this: content that was changed later is untrusted.
+
+    `also` are names of sources that `sources` has no room for: a name as it is, or `KIND#` and digests of names that begin with `KIND:`. `more`: not
+    even these are all.
     """
 
     run_id: str = ""
@@ -92,6 +95,8 @@ class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     items: tuple[str, ...] = ()
     person: str = ""
     sources: tuple[Source, ...] = ()
+    also: tuple[str, ...] = ()
+    more: bool = False
     seal: str = ""
 
 

@@ -16,6 +16,8 @@ MOST_TERMS = 64
 """How many different terms of a query count; a longer query costs no more."""
 JOINED, MEANING = 20, 0.5
 """Reciprocal rank fusion: an item's score is 1 / (JOINED + its place) by words, plus MEANING / (JOINED + its place) by meaning."""
+DIGITS = 5
+"""The digits of a likeness that count: the others differ from one way to compare vectors to another, and no ranking may."""
 
 _WORD = re.compile(r"[^\W_]+")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

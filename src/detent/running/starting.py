@@ -209,7 +209,16 @@ async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns
 
 
 def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
-    """Register the agent's own tools and check that the run could do its work. Raise `ConfigError`."""
+    """Register the agent's own tools and check that the run could do its work. Raise `ConfigError`, which names the agent's file if it has one."""
+    try:
+        return _admitted(runtime, agent, goal)
+    except UnknownName as error:
+        if not (file := agent.meta.get("agent_file")):
+            raise
+        raise UnknownName(error.kind, error.name, error.known, where=file) from None
+
+
+def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel

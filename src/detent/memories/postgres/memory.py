@@ -50,15 +50,16 @@ class PostgresMemory(Keeping):
         self.url: str = connections.target.shown
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
-        self._pgvector = False
+        self._pgvector: str | None = None
         renew_in_children(self)
 
     @property
     def way(self) -> str:
-        """How meanings are compared."""
+        """How meanings are compared. It is known once the memory was used."""
         if self._embedder is None:
             return "words only"
-        return f"words and meaning, by {'pgvector' if self._pgvector else 'the server (pgvector is not available)'}"
+        known = {None: "pgvector where it is available", "": "the server (pgvector is not available)"}
+        return f"words and meaning, by {known.get(self._pgvector, 'pgvector')}"
 
     def forked(self) -> None:
         """Start closed in a forked child."""
@@ -78,7 +79,7 @@ class PostgresMemory(Keeping):
         fit = await self._items(tables.BY_WORDS.format(where=where), {**values, "query": terms}) if terms else []
         matched = weighed(bm25_of(fit, query), query)
         if asked.vector:
-            sql = tables.BY_MEANING.format(near=tables.NEAR[self._pgvector], where=where)
+            sql = tables.BY_MEANING.format(near=tables.near(self._pgvector or ""), where=where)
             rows = await self._rows(sql, {**values, "vector": unit(asked.vector), "model": asked.model, "size": len(asked.vector)})
             matched = joined(matched, [(read_item(data), near) for data, near in rows])
         return answer(matched, others, limit, query=query)
@@ -178,17 +179,20 @@ class PostgresMemory(Keeping):
         if found and found[0] is not None and found[0] > tables.VERSION:
             raise NewerVersion(f"the memory in {self.url} was written by a newer Detent (memory version {found[0]}); install that one")
         if self._embedder is not None:
-            self._pgvector = await _has_pgvector(db)
+            self._pgvector = await _pgvector_in(db)
 
 
-async def _has_pgvector(db: Connection) -> bool:
-    """Whether pgvector can be used; it is added to the database if the server has it and lets this user."""
+async def _pgvector_in(db: Connection) -> str:
+    """Return the schema that has pgvector, quoted, "" if it cannot be used. It is added to the database if the server has it and lets this user."""
     with suppress(psycopg.Error):
         await db.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+    there = await (await db.execute(tables.PGVECTOR)).fetchone()
+    if there is None:
+        return ""
     with suppress(psycopg.Error):
-        await db.execute("SELECT ARRAY[1]::real[]::vector")
-        return True
-    return False
+        await db.execute(_query(f"SELECT {tables.near(there[0])} FROM (SELECT ARRAY[1]::real[] AS vector) AS one"), {"vector": [1.0]})
+        return there[0]
+    return ""
 
 
 async def _driven(steps: Steps[T], db: Connection) -> Change[T]:

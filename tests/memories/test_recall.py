@@ -129,6 +129,30 @@ async def test_what_is_recalled_is_bounded_in_items_and_tokens() -> None:
 
 
 @in_loop
+async def test_what_compaction_dropped_leaves_room_for_what_is_recalled_later() -> None:
+    """`run_tokens` bounds what a prompt has of the memory. Counted for the whole run, a long one recalls nothing more after its first hours."""
+    memory = await kept(*(f"boat {n} lies in the harbour {'x' * 100}" for n in range(40)))
+
+    def turn(view: View) -> Any:
+        return FinalAnswer(content="done") if view.iteration > 40 else ToolCall(tool="look", args={"at": f"boat {view.iteration}"})
+
+    agent = helper(
+        memory={"items": 1, "run_tokens": 150},
+        budget=Budget(max_iterations=50),
+        compaction={"window_tokens": 2000, "turns": 8, "min_items": 1},
+    )
+    async with Engine(memory=memory, planner=PurePlanner(turn)) as engine:
+        result = await engine.run(agent, "Look at all boats", host=ACME)
+        assert result.status == "completed", result.error
+        records = list(await engine.records(result.run_id))
+        found = [record.envelope.seq for record in records if isinstance(record.event, e.MemoryRecalled) and record.event.items]
+        last = max(r.envelope.seq for r in records if isinstance(r.event, e.ContextCompacted))
+        assert len(found) > 10
+        assert found[-1] > last
+        assert (await engine.replay(result.run_id)).identical
+
+
+@in_loop
 async def test_a_memory_that_fails_costs_the_run_nothing_but_its_memory_and_the_log_says_so() -> None:
     """Otherwise a broken index ends every run."""
 

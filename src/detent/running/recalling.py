@@ -138,11 +138,11 @@ class _Shown:
     def read(self, state: KernelState) -> None:
         """Read the items that are new. After a compaction, what it dropped may be recalled again."""
         if state.compacted > self.compacted:
-            self.compacted = state.compacted
-            self.ids = {name for item in state.steps[self.compacted : self.count] if item.kind == "memory" for name in _names(item)}
+            self.compacted, self.tokens, self.ids = state.compacted, 0, set()
+            self.count = min(self.count, self.compacted)
         for index, item in enumerate(state.steps[self.count :], self.count):
-            if item.kind == "memory":
-                self.ids |= _names(item) if index >= self.compacted else set[str]()
+            if item.kind == "memory" and index >= self.compacted:
+                self.ids |= _names(item)
                 self.tokens += sum(tokens_of(one["content"]) for one in item.arguments)
             elif item.kind == "user":
                 self.said = item.text

@@ -4,7 +4,7 @@
             of a protected file (hard links), and the config, hooks and other running or redirecting files of a repository
     pinned  the directories on the way, mounted over themselves: a mount point cannot be renamed or removed, so no other directory can replace it
     held    a missing `detent.toml`: a file with a comment takes its name and is removed afterwards; and a memory that nobody has open: it is
-            opened, because SQLite would take up the log or the journal that it finds beside a closed file
+            opened, because SQLite applies a log or a journal that it finds beside a closed file
     swept   new governing names at the top of the workspace or in its repository, the targets of links and git configurations, and registered files
             that were missing: when the program has ended, they are renamed to NAME.refused, and a changed link with such a name is restored
 

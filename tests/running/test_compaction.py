@@ -301,9 +301,9 @@ def test_long_notes_crowd_out_nothing_that_is_open_or_to_do() -> None:
 def test_what_may_not_be_dropped_and_does_not_fit_ends_the_run_with_its_parts() -> None:
     """The run says which parts are too large, instead of asking a provider in vain."""
     planner = Planned(reads(5))
-    result, _ = run(planner, goal="read " * 4000)
+    result, _ = run(planner, an_agent(instructions="be kind " * 2000), goal="read " * 4000)
     assert (result.status, result.reason) == ("failed", "context_overflow")
-    assert "The largest parts: the goal, about 5,008 tokens" in (result.error or "")
+    assert "The largest parts: the instructions, about 4,100 tokens; the goal, about " in (result.error or "")
     assert planner.views == []
 
 
@@ -774,3 +774,144 @@ def test_passes_side_by_side_are_compacted_apart_and_replay(use: str) -> None:
     assert result.status == "completed"
     assert use in {event.compactor for event in compactions(events)}
     assert len(compactions(events)) >= 6
+
+
+# Parts that are larger than the window --------------------------------------------------------------------------------------------
+
+
+def begins_and_ends(size: int) -> str:
+    """Return a long text whose head and tail can be told."""
+    return "HEAD. " + "read " * (size // 5) + "TAIL."
+
+
+def test_a_goal_larger_than_the_window_is_cut_in_the_prompt_alone() -> None:
+    """A pasted document as the goal ended the run. Its head and its tail stay, `recall_turn` reads the rest, and the log has all of it."""
+    goal = begins_and_ends(40_000)
+
+    def turn(view: View) -> Any:
+        if view.iteration == 1:
+            return ToolCall(tool="recall_turn", args={"turn": 0})
+        return FinalAnswer(content="done") if view.iteration > 20 else ToolCall(tool="page", args={"n": view.iteration})
+
+    planner = Planned(turn)
+    result, events = run(planner, goal=goal)
+    assert result.status == "completed", result.error
+    assert events[0].goal == goal
+    assert planner.views[0].goal == goal, "checks of answers see all of it"
+    shown = planner.views[0].transcript[0].text
+    assert shown.startswith("HEAD. read")
+    assert shown.endswith("TAIL.")
+    assert "recall_turn with turn 0 reads it again" in shown
+    assert max(map(size_of, planner.views)) <= 3000
+    assert "[user] HEAD. read" in planner.views[-1].results[0].content
+    assert "1 other long parts are cut in the middle" in text_of(planner.views[0])
+
+
+def test_a_reply_larger_than_the_window_is_cut_in_the_prompt_alone() -> None:
+    """What the user says is bounded: its ends stay through later compactions, too."""
+
+    def turn(view: View) -> Any:
+        if view.iteration == 1:
+            return AskUser(question="What is it about?")
+        return FinalAnswer(content="done") if view.iteration > 40 else ToolCall(tool="page", args={"n": view.iteration})
+
+    planner = Planned(turn)
+
+    async def main() -> None:
+        async with Engine(planner=planner) as engine:
+            asked = await engine.run(an_agent(actions=("ask_user",)), "Read it all.")
+            result = await engine.reply(asked.run_id, begins_and_ends(40_000))
+            assert result.status == "completed", result.error
+            assert (await engine.replay(asked.run_id)).identical
+
+    asyncio.run(main())
+    for view in planner.views[1:]:
+        reply = next(item for item in view.transcript[1:] if item.kind == "user")
+        assert (reply.text[:5], reply.text[-5:]) == ("HEAD.", "TAIL.")
+        assert size_of(view) <= 3000
+
+
+def test_a_plan_larger_than_the_window_is_cut_in_the_prompt_alone() -> None:
+    """A file that a model writes is an argument. The tool gets all of it; the prompt keeps the form of the call, and the ends of its texts."""
+    got: list[int] = []
+
+    @tool(side_effect="read")
+    def write(path: str, lines: list[str]) -> str:
+        """Write a file."""
+        got.append(len(lines[0]))
+        return "written"
+
+    def turn(view: View) -> Any:
+        if view.iteration == 1:
+            return ToolCall(tool="write", args={"path": "a.txt", "lines": [begins_and_ends(40_000), "short"]})
+        if view.iteration == 2:
+            return ToolCall(tool="write", args={"path": "b.txt", "lines": [begins_and_ends(2_000)] * 20})
+        return FinalAnswer(content="done") if view.iteration > 3 else ToolCall(tool="write", args={"path": "c", "lines": ["c"]})
+
+    planner = Planned(turn)
+    result, _ = run(planner, an_agent(tools=(write,), guards=()))
+    assert (result.status, got[0]) == ("completed", 40_011), result.error
+    first = next(item.plan.actions[0].args for item in planner.views[1].transcript if item.plan is not None)
+    assert (first["path"], first["lines"][1]) == ("a.txt", "short")
+    assert first["lines"][0].startswith("HEAD. read")
+    assert "recall_turn with turn 1 reads it again" in first["lines"][0]
+    assert first["lines"][0].endswith("TAIL.")
+    assert max(map(size_of, planner.views)) <= 3000
+
+
+def test_a_long_answer_that_was_refused_is_cut() -> None:
+    """An answer that a check did not accept is part of the transcript, as long as it may be."""
+    planner = Planned(lambda view: FinalAnswer(content=begins_and_ends(40_000) if view.iteration == 1 else "short"))
+
+    def short(answer: Any, view: Any) -> str:
+        return "" if len(answer) < 99 else "it is too long"
+
+    result, _ = run(planner, an_agent(verify=[short]))
+    assert (result.status, result.output) == ("completed", "short"), result.error
+    answer = next(item.plan.actions[0].content for item in planner.views[-1].transcript if item.plan is not None)
+    assert (answer[:5], answer[-5:]) == ("HEAD.", "TAIL.")
+    assert max(map(size_of, planner.views)) <= 3000
+
+
+def test_a_model_is_sent_cut_parts_too() -> None:
+    """The request to the provider is what has to fit, whatever the view has."""
+    model = FakeModel(
+        lambda view: says("done") if view.iteration > 2 else calls(("page", {"n": view.iteration, "why": begins_and_ends(30_000)}))
+    )
+    result, _ = run(model, an_agent(model="function:fake-model"), goal=begins_and_ends(30_000))
+    assert (result.status, result.output) == ("completed", "done"), result.error
+    assert max(len(prompt.messages) for prompt in model.prompts) < 3000 * 4
+    assert "recall_turn with turn 0 reads it again" in model.prompts[-1].messages
+    assert "recall_turn with turn 1 reads it again" in model.prompts[-1].messages
+
+
+def test_an_image_in_a_reply_is_no_long_text() -> None:
+    """Counted as text, a photo ends the run; cut, it is none any more."""
+    photo = {"type": "image", "media_type": "image/png", "data": "A" * 90_000}
+
+    async def main() -> None:
+        turns = Planned(lambda view: AskUser(question="Which?") if view.iteration == 1 else FinalAnswer(content="done"))
+        async with Engine(planner=turns) as engine:
+            asked = await engine.run(an_agent(4000, actions=("ask_user",)), "Look at it.")
+            assert (await engine.reply(asked.run_id, photo)).status == "completed"
+        assert json.loads(turns.views[-1].transcript[-1].text)["data"] == photo["data"]
+
+    asyncio.run(main())
+
+
+def test_the_earlier_conversation_makes_room_before_the_users_words_are_cut() -> None:
+    """It was cut to the window once, before the run; what instructions and tools leave of the window may be less."""
+
+    async def main() -> None:
+        model = FakeModel(lambda view: says("answer " + "w " * 600))
+        async with Engine(planner=model) as engine:
+            session = engine.session(an_agent(4000, model="function:fake-model", instructions="be kind " * 1200))
+            for number in range(6):
+                result = await session.send(f"message {number} " + "y " * 200)
+                assert result.status == "completed", result.error
+                assert (await engine.replay(result.run_id)).identical
+        last = model.prompts[-1].messages
+        assert "message 5" in last
+        assert "message 0" not in last
+
+    asyncio.run(main())

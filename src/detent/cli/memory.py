@@ -62,7 +62,7 @@ TAKES: dict[Action, tuple[str, ...]] = {
     Action.SHOW: (),
     Action.ADD: ("kind", "scope", "since", "until", "vouch", "by"),
     Action.CORRECT: ("since", "vouch", "why", "by"),
-    Action.FORGET: ("source", "run", "person", "why", "by", "yes"),
+    Action.FORGET: ("source", "run", "person", "keep_corrections", "why", "by", "yes"),
     Action.REVIEW: ("accept", "refuse", "scope", "by"),
     Action.EXPORT: ("scope", "file"),
     Action.IMPORT: ("vouch",),
@@ -99,6 +99,9 @@ class Which(Options, frozen=True, kw_only=True):
         None
     )
     person: Annotated[str | None, typer.Option("--person", metavar="NAME", help="Forget what came from this person.")] = None
+    keep_corrections: Annotated[
+        bool | None, typer.Option("--keep-corrections", help="Keep what a person wrote to replace a forgotten item.")
+    ] = None
     accept: Annotated[bool | None, typer.Option("--accept", help="Accept the proposal.")] = None
     refuse: Annotated[str | None, typer.Option("--refuse", metavar="WHY", help="Refuse the proposal.")] = None
     vouch: Annotated[bool | None, typer.Option("--vouch", help="You vouch for the content: it counts as trusted. Default: untrusted.")] = (
@@ -117,7 +120,7 @@ class Which(Options, frozen=True, kw_only=True):
                 raise ConfigError(f"detent memory {action.value} takes no {NAMES.get(field, f'--{field}')}; that is an option of {where}")
 
 
-NAMES = {"as_of": "--as-of", "since": "--held-from", "until": "--held-until", "file": "--output"}
+NAMES = {"as_of": "--as-of", "keep_corrections": "--keep-corrections", "since": "--held-from", "until": "--held-until", "file": "--output"}
 """The options that have another name than their field."""
 
 
@@ -369,17 +372,18 @@ def _asked(invocation: Invocation, item: MemoryItem) -> tuple[bool, str] | None:
 
 def _forget(invocation: Invocation, words: list[str], which: Which, asked: dict[str, Any]) -> int:
     given: dict[str, Any] = {"source": which.source or "", "person": which.person or "", "why": which.why or "", **asked}
+    given["keep_corrections"] = bool(which.keep_corrections)
 
     async def forget(engine: Engine, *, preview: bool) -> Forgetting:
         run = await invocation.find(which.run) if which.run else ""
         return await engine.memory.forget(*words, run=run, preview=preview, by=which.by or operator(), **given)
 
     found = invocation.drive(partial(forget, preview=True))
+    _shown(invocation, found)
     if not found.items:
         invocation.output.document(found)
         invocation.output.say("nothing was found to forget")
         return 0
-    _shown(invocation, found)
     confirm(f"Forget {counted(len(found.items), 'item')}?", yes=bool(which.yes), undone="nothing was forgotten")
     receipt = invocation.drive(partial(forget, preview=False))
     invocation.output.document(receipt)
@@ -387,23 +391,30 @@ def _forget(invocation: Invocation, words: list[str], which: Which, asked: dict[
         invocation.output.say(f"  left: {clean(key)}", "red")
     invocation.output.say(f"forgot {counted(len(receipt.removed), 'item')}: content, index entries and vectors are removed")
     for one in receipt.runs:
-        invocation.output.say(f"  remains in the log of run {one.run_id}: {invocation.command('erase', one.run_id)}", "yellow")
+        how = f"delete {clean(one.archive)}" if one.archive else invocation.command("erase", one.run_id)
+        invocation.output.say(f"  remains in {'an archive' if one.archive else 'the log'} of run {one.run_id}: {how}", "yellow")
     for run_id in receipt.elsewhere:
-        invocation.output.say(f"  run {run_id} is not in this store: an archive of it keeps the words", "yellow")
-    invocation.output.say(f"  not searched: {', '.join(receipt.not_searched)}")
+        invocation.output.say(f"  run {run_id} was not found: an archive of it keeps the words", "yellow")
+    invocation.output.say(f"  searched: {clean(', '.join(receipt.searched))}\n  not searched: {clean(', '.join(receipt.not_searched))}")
     return 1 if receipt.left else 0
 
 
 def _shown(invocation: Invocation, found: Forgetting) -> None:
-    """Show everything that is about to be forgotten."""
-    invocation.output.say(f"this is forgotten from memory {clean(found.memory)}:", "bold")
+    """Show everything that is about to be forgotten, and what may have come from there too."""
+    say = invocation.output.say
+    if found.items:
+        say(f"this is forgotten from memory {clean(found.memory)}:", "bold")
     for item in found.items:
         derived = f" (made from {clean(', '.join(item.origin.items))})" if item.origin.items else ""
-        invocation.output.say(f"  {clean(key_of(item))}  {item.kind}, {_standing(item)}{derived}: {_said(item)}")
+        say(f"  {clean(key_of(item))}  {item.kind}, {_standing(item)}{derived}: {_said(item)}")
+    if found.unsure:
+        say("these perhaps came from there too, not all of their sources are known; to forget one, name it:", "yellow")
+    for item in found.unsure:
+        say(f"  {clean(key_of(item))}  {item.kind}, {_standing(item)}: {_said(item)}")
     if found.runs:
-        invocation.output.say(f"the logs of {counted(len(found.runs), 'run')} keep it until they are erased:")
-        for one in found.runs:
-            invocation.output.say(f"  {one.run_id}: {counted(one.records, 'record')}")
+        say(f"the logs of {counted(len(found.runs), 'run')} keep it until they are erased:")
+    for one in found.runs:
+        say(f"  {one.run_id}: {counted(one.records, 'record')}" + (f", {counted(one.artifacts, 'artifact')}" if one.artifacts else ""))
 
 
 # Move ---------------------------------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ recall = declared(
 class RecallTurnArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arguments of `recall_turn`."""
 
-    turn: Annotated[int, Meta(ge=1, description="Which turn of this work.")]
+    turn: Annotated[int, Meta(ge=0, description="Which turn of this work; 0 is what was asked for.")]
     start: Annotated[int, Meta(ge=0, description="From this character on.")] = 0
 
 
@@ -148,7 +148,7 @@ async def _recall_turn(args: RecallTurnArgs, state: KernelState, context: Any) -
         elif said := [item.text, *item.questions, *(as_text(one["content"]) for one in item.arguments or ())]:
             lines += [f"[{item.kind}] {text}" for text in said if text]
     if not lines:
-        return refused(f"recall_turn: there is no turn {args.turn}; turns go from 1 to {state.iteration}")
+        return refused(f"recall_turn: there is no turn {args.turn}; turns go from 0 to {state.iteration}")
     text = "\n".join(lines)
     end = min(args.start + PIECE, len(text))
     more = f"\n[characters {args.start} to {end} of {len(text)}; start={end} reads on]" if end < len(text) else ""

@@ -32,6 +32,7 @@ from detent.running.estimating import (
     BYTES_PER_TOKEN,
     most_of,
     parts_around,
+    size_of_message,
     text_size,
     tokens_around,
     tokens_in,
@@ -91,10 +92,10 @@ class Compacting:
         if told is not None and told.why == "overflow" and told.steps == len(state.steps):
             return  # the provider refused a longer prompt: it says itself whether this one fits
         if why := self._due(measured):
-            event, shown = await self._compacted(context, why, tokens, window)
+            event, _ = await self._compacted(context, why, tokens, window)
             context.run.record(context.scope, event)
             if window and why != "turns" and (event.tokens_after > window or event.idle >= IDLE):
-                raise TooLong(too_long(event, shown, window, context))
+                raise TooLong(too_long(event, self._shown(context), window, context))
 
     async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
         """Compact because the provider found the prompt too long. Return None if a smaller prompt can be tried, else what ends the run."""
@@ -156,19 +157,19 @@ class Compacting:
         limit = int((window or tokens) / scale)
         wanted = estimated if why == "turns" else estimated - int(options.to * limit)
         made = reducing.clear(shown, wanted)
-        if made.freed < wanted:
-            reducing.clamp(shown, made, max(200, limit // 4))
+        reducing.clamp(shown, made, max(200, limit // 4), wanted)
         summary, failed, failures = without_receipt(state.summary), "", told.failures if told is not None else 0
         compactor = made.tier
         gone = reducing.drop(shown, made, limit) if made.freed < wanted or why == "turns" else []
         if gone:
             summary, failed, compactor = await self._summary(context, shown, gone, limit, failures)
             failures = failures + 1 if failed else 0
-        if estimated - made.freed > options.at * limit:
-            reducing.clamp(shown, made, max(100, limit // 16))
-            compactor = compactor or made.tier
+        told_size = tokens_in(text_size(self._with_receipt(context, summary, made, shown))) - tokens_in(text_size(state.summary))
+        made.freed -= told_size
+        must = estimated - int((options.at if made.freed > estimated // 50 else (options.at + options.to) / 2) * limit)
+        self._trim(context, shown, made, limit, must)
+        compactor = compactor or made.tier
         summary = self._with_receipt(context, summary, made, shown)
-        made.freed -= tokens_in(text_size(summary)) - tokens_in(text_size(state.summary))
         after = max(1, int(scale * (estimated - made.freed)))
         event = ContextCompacted(
             items=made.items,
@@ -178,6 +179,8 @@ class Compacting:
             kept=tuple(made.kept),
             cleared=tuple(made.cleared),
             clamped=made.clamped,
+            cut=made.cut,
+            earlier=made.earlier,
             steps=len(state.steps),
             tokens_before=tokens,
             tokens_after=after,
@@ -187,6 +190,18 @@ class Compacting:
             idle=self._idle(context, state, gained=why == "turns" or after < tokens * 0.99),
         )
         return event, shown
+
+    def _trim(self, context: KernelContext, shown: Shown, made: Reduction, limit: int, must: int) -> None:
+        """Make what may not be dropped smaller, step by step, until `must` tokens are free: results, the conversation, plans and words."""
+        messages = context.run.world.conversation
+        for share in (8, 16, 32):
+            reducing.clamp(shown, made, max(100, limit // share), must)
+            while made.earlier < len(messages) and (
+                made.freed < must or (made.earlier and messages[made.earlier].kind in ("model", "tool"))
+            ):
+                made.freed += tokens_in(size_of_message(messages[made.earlier]))  # no answer stays without its question
+                made.earlier += 1
+            reducing.shorten(shown, made, max(100, limit // share), must)
 
     async def _summary(self, context: KernelContext, shown: Shown, gone: list[int], limit: int, failures: int) -> tuple[str, str, str]:
         """Return the summary of what is dropped, why the compactor gave none, and who wrote it."""
@@ -267,6 +282,8 @@ def receipt(shown: Shown, made: Reduction, *, rereads: bool) -> str:
         f"{dropped:,} items up to turn {shown.steps[made.items - 1].iteration} are not shown" if dropped else "",
         f"{len(made.cleared)} old results are cleared" if made.cleared else "",
         f"{len(made.clamped)} long results are cut" if made.clamped else "",
+        f"{len(made.cut)} other long parts are cut in the middle" if made.cut else "",
+        f"the {made.earlier} oldest messages of the conversation are left out" if made.earlier else "",
     ]
     removed = ", ".join(filter(None, parts)) or "nothing could be removed"
     last = shown.steps[len(shown.steps) - 1].iteration

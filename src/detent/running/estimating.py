@@ -5,15 +5,17 @@ A provider's own count replaces the estimate wherever the log has one; then only
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 
-from detent.core.actions import ToolCall
+from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.state import Item
 from detent.kernel.context import KernelContext
+from detent.ports.conversing import Message
 
-ESTIMATOR = "bytes-4.1"
+ESTIMATOR = "bytes-4.2"
 """The version of these rules. `RunStarted` has it."""
 BYTES_PER_TOKEN = 4
 PER_ITEM = 8
@@ -58,8 +60,35 @@ def tokens_of_item(item: Item, most: int = _WHOLE) -> int:
     size = text_size(item.text) + (json_size(item.arguments) if item.kind == "memory" else 0)
     if item.plan is not None:
         for action in (*item.plan.actions, *item.plan.dropped) if item.plan.dropped else item.plan.actions:
-            size += (len(action.tool) + json_size(action.args) + 24) if type(action) is ToolCall else 24
-    return tokens_in(size) + PER_ITEM
+            if type(action) is ToolCall:
+                size += len(action.tool) + json_size(action.args) + 24
+            elif type(action) is not FinalAnswer or action.content != item.text:
+                size += json_size(action)
+    return tokens_in(min(size, BYTES_PER_TOKEN * OF_A_FILE) if holds_files(item) else size) + PER_ITEM
+
+
+def holds_files(item: Item) -> bool:
+    """Whether a reply has files in it: they are not text, and cannot be cut."""
+    text = item.text
+    if item.kind != "user" or len(text) <= BYTES_PER_TOKEN * OF_A_FILE or text[0] not in "{[" or '"type"' not in text:
+        return False
+    try:
+        said: Any = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    files: Any = said if isinstance(said, list) else said.get("attachments", [said])
+    return isinstance(files, list) and all(isinstance(file, dict) and {"type", "data"} <= file.keys() for file in cast("list[Any]", files))
+
+
+def earlier_of(context: KernelContext) -> Sequence[Message]:
+    """Return the messages of the session's earlier runs that are still shown."""
+    told, messages = context.state.compaction, context.run.world.conversation
+    return messages[told.earlier :] if told is not None and told.earlier else messages
+
+
+def size_of_message(message: Message) -> int:
+    """Return the bytes of a message of an earlier run."""
+    return text_size(message.text) + json_size(message.args) + json_size(message.content) + PER_ITEM * BYTES_PER_TOKEN
 
 
 def tokens_around(context: KernelContext) -> int:
@@ -69,7 +98,6 @@ def tokens_around(context: KernelContext) -> int:
 
 def parts_around(context: KernelContext) -> list[tuple[int, str]]:
     """Return the parts of a prompt that stay, in bytes: instructions, tools, variables, attachments, the conversation."""
-    of_message = PER_ITEM * BYTES_PER_TOKEN
     return [
         (text_size(context.agent.instructions) + sum(map(text_size, context.input.guidance)) + 400, "the instructions"),
         (
@@ -78,13 +106,7 @@ def parts_around(context: KernelContext) -> list[tuple[int, str]]:
         ),
         (json_size(context.input.variables) + json_size(context.input.output_schema), "the variables and the schema of the answer"),
         (BYTES_PER_TOKEN * sum(min(OF_A_FILE, tokens_in(json_size(one))) for one in context.run.state.attachments), "the attachments"),
-        (
-            sum(
-                text_size(message.text) + json_size(message.args) + json_size(message.content) + of_message
-                for message in context.run.world.conversation
-            ),
-            "the earlier conversation",
-        ),
+        (sum(map(size_of_message, earlier_of(context))), "the earlier conversation"),
     ]
 
 

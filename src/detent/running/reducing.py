@@ -15,7 +15,7 @@ from detent.core.events import ContextCompacted
 from detent.core.history import Seq
 from detent.core.state import Item
 from detent.ports.compacting import CompactionOptions
-from detent.running.estimating import BYTES_PER_TOKEN, json_size, text_size, tokens_in, tokens_of_item
+from detent.running.estimating import BYTES_PER_TOKEN, holds_files, json_size, text_size, tokens_in, tokens_of_item
 
 LOADED = ("activate_skill",)
 """The tools whose results are instructions: they stay in the prompt, word for word."""
@@ -35,6 +35,8 @@ class Reduction(msgspec.Struct, kw_only=True):
     kept: list[int]
     cleared: list[str]
     clamped: dict[str, int]
+    cut: dict[int, int]
+    earlier: int = 0
     freed: int = 0
     tier: str = ""
 
@@ -47,7 +49,8 @@ class Shown:
         self.first = max(1, start)
         self.cleared = frozenset(told.cleared) if told is not None else frozenset[str]()
         self.clamped = dict(told.clamped) if told is not None else {}
-        self.kept = list(told.kept) if told is not None else []
+        self.cut = dict(told.cut) if told is not None else {}
+        self.kept, self.earlier = (list(told.kept), told.earlier) if told is not None else ([], 0)
         self.boundary = self._boundary()
 
     def tokens(self, position: int) -> int:
@@ -57,6 +60,8 @@ class Shown:
             return HANDLE
         if item.call_id and item.call_id in self.clamped:
             return self.clamped[item.call_id] // BYTES_PER_TOKEN + HANDLE
+        if position in self.cut:
+            return self.cut[position] // BYTES_PER_TOKEN + HANDLE
         return tokens_of_item(item, self._most)
 
     def total(self) -> int:
@@ -109,7 +114,14 @@ def read_of(item: Item) -> tuple[str, bytes]:
 def clear(shown: Shown, wanted: int) -> Reduction:
     """Clear results until `wanted` tokens are free: repeated reads, then the oldest. The rest of the transcript stays."""
     kept = [*shown.cleared]
-    made = Reduction(items=shown.first if shown.first > 1 else 0, kept=shown.kept, cleared=kept, clamped=dict(shown.clamped))
+    made = Reduction(
+        items=shown.first if shown.first > 1 else 0,
+        kept=shown.kept,
+        cleared=kept,
+        clamped=dict(shown.clamped),
+        cut=dict(shown.cut),
+        earlier=shown.earlier,
+    )
     for position in shown.clearable():
         if made.freed >= wanted:
             break
@@ -121,15 +133,33 @@ def clear(shown: Shown, wanted: int) -> Reduction:
     return made
 
 
-def clamp(shown: Shown, made: Reduction, most: int) -> None:
-    """Cut each shown result of more than `most` tokens to that size."""
-    for position in range(shown.first, len(shown.steps)):
+def clamp(shown: Shown, made: Reduction, most: int, wanted: int) -> None:
+    """Cut shown results of more than `most` tokens to that size, from the oldest on, until `wanted` tokens are free."""
+    for position in range(max(shown.first, made.items), len(shown.steps)):
+        if made.freed >= wanted:
+            return
         item = shown.steps[position]
         if item.kind != "tool" or not item.ok or item.call_id in made.cleared or shown.pinned(item):
             continue
         before = made.clamped[item.call_id] // BYTES_PER_TOKEN + HANDLE if item.call_id in made.clamped else shown.tokens(position)
         if before > most + HANDLE:
             made.clamped[item.call_id] = most * BYTES_PER_TOKEN
+            made.freed += before - most - HANDLE
+            made.tier = "clamp"
+
+
+def shorten(shown: Shown, made: Reduction, most: int, wanted: int) -> None:
+    """Cut what else is long, until `wanted` tokens are free: plans and words to `most` tokens, and last the goal, to twice that."""
+    words = [position for position in (*made.kept, *range(max(1, made.items), len(shown.steps))) if shown.steps[position].kind != "tool"]
+    words.sort(key=lambda position: shown.steps[position].kind != "model")
+    for position in (*words, 0):
+        if made.freed >= wanted:
+            return
+        most = most if position else 2 * most
+        before = made.cut[position] // BYTES_PER_TOKEN + HANDLE if position in made.cut else shown.tokens(position)
+        item = shown.steps[position]
+        if before > most + HANDLE and item.kind != "memory" and not holds_files(item):
+            made.cut[position] = most * BYTES_PER_TOKEN
             made.freed += before - most - HANDLE
             made.tier = "clamp"
 
@@ -147,9 +177,15 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
     for position in reversed(candidates):
         item = shown.steps[position]
         said = [position, position - 1] if shown.steps[position - 1].questions else [position]  # a reply says little without its question
-        if item.kind == "user" and (size := sum(map(shown.tokens, said))) <= room:
-            room -= size
-            kept += said
+        if item.kind == "user":
+            size, half = sum(map(shown.tokens, said)), room // 2
+            less = shown.tokens(position) - half - HANDLE if size > room and not holds_files(item) else 0
+            if size - max(0, less) <= room:
+                room -= size - max(0, less)
+                kept += said
+                if less > 0:
+                    made.cut[position] = half * BYTES_PER_TOKEN
+                    made.freed += less
         elif item.kind == "tool" and item.ok and shown.pinned(item) and read_of(item) not in instructed:
             instructed.add(read_of(item))
             kept.append(position)
@@ -162,6 +198,7 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
     made.items, made.kept = shown.boundary, kept
     made.cleared = [call for call in made.cleared if call in here]
     made.clamped = {call: size for call, size in made.clamped.items() if call in here}
+    made.cut = {position: size for position, size in made.cut.items() if not position or position >= shown.boundary or position in kept}
     return gone
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Sequence
+from functools import partial, reduce
+from typing import Any, TypeVar
 
 import msgspec
 
+from detent.core.actions import Action
 from detent.core.budget import Usage, remaining
+from detent.core.codec import walk
 from detent.core.events import ContextCompacted
 from detent.core.history import Seq
 from detent.core.state import Item, KernelState
@@ -14,6 +18,12 @@ from detent.kernel.context import KernelContext
 from detent.ports import View
 from detent.ports.copies import Copies, fresh
 from detent.ports.tools import shown_tools
+from detent.running.estimating import earlier_of, json_size
+
+A = TypeVar("A", bound=Action)
+
+LEAST = 80
+"""A text that is this much longer than allowed is shown whole: the mark would take as much."""
 
 
 class Views:
@@ -43,7 +53,7 @@ class Views:
             scratchpad=dict(state.scratchpad),
             guidance=(*context.input.guidance, *state.guidance) if context.input.guidance else state.guidance,
             attachments=tuple(fresh(run.attachments)) if run.attachments else (),
-            conversation=context.run.world.conversation,
+            conversation=earlier_of(context),
             output_schema=None if context.input.output_schema is None else fresh(context.input.output_schema),
             small=context.input.small,
             profile=context.profile,
@@ -64,7 +74,7 @@ class Views:
             return Seq([Item(kind="note", text=state.summary), *state.steps[state.compacted :]])
         known = self._shown.get(context.scope)
         if known is None or known[0] is not told or known[1] > len(state.steps):
-            known = told, told.steps, Seq(compacted(state.steps, told, reader=reader_in(context)))
+            known = told, told.steps, Seq(compacted(state.steps, told, readers=readers_in(context)))
         shown = known[2]
         for item in state.steps[known[1] :]:
             shown = shown.append(item)
@@ -72,40 +82,86 @@ class Views:
         return shown
 
 
-def compacted(steps: Seq[Item], told: ContextCompacted, *, reader: str) -> list[Item]:
+def compacted(steps: Seq[Item], told: ContextCompacted, *, readers: Sequence[str]) -> list[Item]:
     """Return what is left of a transcript: the goal, the items kept of those before `items`, the summary, the others up to the compaction."""
     cleared = frozenset(told.cleared)
-    left: list[Item] = [steps[0], *(steps[position] for position in told.kept)]
-    if told.summary:
-        left.append(Item(kind="note", text=told.summary))
-    for item in steps[max(1, told.items) : told.steps]:
+
+    def left(position: int) -> Item:
+        item = steps[position]
         if item.call_id in cleared:
-            left.append(msgspec.structs.replace(item, result=handle(item, reader=reader), artifact=None, meta=True))
-        elif item.call_id in told.clamped:
-            left.append(clamped(item, told.clamped[item.call_id], reader=reader))
-        else:
-            left.append(item)
-    return left
+            return msgspec.structs.replace(item, result=handle(item, readers=readers), artifact=None, meta=True)
+        if item.call_id in told.clamped:
+            return clamped(item, told.clamped[item.call_id], readers=readers)
+        return shortened(item, told.cut[position], readers=readers) if position in told.cut else item
+
+    summary = [Item(kind="note", text=told.summary)] if told.summary else []
+    return [*map(left, (0, *told.kept)), *summary, *map(left, range(max(1, told.items), told.steps))]
 
 
-def reader_in(context: KernelContext) -> str:
-    """Return the tool with which the planner can read what is not shown any more, "" without one."""
-    return next((name for name in ("recall", "recall_turn") if name in context.tools), "")
+def readers_in(context: KernelContext) -> Sequence[str]:
+    """Return the tools with which the planner can read what is not shown any more."""
+    return [name for name in ("recall", "recall_turn") if name in context.tools]
 
 
-def handle(item: Item, *, reader: str) -> msgspec.Raw:
+def handle(item: Item, *, readers: Sequence[str]) -> msgspec.Raw:
     """Return what stands for a cleared result: how long it is, and how it can be read again."""
     size = item.artifact.size_bytes if item.artifact is not None else len(item.result)
-    return _raw(f"[cleared: {size:,} bytes; {again(item, reader=reader)}]")
+    return _raw(f"[cleared: {size:,} bytes; {again(item, readers=readers)}]")
 
 
-def clamped(item: Item, characters: int, *, reader: str) -> Item:
+def clamped(item: Item, characters: int, *, readers: Sequence[str]) -> Item:
     """Return an item with the beginning of its result."""
     whole = bytes(item.result)
     text: str = msgspec.json.decode(whole) if whole[:1] == b'"' else whole.decode("utf-8", "replace")
     begins = beginning(text, characters)
-    cut = f"{begins}\n[cut: {len(text) - len(begins):,} more characters; {again(item, reader=reader)}]"
+    cut = f"{begins}\n[cut: {len(text) - len(begins):,} more characters; {again(item, readers=readers)}]"
     return msgspec.structs.replace(item, result=_raw(cut), artifact=None, meta=True)
+
+
+def shortened(item: Item, most: int, *, readers: Sequence[str]) -> Item:
+    """Return the goal, a reply, a note or a plan in about `most` bytes. `meta` marks an item that is not shown whole."""
+    how = again(item, readers=readers)
+    if item.plan is None:
+        return msgspec.structs.replace(item, text=ends_of(item.text, most, how), meta=True)
+    plan, each = item.plan, most // max(1, len(item.plan.actions) + len(item.plan.dropped))
+    text = ends_of(item.text, each, how)
+    made = msgspec.structs.replace(
+        plan,
+        actions=tuple([_cut(action, each, how) for action in plan.actions]),
+        dropped=tuple([_cut(action, each, how) for action in plan.dropped]),
+        text=text,
+        provider_data=plan.provider_data if text == plan.text else None,  # it points into the text
+    )
+    return msgspec.structs.replace(item, plan=made, text=text, meta=True)
+
+
+def _cut(action: A, most: int, how: str) -> A:
+    """Return an action whose texts and arguments take at most about `most` bytes each."""
+    changed: dict[str, Any] = {}
+    for name in action.__struct_fields__:
+        value = getattr(action, name)
+        if name != "provider_id" and isinstance(value, (str, dict, list)) and json_size(value) > most:
+            changed[name] = ends_of(value, most, how) if isinstance(value, str) else _cut_value(value, most, how)
+    return msgspec.structs.replace(action, **changed) if changed else action
+
+
+def _cut_value(value: Any, most: int, how: str) -> Any:
+    """Return JSON data in its form with long texts cut, or its beginning as text if it is large without them."""
+    longest = most
+    while longest > LEAST:
+        longest //= 2
+        made = walk(value, partial(ends_of, most=longest, how=how))
+        if json_size(made) <= most:
+            return made
+    return {"cut": ends_of(msgspec.json.encode(value).decode(), most, how)}
+
+
+def ends_of(text: str, most: int, how: str) -> str:
+    """Return a text, or its beginning and its end in about `most` bytes of JSON, with how the rest can be read between them."""
+    if json_size(text) - 2 <= most + LEAST:
+        return text
+    head, tail = beginning(text, most * 2 // 3), beginning(text[::-1], most // 3)[::-1]
+    return f"{head}\n[cut: {len(text) - len(head) - len(tail):,} characters are left out here; {how}]\n{tail}"
 
 
 def beginning(text: str, most: int) -> str:
@@ -116,13 +172,13 @@ def beginning(text: str, most: int) -> str:
     return begins
 
 
-def again(item: Item, *, reader: str) -> str:
-    """Return how a result can be read again."""
-    if reader == "recall":
+def again(item: Item, *, readers: Sequence[str]) -> str:
+    """Return how an item can be read again."""
+    if item.call_id and "recall" in readers:
         return f'recall with key "{item.call_id}" reads it again'
-    if reader:
-        return f"{reader} with turn {item.iteration} reads it again"
-    return "the log keeps it" if item.changes else f"call {item.tool} again if you need it"
+    if "recall_turn" in readers:
+        return f"recall_turn with turn {item.iteration} reads it again"
+    return "the log keeps it" if item.changes or not item.call_id else f"call {item.tool} again if you need it"
 
 
 def _raw(text: str) -> msgspec.Raw:

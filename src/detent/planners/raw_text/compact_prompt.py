@@ -147,10 +147,12 @@ def outcome_text(item: Item, compression: ResultCompression, *, recalls: bool) -
 
 def goal_text(view: View) -> str:
     """Return the goal and its attachments, which are the same for the whole run."""
-    parts = [f"Goal: {view.goal}"]
     first = view.transcript[0] if view.transcript else None
-    if first is not None and first.kind == "user" and first.text != view.goal:
-        parts.append(f"Task: {first.text}")
+    task = first.text if first is not None and first.kind == "user" else view.goal
+    if task == view.goal or (first is not None and first.meta):  # `meta`: compaction has cut it
+        parts = [f"Goal: {task}"]
+    else:
+        parts = [f"Goal: {clipped(view.goal, 4000)}", f"Task: {task}"]
     if view.variables:
         parts.append(f"Variables: {_canonical(view.variables).decode()}")
     parts += [_attachment(number, value) for number, value in enumerate(view.attachments, 1)]

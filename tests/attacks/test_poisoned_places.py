@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import sqlite3
 import sys
 from contextlib import closing
@@ -173,6 +175,27 @@ async def test_a_program_in_the_sandbox_writes_nothing_to_a_memory_that_nobody_h
     assert [one.content for one in await kept.list(host="")] == ([SAID] if there else [])
     for memory in memories:
         await memory.close()
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"the sandbox is NOT TESTED here: {WHY_NOT}")
+@pytest.mark.parametrize("kind", ["files", "sqlite"])
+@in_loop
+async def test_what_is_remembered_while_a_program_runs_in_the_sandbox_is_kept(kind: str, tmp_path: Path) -> None:
+    """The first item of a memory makes its files: they are not taken for some that the program made."""
+    memory: Any = FileMemory(tmp_path / "kept", vouched=True) if kind == "files" else SqliteMemory(tmp_path / "kept.db")
+    for pipe in ("begun", "go"):
+        os.mkfifo(tmp_path / pipe)
+    step = call("exec", command="sh", args=["-c", "echo yes > begun; cat go"])
+    room = WorkspaceConfig(root=str(tmp_path), sandbox="require")
+    agent = Agent(name="clerk", tools=["exec"], memory={"recall": False})
+    running = asyncio.create_task(run("Note it", step, memory=memory, agent=agent, workspace=room))
+    assert await asyncio.to_thread((tmp_path / "begun").read_text) == "yes\n"
+    await memory.write(MemoryItem(id="mine", scope="-/clerk", content=SAID), host="")
+    await memory.close()
+    await asyncio.to_thread((tmp_path / "go").write_text, "on")
+    await running
+    assert [one.content for one in await memory.list(host="")] == [SAID]
+    await memory.close()
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=f"the sandbox is NOT TESTED here: {WHY_NOT}")

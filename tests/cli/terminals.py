@@ -43,11 +43,12 @@ def at_a_terminal(
     group: bool = False,
     program: Sequence[str] = (sys.executable, "-P", "-m", "detent"),
     forks: Sequence[str] | None = None,
+    began: Callable[[int], object] = lambda pid: None,
 ) -> Sat:
     """Run `detent WORDS`, or another program, at a terminal. `types` gets all that was shown, and returns what is typed then; None hangs up.
 
     With `group` it is the terminal of the whole process group, as in a shell: Ctrl-C is a signal to all of it. With `forks`, which names what it will
-    import, `detent` is forked (`forked.fork`), with such a group.
+    import, `detent` is forked (`forked.fork`), with such a group. `began` is told its process.
     """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -65,6 +66,7 @@ def at_a_terminal(
             preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if group else None,  # noqa: PLW1509 - no threads here
         )
     os.close(follower)
+    began(process.pid)
     seen = b""
     while True:
         ready, _, _ = select.select([leader], [], [], 60)

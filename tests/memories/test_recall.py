@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from amounts import times
+from amounts import PROFILE, times
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
 from detent.config.remembering import MemorySettings
 from detent.core import events as e
 from detent.core.errors import ConfigError, RunNotFound
 from detent.memories.ram import RamMemory
+from detent.memories.sqlite.memory import SqliteMemory
 from detent.ports.remembering import Found, MemoryItem, Origin, scope_of
 from detent.testing import ScriptedPlanner
 from laws.places import PurePlanner
@@ -86,6 +88,33 @@ async def test_a_replay_takes_what_was_recalled_from_the_log_though_the_memory_h
         await kept("Ann's favourite colour is red", memory=memory)
         replayed = await engine.replay(result.run_id)
         assert replayed.identical and replayed.records == result.state.seq
+
+
+@in_loop
+async def test_a_session_replays_though_its_memory_has_changed_since() -> None:
+    """Each message recalls anew, and its run keeps what it was shown: corrected, forgotten and new items change no replay, nor the conversation."""
+    memory, views = await kept("boats are blue", "the harbour is open"), list[View]()
+
+    def plan(view: View) -> Any:
+        views.append(view)
+        return FinalAnswer(content=f"known: {[item.args[0]['content'] for item in view.transcript if item.kind == 'memory']}")
+
+    async with Engine(memory=memory, planner=PurePlanner(plan)) as engine:
+        session = engine.session(helper(), "talk", host=ACME)
+        results = [await session.send("boats?"), await session.send("and the harbour?")]
+        new = MemoryItem(id="new", scope=scope_of("acme", "", "helper"), content="boats are red")
+        await memory.supersede("i0", new, why="painted", host="")
+        await memory.tombstone("i1", why="", at=datetime.now(UTC), host="")
+        results.append(await session.send("boats now?"))
+        assert [result.output for result in results] == [
+            "known: ['boats are blue']",
+            "known: ['the harbour is open']",
+            "known: ['boats are red']",
+        ]
+        assert [message.text for message in views[-1].conversation if message.kind == "model"] == [results[0].output, results[1].output]
+        for result in results:
+            assert (await engine.replay(result.run_id)).identical
+            assert (await engine.verify(result.run_id)).ok
 
 
 @in_loop
@@ -219,9 +248,10 @@ async def test_seed_memory_is_still_given_beside_what_is_recalled() -> None:
 
 
 @in_loop
-async def test_what_one_of_many_runs_learnt_is_recalled_by_the_next() -> None:
-    """Recall still finds the one item among those of all runs before, and only what fits."""
-    memory, runs = RamMemory(), times(1000)
+async def test_what_one_of_many_runs_learnt_is_recalled_by_the_next(tmp_path: Path) -> None:
+    """Recall still finds the one item among those of all runs before, and only what fits. `scripts/check` keeps 1,000 in SQLite."""
+    memory: Any = RamMemory() if PROFILE == "default" else SqliteMemory(tmp_path / "memory.db")
+    runs = times(1000, soak=1000)
     towns = ("Brest", "Nantes", "Lorient", "Vannes", "Quimper")
 
     def learn(view: View) -> Any:
@@ -242,6 +272,7 @@ async def test_what_one_of_many_runs_learnt_is_recalled_by_the_next() -> None:
         assert len(event.items) <= 5 and (await engine.replay(result.run_id)).identical
         with pytest.raises(RunNotFound):
             await engine.replay(result.run_id, host=Host(tenant="other"))
+    await memory.close()
 
 
 @in_loop

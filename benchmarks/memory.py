@@ -49,34 +49,34 @@ BEFORE = 2
 def conversations(path: Path) -> list[tuple[list[MemoryItem], list[tuple[str, set[str]]]]]:
     """Return, for each conversation of a file, the items of its turns, and its questions with the ids of their evidence."""
     read: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return [(items_of(number, sample["conversation"]), _questions(sample)) for number, sample in enumerate(read)]
+    found = [(items_of(number, sample["conversation"]), sample) for number, sample in enumerate(read)]
+    return [(items, _questions(sample, {item.id for item in items})) for items, sample in found]
 
 
 def items_of(number: int, conversation: dict[str, Any]) -> list[MemoryItem]:
-    """Return an item for each turn. The text that stands for a picture counts as said."""
-    items: list[MemoryItem] = []
+    """Return an item for each turn. The text that stands for a picture counts as said; of turns with one id the first counts."""
+    items: dict[str, MemoryItem] = {}
     sessions = sorted(int(m[1]) for key in conversation if (m := re.fullmatch(r"session_(\d+)", key)))
     for session in sessions:
         date = conversation.get(f"session_{session}_date_time", "")
         said: list[str] = []
         for turn in conversation[f"session_{session}"]:
-            caption = turn.get("blip_caption", "")
-            text = f"{turn['speaker']}: {turn['text']}{f' [{caption}]' if caption else ''}"
+            caption = turn.get("blip_caption") or ""
+            text = f"{turn['speaker']}: {turn.get('text') or ''}{f' [{caption}]' if caption else ''}"
             context = "\n".join((*said[-BEFORE:], date))
-            items.append(
-                MemoryItem(id=turn["dia_id"], scope=f"locomo/{number}", content=text[:8_000], context=context[:8_000], created_at=START)
-            )
-            said.append(text)
-    return items
+            item = MemoryItem(id=turn["dia_id"], scope=f"locomo/{number}", content=text[:8_000], context=context[:8_000], created_at=START)
+            if item.id not in items:
+                items[item.id] = item
+                said.append(text)
+    return list(items.values())
 
 
-def _questions(sample: dict[str, Any]) -> list[tuple[str, set[str]]]:
-    known = {turn["dia_id"] for value in sample["conversation"].values() if isinstance(value, list) for turn in value}
+def _questions(sample: dict[str, Any], known: set[str]) -> list[tuple[str, set[str]]]:
+    """Return the questions with evidence among the `known` turns. The file has lists of ids, several ids in one text, and ids of no turn."""
     questions: list[tuple[str, set[str]]] = []
     for one in sample["qa"]:
-        evidence = {
-            f"D{int(a)}:{int(b)}" for said in one.get("evidence") or () for a, b in re.findall(r"D:?(\d+):(\d+)", str(said))
-        } & known
+        named = re.findall(r"D:?(\d+):(\d+)", str(one.get("evidence") or ""))
+        evidence = {f"D{int(session)}:{int(turn)}" for session, turn in named} & known
         if one.get("category") != 5 and evidence:
             questions.append((one["question"], evidence))
     return questions
@@ -138,7 +138,8 @@ async def show_recall(path: Path, place: Path) -> None:
         "BM25": fresh,
         "hybrid": lambda: fresh(embedder=HashingEmbedder(1024)),
     }
-    print(f"\nevidence recall, {path.name}\n{'':<24}" + "".join(f"{f'@{cut}':>8}" for cut in CUTS))
+    asked = sum(len(questions) for _, questions in conversations(path))
+    print(f"\nevidence recall, {path.name}, {asked:,} questions\n{'':<24}" + "".join(f"{f'@{cut}':>8}" for cut in CUTS))
     for name, make in ways.items():
         found = await recall(path, make)
         print(f"{name:<24}" + "".join(f"{found[cut]:>8.3f}" for cut in CUTS), flush=True)
@@ -215,6 +216,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few items: to see that it works")
     parser.add_argument("--items", type=int, default=ITEMS, help="how many items a search is among")
     said = parser.parse_args()
+    try:
+        conversations(said.locomo or OWN_SET)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        parser.error(f"{said.locomo} is not a file of conversations in the format of LoCoMo: {type(error).__name__}: {error}")
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         if said.locomo is None:

@@ -31,6 +31,7 @@ from detent.policies.guards import GUARDS
 from detent.policies.tiers import TieredPolicy
 from detent.ports import ContextProfile, ResultCompression, noop_hooks
 from detent.running.control import Control
+from detent.running.controls import control
 from detent.running.driving import drive
 from detent.running.foreign import record_changes
 from detent.running.live import LiveWorld
@@ -83,6 +84,7 @@ def a_run(n: int) -> Run:
         view=Views(),
         changed=record_changes,
         heal=None,
+        control=control,
     )
 
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from amounts import PROFILE, times
-from stores.postgres.cluster import own_postgres, postgres, postgres_url
+from stores.postgres.cluster import own_postgres, pgvector, postgres, postgres_url
 
-__all__ = ["own_postgres", "postgres", "postgres_url"]  # fixtures
+__all__ = ["own_postgres", "pgvector", "postgres", "postgres_url"]  # fixtures
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent

@@ -64,6 +64,7 @@ from detent.ports.compacting import Compactor
 from detent.ports.options import checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
 from detent.running import answering, protocols, starting, working
+from detent.running.children import ChildrenHere
 from detent.running.extracting import Extracting
 from detent.running.phase_hooks import check_hooks
 from detent.running.results import Result
@@ -236,7 +237,7 @@ class Engine:
             memories=memories,
         )
         self.extracting = Extracting(self.runtime)
-        self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin)
+        self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin, children=ChildrenHere(self.runtime))
         starting.know(self.runtime, agents)
 
     @classmethod

@@ -15,7 +15,8 @@ from detent.config.environment import ENVIRONMENT, config_from_environment, pars
 from detent.config.imports import load_part, load_tool
 from detent.config.loading import find_config, load_agent, load_config
 from detent.config.state_directory import store_url
-from detent.core.errors import BudgetRefused, ConfigError
+from detent.core.errors import BudgetRefused, ConfigError, UnknownName
+from laws.places import PurePlanner
 
 TOOLS = '''\
 """Tools of a test."""
@@ -207,6 +208,17 @@ def test_each_mistake_in_an_agent_file_names_file_key_and_what_is_right(home: Pa
     with pytest.raises(ConfigError) as error:
         load_agent("a.toml")
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [("compaction = 'nope'", "compactor"), ("strategy = 'nope'", "strategy"), ("kernel = 'nope'", "kernel"), ("tools = ['nope']", "tool")],
+)
+def test_a_name_that_only_an_engine_can_know_is_refused_with_the_file(home: Path, key: str, kind: str) -> None:
+    """Among several agent files the name alone does not tell which one to mend."""
+    (home / "a.toml").write_text(f"name = 'x'\nmodel = 'test:x'\n{key}\n")
+    with pytest.raises(UnknownName, match=rf"a\.toml: unknown {kind} 'nope'"):
+        Engine(planner=PurePlanner(lambda view: None), store="ram:").run_sync(load_agent("a.toml"), "hi")
 
 
 def test_a_file_of_tools_is_imported_once(home: Path) -> None:

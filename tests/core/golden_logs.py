@@ -11,6 +11,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+
 from core.logs import Log, begun, calls, ended, failed, planned, raw, turn
 from detent.core import events as e
 from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, SpawnSubagent, Stop, Thought, ToolCall
@@ -227,6 +229,45 @@ def waited() -> Log:
     return log.add(e.MemoryTombstoned(item_id="m1", why="wrong"))
 
 
+def delegated() -> Log:
+    """A child that starts two children of its own by calls: one is awaited later, one is cancelled and fails."""
+    log = Log("20260101-000000-team.c0123456789ab").add(
+        e.RunStarted(
+            goal="part",
+            agent=AgentSpec(name="boss", tools=("spawn_agent", "join_agent"), subagents={"worker": {"name": "worker"}}),
+            budget=DEFAULT,
+            parent="20260101-000000-team",
+            delegated=e.Delegated(root="20260101-000000-team", call="main.1.0", sequence=7, digest="d", path=("chief", "boss")),
+        ),
+        e.PassStarted(key="main", kernel="react"),
+    )
+    for number in (0, 1):
+        turn(log).add(planned(ToolCall(tool="spawn_agent", args={"agent": "worker", "goal": "sum"})))
+        call = f"main.{number + 1}.0"
+        log.add(e.PolicyDecided(call=call, decision="allow"), e.ToolStarted(call=call, tool="spawn_agent", key="k", digest="d", attempt=1))
+        spawned = e.SubagentSpawned(
+            child=f"c{number}",
+            agent="worker",
+            goal="sum",
+            join=False,
+            call=call,
+            budget=Budget(max_iterations=5),
+            reserved=Usage(iterations=5),
+        )
+        log.add(spawned, e.ToolFinished(call=call, result=msgspec.Raw(b'{"child":"c"}')))
+    turn(log).add(planned(ToolCall(tool="join_agent", args={"child": "c0"})), e.PolicyDecided(call="main.3.0", decision="allow"))
+    log.add(
+        e.ToolStarted(call="main.3.0", tool="join_agent", key="k", digest="d", attempt=1), e.SubagentAwaited(child="c0", call="main.3.0")
+    )
+    ended = {"status": "completed", "outcome": "completed", "call": "main.3.0", "sequence": 9, "digest": "e"}
+    log.add(
+        e.SubagentJoined(child="c0", output=3, usage=Usage(iterations=2, tool_calls=1), calls_of={"add": 1}, signal="child:c0", **ended)
+    )
+    log.add(e.SubagentCancelled(child="c1", why="late", call="main.4.0"))
+    error = e.ToolError(code="child_cancelled", message="late")
+    return log.add(e.SubagentJoined(child="c1", status="stopped", outcome="cancelled", reason="cancelled", partial="half", error=error))
+
+
 def embedded() -> Log:
     """A run whose answer is a call in text that runs, beside calls that do not; and one that is stopped by its planner after it is reopened."""
     log = Log("20260101-000000-look-eeeeee").add(
@@ -410,6 +451,7 @@ GOLDEN: dict[str, Callable[[], Log]] = {
     "governed": governed,
     "doubted": doubted,
     "waited": waited,
+    "delegated": delegated,
     "embedded": embedded,
     "metered": metered,
     "accounted": accounted,

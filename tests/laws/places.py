@@ -19,16 +19,18 @@ KINDS = ("ram", "file", "sqlite")
 
 
 class Place:
-    """A place for logs that outlives the stores opened on it, as a disk outlives processes."""
+    """A place for logs that outlives the stores opened on it, as a disk outlives processes. `database`: where it is in PostgreSQL, one schema each."""
 
-    def __init__(self, kind: str, directory: Path) -> None:
-        self.kind, self.directory = kind, directory
+    def __init__(self, kind: str, directory: Path, *, database: str = "") -> None:
+        self.kind, self.directory, self._database = kind, directory, database
         self._ram = RamStore()
         self.opened: list[EventStore] = []
 
     @property
     def url(self) -> str:
         """The URL, for another process."""
+        if self.kind == "postgres":
+            return f"{self._database}&schema=s_{self.directory.name}"
         return f"file:{self.directory / 'logs'}" if self.kind == "file" else f"sqlite:///{self.directory / 'runs.db'}"
 
     def store(self) -> EventStore:

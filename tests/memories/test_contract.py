@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,8 @@ from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
 from detent.memories.sqlite.memory import SqliteMemory
 from detent.ports import Embeddings, Memory, Models
-from detent.testing.conformance.memory import MemoryContract, MemoryMaker
+from detent.stores import open_store
+from detent.testing.conformance.memory import MemoryContract, MemoryMaker, item
 from stores.postgres.cluster import Cluster
 
 
@@ -93,6 +95,26 @@ class PostgresMaker(MemoryMaker):
 
     async def with_paraphrases(self) -> Memory:
         return open_memory(self._url, embedder=Meanings())
+
+
+@pytest.mark.parametrize("memory_first", [True, False])
+def test_a_memory_and_a_store_share_a_database(postgres_url: str, *, memory_first: bool) -> None:
+    """Whichever comes first: else `detent memory add` before the first run would keep the store from ever being created."""
+
+    async def main() -> None:
+        store, memory = open_store(postgres_url), open_memory(postgres_url)
+
+        async def remember() -> None:
+            await memory.write(item("a"), host="acme")
+
+        for step in (remember, store.open) if memory_first else (store.open, remember):
+            await step()
+        assert await store.head("r1") is None
+        assert [one.id for one in await memory.list(host="acme")] == ["a"]
+        await memory.close()
+        await store.close()
+
+    asyncio.run(main())
 
 
 class TestPostgresMemory(MemoryContract):

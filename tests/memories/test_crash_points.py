@@ -1,28 +1,29 @@
-"""A process may die before and after every write of a run that recalls and writes: each call writes one item, and nothing is recalled twice."""
+"""A process may die before and after every write of a run that recalls and writes, and of a review: one item for a call, nothing twice, nothing lost."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from amounts import sampled
 from detent import Agent, Engine, FinalAnswer, Host, ToolCall, View, tool
 from detent.core import events as e
-from detent.memories.ram import RamMemory
+from detent.extend import open_memory
 from detent.ports.remembering import MemoryItem, scope_of
 from detent.testing.faults import Crash, CrashingStore
 from laws.checks import check_laws
-from laws.places import KINDS, Place, PurePlanner
-from stores.postgres.cluster import Cluster
+from laws.places import Place, PurePlanner
 
 RUN, HOST = "r1", Host(tenant="acme")
 KEPT = "r1@acme"
 SCOPE = scope_of("acme", "", "helper")
 WRITES = ("append", "claim", "put_blob", "post", "release")
-AGENT = Agent(name="helper", memory={}, tools=["remember", "correct", "forget", "look"])
+OF_MEMORY = ("search", "write", "supersede", "review", "tombstone")
+TOOLS = ["remember", "correct", "forget", "look"]
 
 
 @tool(side_effect="read")
@@ -41,128 +42,124 @@ def plan(view: View) -> Any:
     }.get(view.iteration, FinalAnswer(content="done"))
 
 
-class Mortal(RamMemory):
-    """A memory whose process dies before or after operation `at`. What it holds outlives it."""
+class Scene(NamedTuple):
+    """An agent, what it must come to in the log, and how many operations of the memory that has at least."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.at, self.when, self.calls = 0, "", 0
-
-    async def _dies(self, work: Any) -> Any:
-        self.calls += 1
-        if (self.calls, self.when) == (self.at, "before"):
-            work.close()
-            raise Crash
-        answer = await work
-        if (self.calls, self.when) == (self.at, "after"):
-            raise Crash
-        return answer
-
-    async def search(self, *args: Any, **options: Any) -> Any:
-        return await self._dies(super().search(*args, **options))
-
-    async def write(self, *args: Any, **options: Any) -> Any:
-        return await self._dies(super().write(*args, **options))
-
-    async def tombstone(self, *args: Any, **options: Any) -> Any:
-        return await self._dies(super().tombstone(*args, **options))
+    agent: Agent
+    log: dict[str, int]
+    operations: int
 
 
-async def filled() -> Mortal:
-    memory = Mortal()
-    for name, content in (("boat", "the boat is blue"), ("quay", "the quay is closed")):
-        await memory.write(MemoryItem(id=name, scope=SCOPE, content=content), host="")
-    memory.calls = 0
-    return memory
+SCENES = {
+    "tools": Scene(
+        Agent(name="helper", memory={}, tools=TOOLS),
+        {"MemoryRecalled": 2, "MemoryWritten": 1, "MemorySuperseded": 1, "MemoryTombstoned": 1},
+        5,
+    ),
+    # the three calls, then what the run proposes after its end, and a person who decides on each of the four
+    "proposals and a review": Scene(
+        Agent(name="helper", memory={"write_policy": "proposal_only", "extract": "rule"}, tools=TOOLS), {"MemoryProposed": 5}, 9
+    ),
+}
 
 
-async def work(store: Any, memory: Mortal, run_id: str = RUN) -> Any:
-    async with Engine(store=store, memory=memory, tools=[look], planner=PurePlanner(plan)) as engine:
-        result = await engine.run(AGENT, "where is the boat?", run_id=run_id, host=HOST)
-        assert (await engine.replay(result.run_id)).identical
-        return result
+class Doomed:
+    """A memory whose operations are counted among those of a crashing store: the process dies at one of either."""
+
+    def __init__(self, inner: Any, store: CrashingStore) -> None:
+        self._inner, self._store = inner, store
+        store.operations |= {*OF_MEMORY}
+
+    def __getattr__(self, name: str) -> Any:
+        work = getattr(self._inner, name)
+        return partial(self._counted, name, work) if name in OF_MEMORY else work
+
+    async def _counted(self, name: str, work: Any, *args: Any, **options: Any) -> Any:
+        return await self._store._do(name, lambda: work(*args, **options))
 
 
-def told(memory: Any) -> list[Any]:
-    return sorted((i.id, i.content, i.supersedes, i.superseded_by, i.tombstoned_at is not None) for i in memory)
+class World:
+    """A store and a memory at one place, which outlive processes."""
+
+    def __init__(self, kind: str, directory: Path, request: pytest.FixtureRequest) -> None:
+        directory.mkdir()
+        self.place = Place(kind, directory, database=request.getfixturevalue("postgres_url") if kind == "postgres" else "")
+
+    def memory(self) -> Any:
+        """Return another memory at this place."""
+        if self.place.kind == "file":
+            return open_memory(f"file:{self.place.directory / 'notes'}", vouched=True)
+        return open_memory(self.place.url)
+
+    async def fill(self) -> None:
+        """Write what the run finds."""
+        memory = self.memory()
+        for name, content in (("boat", "the boat is blue"), ("quay", "the quay is closed")):
+            await memory.write(MemoryItem(id=name, scope=SCOPE, content=content), host="")
+        await memory.close()
+
+    async def told(self) -> list[Any]:
+        """Return what the memory holds, without times."""
+        memory = self.memory()
+        items = await memory.export(host="")
+        await memory.close()
+        return sorted((i.id, i.content, i.proposed, i.refused, i.supersedes, i.superseded_by, i.tombstoned_at is not None) for i in items)
+
+    async def story(self) -> list[Any]:
+        """Return what the log says of memory, without times."""
+        kinds = (e.MemoryRecalled, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned, e.MemoryProposed)
+        events = [record.event for record in await self.place.records(KEPT) if isinstance(record.event, kinds)]
+        return [(type(event).__name__, getattr(event, "query", ""), getattr(event, "item_id", "")) for event in events]
+
+    async def work(self, agent: Agent, *, at: int = 0, when: Any = "before") -> CrashingStore:
+        """Run the agent and decide on what it proposed, in a process that dies at operation `at` (0: never). Done again, it goes on."""
+        store = CrashingStore(self.place.store(), at=at, when=when, operations=WRITES)
+        inner = self.memory()
+        memory: Any = Doomed(inner, store)
+        try:
+            async with Engine(store=store, memory=memory, tools=[look], planner=PurePlanner(plan)) as engine:
+                result = await engine.run(agent, "where is the boat?", run_id=RUN, host=HOST)
+                assert result.status == "completed"
+                assert (await engine.replay(result.run_id)).identical
+            if not agent.memory:
+                return store
+            async with Engine(store=store, memory=memory) as engine:
+                await engine.memory.propose(result.run_id)
+                for item in await engine.memory.proposals(host=HOST):
+                    await engine.memory.review(item.id, accept="Ann" not in item.content, by="zoe", host=HOST)
+            return store
+        finally:
+            await inner.close()
+            await self.place.close()
 
 
-def story(records: Any) -> list[Any]:
-    """What the log says of memory, without times."""
-    kinds = (e.MemoryRecalled, e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned, e.MemoryProposed)
-    events = [record.event for record in records if isinstance(record.event, kinds)]
-    return [(type(event).__name__, getattr(event, "query", ""), getattr(event, "item_id", "")) for event in events]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("where", ["store", "memory"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("kind", ["sqlite", "file", "postgres"])
 def test_a_death_at_any_write_leaves_one_item_for_a_call_and_one_recall_for_a_query(
-    kind: str, where: str, when: Any, tmp_path: Path
+    kind: str, scene: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The log and the memory are those of a run to which nothing happened."""
+    """Of the store or of the memory, and between the two: log and memory are those of a run to which nothing happened."""
+    agent, expected, operations = SCENES[scene]
 
     async def main() -> None:
-        whole, memory = Place(kind, tmp_path / "whole"), await filled()
-        (tmp_path / "whole").mkdir()
-        counting = CrashingStore(whole.store(), operations=WRITES)
-        await work(counting, memory)
-        items, log = told(await memory.list(host="")), story(await whole.records(KEPT))
-        assert len(items) == 4 and [name for name, _, _ in log].count("MemoryRecalled") > 1
-        points = counting.calls if where == "store" else memory.calls
-        await whole.close()
-        for at in sampled(range(1, points + 1), few=5 if kind == "sqlite" else 3):
-            directory = tmp_path / str(at)
-            directory.mkdir()
-            place, memory = Place(kind, directory), await filled()
-            store = CrashingStore(place.store(), at=at if where == "store" else 0, when=when, operations=WRITES)
-            memory.at, memory.when = (at, when) if where == "memory" else (0, "")
+        whole = World(kind, tmp_path / "whole", request)
+        await whole.fill()
+        counted = await whole.work(agent)
+        items, log = await whole.told(), await whole.story()
+        for name, count in expected.items():
+            assert [told for told, _, _ in log].count(name) >= count, log
+        assert sum(name in OF_MEMORY for name in counted.done) >= operations, counted.done
+        points = [(at, when) for at in range(1, counted.calls + 1) for when in ("before", "after")]
+        for at, when in sampled(points, few=3 if kind == "postgres" else 5):
+            world = World(kind, tmp_path / f"{when}{at}", request)
+            await world.fill()
             with pytest.raises(Crash):
-                await work(store, memory)
-            await place.close()
-            memory.at = 0
-            result = await work(place.store(), memory)
-            assert result.status == "completed"
-            assert told(await memory.list(host="")) == items, f"crash {when} {where} {at} of {points}"
-            assert story(await place.records(KEPT)) == log, f"crash {when} {where} {at} of {points}"
-            check_laws(await place.lines(KEPT), every=9)
-            await place.close()
-
-    asyncio.run(main())
-
-
-class Database(Place):
-    """A PostgreSQL database."""
-
-    def __init__(self, url: str, directory: Path) -> None:
-        super().__init__("postgres", directory)
-        self._url = url
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_the_same_in_postgresql(postgres: Cluster, postgres_url: str, when: Any, tmp_path: Path) -> None:
-    """Each death has a run of its own in one database, so ids differ, and words and order do not."""
-
-    def bare(log: list[Any]) -> list[Any]:
-        return [name for name, _, _ in log]
-
-    async def main() -> None:
-        place, memory = Database(postgres_url, tmp_path), await filled()
-        counting = CrashingStore(place.store(), operations=WRITES)
-        await work(counting, memory, "whole")
-        contents, log = sorted(i.content for i in await memory.list(host="")), bare(story(await place.records("whole@acme")))
-        for at in sampled(range(1, counting.calls + 1), few=4):
-            memory, run_id = await filled(), f"died{at}"
-            with pytest.raises(Crash):
-                await work(CrashingStore(place.store(), at=at, when=when, operations=WRITES), memory, run_id)
-            await place.close()
-            await work(place.store(), memory, run_id)
-            assert sorted(i.content for i in await memory.list(host="")) == contents, f"crash {when} write {at}"
-            assert bare(story(await place.records(f"{run_id}@acme"))) == log, f"crash {when} write {at}"
-            await place.close()
+                await world.work(agent, at=at, when=when)
+            await world.work(agent)
+            note = f"crash {when} operation {at} of {counted.calls}, {counted.done[at - 1]}"
+            assert await world.told() == items, note
+            assert await world.story() == log, note
+            check_laws(await world.place.lines(KEPT), every=9)
+            await world.place.close()
 
     asyncio.run(main())

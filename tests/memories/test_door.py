@@ -13,7 +13,7 @@ import pytest
 
 from detent import Agent, Engine, FinalAnswer, Host, ToolCall, tool
 from detent.config.remembering import MemorySettings
-from detent.core.errors import ConfigError, DetentError, ItemNotFound, ItemRefused
+from detent.core.errors import ConfigError, DetentError, ItemNotFound, ItemRefused, NotAllowedNow
 from detent.core.events import Origin, Source
 from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
@@ -114,18 +114,19 @@ async def test_forgetting_shows_all_that_came_from_a_run_first_and_then_says_wha
 
 
 @in_loop
-async def test_forgetting_a_correction_forgets_what_it_replaced_and_not_what_replaced_it() -> None:
-    """The old wording stayed in the store, under a receipt that named nothing left."""
+async def test_forgetting_an_item_forgets_what_it_replaced_and_what_replaced_it() -> None:
+    """The old wording stayed in the store, and so did the new one, under a receipt that named nothing left. A person may keep their own words."""
     async with engine_on(RamMemory()) as engine:
         first = await engine.memory.add("Prefers tea", scope=SCOPE)
         second = await engine.memory.correct(first.id, "Prefers green tea")
         third = await engine.memory.correct(second.id, "Prefers coffee")
         shown = await engine.memory.forget(second.id, preview=True, host=ACME)
-        assert {one.content for one in shown.items} == {"Prefers tea", "Prefers green tea"}
-        receipt = await engine.memory.forget(second.id, host=ACME)
+        assert {one.content for one in shown.items} == {"Prefers tea", "Prefers green tea", "Prefers coffee"}
+        receipt = await engine.memory.forget(second.id, keep_corrections=True, host=ACME)
         assert len(receipt.removed) == 2 and not receipt.left
-        assert [one.content for one in await engine.memory.list() if one.content] == ["Prefers coffee"]
         assert [one.id for one in await engine.memory.list(standings=("current",))] == [third.id]
+        receipt = await engine.memory.forget(second.id, host=ACME)
+        assert receipt.removed == (f"{SCOPE}/{third.id}",) and not receipt.left
 
 
 @in_loop
@@ -170,7 +171,7 @@ async def test_forgetting_a_source_follows_it_through_two_runs_and_says_where_it
         receipt = await engine.memory.forget(source=f"web_fetch:{page}", by="ann", host=ACME)
         assert len(receipt.removed) == 2 and not receipt.left
         assert [one.run_id for one in receipt.runs] == [second.run_id] and receipt.elsewhere == (first.run_id,)
-        assert {"artifacts of runs", "archives and exports"} < set(receipt.not_searched)
+        assert {"archives", "exports", "backups"} < set(receipt.not_searched) and "1 runs in the store" in receipt.searched
         assert [one.content for one in await engine.memory.list() if one.content] == ["boats are blue"]
         assert not (await engine.memory.forget(source="web_fetch", host=ACME)).items
 
@@ -279,6 +280,12 @@ async def test_what_a_person_adds_obeys_the_same_rules() -> None:
         ):
             with pytest.raises(ItemRefused):
                 await refused
+        for vouched in (
+            engine.memory.add("hello", scope=scope_of("other"), host=OTHER, trusted=True),
+            engine.memory.correct("i1", "hello", host=OTHER, trusted=True),
+        ):
+            with pytest.raises(NotAllowedNow, match="only the operator may vouch"):
+                await vouched
         with pytest.raises(ConfigError, match="scope is empty"):
             await engine.memory.add("hello")
         assert (await engine.memory.add("hello", scope=SCOPE, by="ann", trusted=True)).origin.trusted

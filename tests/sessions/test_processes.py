@@ -33,10 +33,10 @@ def start(url: str) -> Any:
     return fork([str(HERE / "child.py"), url], env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, imports=["sessions.talks"])
 
 
-@pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_two_processes_send_to_one_session_at_once(kind: str, tmp_path: Path) -> None:
-    """Otherwise two servers could answer one user in two voices, each without the other's answer."""
-    place = Place(kind, tmp_path)
+@pytest.mark.parametrize("kind", ["file", "sqlite", "postgres"])
+def test_two_processes_send_to_one_session_at_once(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Otherwise two servers could answer one user in two voices, each without the other's answer. `scripts/soak --matrices` tries it 125 times."""
+    place = Place(kind, tmp_path, database=request.getfixturevalue("postgres_url") if kind == "postgres" else "")
     children = [start(place.url) for _ in range(2)]
     try:
         for child in children:

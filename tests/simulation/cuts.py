@@ -230,11 +230,11 @@ def a_claim_is_given_back_at_once() -> list[Any]:
 def an_answer_is_consumed_and_not_recorded() -> list[Any]:
     known = inbox.take
 
-    async def take(signal: Any, run: Any) -> None:
+    async def take(signal: Any, run: Any, store: Any) -> None:
         if signal.kind == "reply":
             run.journal.consume(signal.id)
         else:
-            await known(signal, run)
+            await known(signal, run, store)
 
     from detent.running import live
 

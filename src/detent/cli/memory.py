@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -20,7 +19,7 @@ from detent.cli import options as o
 from detent.cli.approving import BAR
 from detent.cli.invocation import Invocation, operator
 from detent.cli.looking import since_of, written
-from detent.cli.option_sets import Options
+from detent.cli.memory_options import READS, Action, Which
 from detent.cli.orders import given_goal
 from detent.cli.output import Output, broken, clean, counted, room_of, shortened
 from detent.cli.removing import confirm
@@ -36,89 +35,15 @@ from detent.running.remembering import FORGETS
 
 MOST_BYTES = 100_000_000
 """The limit of an imported file's size."""
-STYLES = {"current": "", "proposed": "magenta", "superseded": "dim", "expired": "dim", "tombstoned": "dim", "refused": "yellow"}
-
-
-class Action(StrEnum):
-    """What to do with the memory."""
-
-    LIST = "list"
-    SEARCH = "search"
-    SHOW = "show"
-    ADD = "add"
-    CORRECT = "correct"
-    FORGET = "forget"
-    REVIEW = "review"
-    EXPORT = "export"
-    IMPORT = "import"
-
-
-READS = (Action.LIST, Action.SEARCH, Action.SHOW, Action.EXPORT)
-
-
-TAKES: dict[Action, tuple[str, ...]] = {
-    Action.LIST: ("kind", "status", "limit", "scope"),
-    Action.SEARCH: ("kind", "limit", "scope", "as_of"),
-    Action.SHOW: (),
-    Action.ADD: ("kind", "scope", "since", "until", "vouch", "by"),
-    Action.CORRECT: ("since", "vouch", "why", "by"),
-    Action.FORGET: ("source", "run", "person", "why", "by", "yes"),
-    Action.REVIEW: ("accept", "refuse", "scope", "by"),
-    Action.EXPORT: ("scope", "file"),
-    Action.IMPORT: ("vouch",),
+STYLES = {
+    "current": "",
+    "upcoming": "cyan",
+    "proposed": "magenta",
+    "superseded": "dim",
+    "expired": "dim",
+    "tombstoned": "dim",
+    "refused": "yellow",
 }
-"""The options of each action, beside those that every action has."""
-
-
-class Which(Options, frozen=True, kw_only=True):
-    """The options of the actions. None: not given."""
-
-    scope: Annotated[
-        str | None, typer.Option("--scope", metavar="SCOPE", help="Only items at or below this scope; for add, the scope.")
-    ] = None
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--kind", metavar="KIND", help="preference, fact, summary, lesson, artifact or transient. Repeatable, but not for add."
-        ),
-    ] = None
-    status: Annotated[
-        list[str] | None,
-        typer.Option("--status", metavar="STATUS", help="current, proposed, superseded, expired, tombstoned or refused. Repeatable."),
-    ] = None
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="At most N items. Default: 50, for search 10.", min=1)] = None
-    as_of: Annotated[
-        str | None, typer.Option("--as-of", metavar="WHEN", help="Search what held at this time: a date, or 7d for seven days ago.")
-    ] = None
-    since: Annotated[str | None, typer.Option("--held-from", metavar="WHEN", help="Since when the fact holds.")] = None
-    until: Annotated[str | None, typer.Option("--held-until", metavar="WHEN", help="Until when it holds.")] = None
-    source: Annotated[str | None, typer.Option("--source", metavar="SOURCE", help="Forget what came from this tool, label or address.")] = (
-        None
-    )
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Forget what this run wrote.", autocompletion=o.complete_run)] = (
-        None
-    )
-    person: Annotated[str | None, typer.Option("--person", metavar="NAME", help="Forget what came from this person.")] = None
-    accept: Annotated[bool | None, typer.Option("--accept", help="Accept the proposal.")] = None
-    refuse: Annotated[str | None, typer.Option("--refuse", metavar="WHY", help="Refuse the proposal.")] = None
-    vouch: Annotated[bool | None, typer.Option("--vouch", help="You vouch for the content: it counts as trusted. Default: untrusted.")] = (
-        None
-    )
-    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of stdout.")] = None
-    why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help="The reason, for the record.")] = None
-    by: o.By = None
-    yes: Annotated[bool | None, typer.Option("--yes", "-y", help="Do not ask; required without a terminal.")] = None
-
-    def only(self, action: Action) -> None:
-        """Raise `ConfigError` for an option that the action does not take."""
-        for field in self.__struct_fields__:
-            if getattr(self, field) is not None and field not in TAKES[action]:
-                where = ", ".join(one for one, fields in TAKES.items() if field in fields)
-                raise ConfigError(f"detent memory {action.value} takes no {NAMES.get(field, f'--{field}')}; that is an option of {where}")
-
-
-NAMES = {"as_of": "--as-of", "since": "--held-from", "until": "--held-until", "file": "--output"}
-"""The options that have another name than their field."""
 
 
 def memory(
@@ -369,17 +294,18 @@ def _asked(invocation: Invocation, item: MemoryItem) -> tuple[bool, str] | None:
 
 def _forget(invocation: Invocation, words: list[str], which: Which, asked: dict[str, Any]) -> int:
     given: dict[str, Any] = {"source": which.source or "", "person": which.person or "", "why": which.why or "", **asked}
+    given["keep_corrections"] = bool(which.keep_corrections)
 
     async def forget(engine: Engine, *, preview: bool) -> Forgetting:
         run = await invocation.find(which.run) if which.run else ""
         return await engine.memory.forget(*words, run=run, preview=preview, by=which.by or operator(), **given)
 
     found = invocation.drive(partial(forget, preview=True))
+    _shown(invocation, found)
     if not found.items:
         invocation.output.document(found)
         invocation.output.say("nothing was found to forget")
         return 0
-    _shown(invocation, found)
     confirm(f"Forget {counted(len(found.items), 'item')}?", yes=bool(which.yes), undone="nothing was forgotten")
     receipt = invocation.drive(partial(forget, preview=False))
     invocation.output.document(receipt)
@@ -387,23 +313,30 @@ def _forget(invocation: Invocation, words: list[str], which: Which, asked: dict[
         invocation.output.say(f"  left: {clean(key)}", "red")
     invocation.output.say(f"forgot {counted(len(receipt.removed), 'item')}: content, index entries and vectors are removed")
     for one in receipt.runs:
-        invocation.output.say(f"  remains in the log of run {one.run_id}: {invocation.command('erase', one.run_id)}", "yellow")
+        how = f"delete {clean(one.archive)}" if one.archive else invocation.command("erase", one.run_id)
+        invocation.output.say(f"  remains in {'an archive' if one.archive else 'the log'} of run {one.run_id}: {how}", "yellow")
     for run_id in receipt.elsewhere:
-        invocation.output.say(f"  run {run_id} is not in this store: an archive of it keeps the words", "yellow")
-    invocation.output.say(f"  not searched: {', '.join(receipt.not_searched)}")
+        invocation.output.say(f"  run {run_id} was not found: an archive of it keeps the words", "yellow")
+    invocation.output.say(f"  searched: {clean(', '.join(receipt.searched))}\n  not searched: {clean(', '.join(receipt.not_searched))}")
     return 1 if receipt.left else 0
 
 
 def _shown(invocation: Invocation, found: Forgetting) -> None:
-    """Show everything that is about to be forgotten."""
-    invocation.output.say(f"this is forgotten from memory {clean(found.memory)}:", "bold")
+    """Show everything that is about to be forgotten, and what may have come from there too."""
+    say = invocation.output.say
+    if found.items:
+        say(f"this is forgotten from memory {clean(found.memory)}:", "bold")
     for item in found.items:
         derived = f" (made from {clean(', '.join(item.origin.items))})" if item.origin.items else ""
-        invocation.output.say(f"  {clean(key_of(item))}  {item.kind}, {_standing(item)}{derived}: {_said(item)}")
+        say(f"  {clean(key_of(item))}  {item.kind}, {_standing(item)}{derived}: {_said(item)}")
+    if found.unsure:
+        say("these perhaps came from there too, not all of their sources are known; to forget one, name it:", "yellow")
+    for item in found.unsure:
+        say(f"  {clean(key_of(item))}  {item.kind}, {_standing(item)}: {_said(item)}")
     if found.runs:
-        invocation.output.say(f"the logs of {counted(len(found.runs), 'run')} keep it until they are erased:")
-        for one in found.runs:
-            invocation.output.say(f"  {one.run_id}: {counted(one.records, 'record')}")
+        say(f"the logs of {counted(len(found.runs), 'run')} keep it until they are erased:")
+    for one in found.runs:
+        say(f"  {one.run_id}: {counted(one.records, 'record')}" + (f", {counted(one.artifacts, 'artifact')}" if one.artifacts else ""))
 
 
 # Move ---------------------------------------------------------------------------------------------------------------------------

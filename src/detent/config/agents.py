@@ -105,7 +105,8 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
     def tool_names(self) -> tuple[str, ...]:
         """Return the names of the listed tools, each once. An agent that asks for compaction can read again what was dropped."""
         asked = compaction_table(self.compaction).get("use", "") != OFF if self.compaction else False
-        return tuple(dict.fromkeys((*(t if isinstance(t, str) else t.name for t in self.tools), *((RECALLS,) if asked else ()))))
+        starts = (f"agent_{name}" for name in self.subagents)
+        return tuple(dict.fromkeys((*(t if isinstance(t, str) else t.name for t in self.tools), *starts, *((RECALLS,) if asked else ()))))
 
     def answers_as(self) -> OutputType[OutputT] | None:
         """Return the reader for `output_type`, or None without one. Raise `ConfigError`."""
@@ -122,11 +123,18 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
 
         return policy_of_agent(self.policy, self.name)
 
+    def _subagents(self) -> dict[str, Any]:
+        """Return who it may start: the data of an agent, or the name of one that the engine knows."""
+        if not isinstance(self.subagents, Mapping):
+            return {name: name for name in self.subagents}
+        said = {name: one if isinstance(one, str) else one.spec() for name, one in self.subagents.items()}
+        return {name: one if isinstance(one, str) else msgspec.to_builtins(one) for name, one in said.items()}
+
     def spec(self) -> AgentSpec:
         """Return the agent as the data that the log records."""
         said = {name: getattr(self, name) for name in AgentSpec.__struct_fields__}
         said |= {"tools": self.tool_names(), "profile": sized(self.profile, self.model), "policy": self._policy()}
-        said |= {"compaction": compaction_table(self.compaction)}
+        said |= {"compaction": compaction_table(self.compaction), "subagents": self._subagents()}
         said |= {name: str(getattr(self, name)) for name in ("strategy", "kernel")}  # only the text of an import path is recorded
         said["guards"] = tuple(str(name) for name in self.guards)
         said |= {name: _numbers(getattr(self, name)) for name in ("model_settings", "strategy_options")}

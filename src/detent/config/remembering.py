@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from fnmatch import fnmatchcase
 from typing import Any, Literal, cast
 
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from detent.core.agent import AgentOptions, AgentSpec, Host
 from detent.core.errors import ConfigError, Explained, UnknownName
 from detent.ports.options import check_fields
-from detent.ports.remembering import ITEM_BYTES, Governor, Kind, Memory, Origin, Visibility, WritePolicy, below, names_of, scope_of
+from detent.ports.remembering import ITEM_BYTES, Governor, Kind, Memory, Origin, Visibility, WritePolicy, below, came_from, scope_of
 
 OWN = "memory"
 """The name of an engine's memory if it has only one."""
@@ -125,11 +124,16 @@ class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=T
         return {**({} if self.url is None else {OWN: self.url}), **self.stores}
 
     def admits(self, origin: Origin) -> str:
-        """Return which rule keeps this content out; "" if none does. The first rule that matches a source counts."""
-        said = names_of(origin)
+        """Return which rule keeps this content out; "" if none does. The first rule that matches a source counts.
+
+        If not all sources are known, a rule that keeps out counts for content that perhaps came from there.
+        """
         for rule in self.admit:
-            if (source := next((one for one in said if fnmatchcase(one, rule["source"])), None)) is not None:
-                return "" if rule.get("admit", False) else f"content from {source} is not admitted (rule {rule['source']!r})"
+            came, admits = came_from(origin, rule["source"], pattern=True), rule.get("admit", False)
+            if came:
+                return "" if admits else f"content from {rule['source']} is not admitted"
+            if came is None and not admits:
+                return f"content from {rule['source']} is not admitted, and not all sources of this are known"
         return ""
 
     def policy_for(self, scope: str) -> WritePolicy:

@@ -68,6 +68,8 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     """A kernel by name; the default is the engine's kernel; in a file also an import path of your own."""
     tools: Sequence[Any] = ()
     """The tools that the planner may use, by name. It gets no others."""
+    subagents: dict[str, Any] | Sequence[str] = ()
+    """The agents that it may start, as tools `agent_NAME`: agents by name, or names of agents that the engine knows."""
     capabilities: Sequence[str] = ()
     """The capabilities that the agent needs: `id`, or `id@version`."""
     budget: Budget = Budget()
@@ -124,6 +126,7 @@ class AgentSpec(AgentOptions, frozen=True, kw_only=True, omit_defaults=True):
     tools: Sequence[str] = ()
     rules: Sequence[dict[str, Any]] = ()
     policy: dict[str, Any] = {}
+    subagents: dict[str, Any] = {}
     compaction: dict[str, Any] = {}
     healing: bool = False
     verify: Sequence[dict[str, Any]] = ()

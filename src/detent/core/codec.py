@@ -17,7 +17,7 @@ from detent.core.events import AnyEvent, Planned
 from detent.core.history import Map, Seq
 from detent.core.records import VERSION, Envelope, Record
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """The version of the fold. A snapshot or serialised state of another version is ignored."""
 
 UPCASTERS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}

@@ -99,15 +99,15 @@ class ConfigError(DetentError):
 
 
 class UnknownName(ConfigError):
-    """`kind` has no entry `name`; the message lists the nearest of `known`."""
+    """`kind` has no entry `name`; the message lists the nearest of `known`. `where` is the file with the name, if it is in one."""
 
     code = "unknown_name"
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         near = difflib.get_close_matches(name, self.known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.known) or 'none'}"
-        super().__init__(f"unknown {kind} {name!r}; {hint}")
+        super().__init__(f"{f'{where}: ' if where else ''}unknown {kind} {name!r}; {hint}")
 
 
 class UnknownModel(ConfigError):

@@ -21,6 +21,8 @@ NO_RESULT = Raw()
 """Marks a missing result. It is falsy and left out of the JSON."""
 SideEffect = Literal["none", "read", "write", "destructive"]
 Trust = Literal["trusted", "untrusted"]
+OnParentEnd = Literal["cancel", "wait", "leave"]
+"""What happens to an open child when its parent ends: it is cancelled, the parent's end waits for it, or it becomes a root of its own."""
 """What a tool declares about its output: whether it can be trusted like the user's own words."""
 Decision = Literal["allow", "deny", "stop", "require_approval"]
 
@@ -79,6 +81,9 @@ class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     `labels` are those of its sources, as the provenance policy names them; `sources` also name those in earlier runs. `trusted` is false unless none
     of them is untrusted. `items` are the ids of the items that the content was derived from, `person` the principal of the run. `seal` is a digest of
     the content and of this: content that was changed later is untrusted.
+
+    `also` are names of sources that `sources` has no room for: a name as it is, or `KIND#` and digests of names that begin with `KIND:`. `more`: not
+    even these are all.
     """
 
     run_id: str = ""
@@ -90,6 +95,8 @@ class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     items: tuple[str, ...] = ()
     person: str = ""
     sources: tuple[Source, ...] = ()
+    also: tuple[str, ...] = ()
+    more: bool = False
     seal: str = ""
 
 
@@ -111,6 +118,23 @@ class InSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     sequence: int = 0
     digest: str = ""
     conversation: ArtifactRef | None = None
+
+
+class Delegated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """How a run became a child: the `root` of its tree, its parent's call, and the parent's record before the child was spawned (`sequence`, `digest`).
+
+    `depth` counts from the root (1: its child), `path` has the agents from the root to this run. `policies` are those of the runs above, which are
+    asked before the child's own. `origin` says where the goal came from.
+    """
+
+    root: str
+    call: str
+    sequence: int
+    digest: str
+    depth: int = 1
+    path: tuple[str, ...] = ()
+    policies: tuple[dict[str, Any], ...] = ()
+    origin: Origin = Origin()
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
@@ -139,6 +163,7 @@ class RunStarted(Event, frozen=True, kw_only=True):
     levels: dict[str, SideEffect] = {}
     policy: dict[str, Any] = {}
     session: InSession | None = None
+    delegated: Delegated | None = None
 
 
 class RunResumed(Event, frozen=True, kw_only=True):
@@ -784,29 +809,59 @@ class ConversationErased(Event, frozen=True, kw_only=True):
 
 
 class SubagentSpawned(Event, frozen=True, kw_only=True):
-    """A child run was started."""
+    """A child run was decided on by `call`; it begins after this record is durable.
+
+    `budget` is the child's bound. Its sums are `reserved` from what this run has left until the child is joined. `join`: the call waits for the child.
+    """
 
     child: str
     agent: str
     goal: str
     join: bool = True
+    call: str = ""
+    budget: Budget = Budget()
+    reserved: Usage = NOTHING
+    variables: dict[str, Any] = {}
+    on_parent_end: OnParentEnd = "cancel"
+
+
+class SubagentAwaited(Event, frozen=True, kw_only=True):
+    """A call waits for a child run that was started before."""
+
+    child: str
+    call: str
 
 
 class SubagentJoined(Event, frozen=True, kw_only=True):
-    """A child run ended with this result."""
+    """A child run ended; its record `sequence` with `digest` says so. What it used replaces what was reserved for it.
+
+    `outcome` is `completed`, `failed`, `cancelled`, `bound_reached`, or `lost`: it was given up, and nothing is given back. `call` is the call that
+    waited for it and has this result, or error. `partial` is what the child had so far.
+    """
 
     child: str
     status: str
     output: Any = None
     usage: Usage = NOTHING
     signal: str = ""
+    outcome: str = ""
+    reason: str = ""
+    partial: str = ""
+    call: str = ""
+    calls_of: dict[str, int] = {}
+    sequence: int = 0
+    digest: str = ""
+    artifact: ArtifactRef | None = None
+    error: ToolError | None = None
+    origin: Origin = Origin()
 
 
 class SubagentCancelled(Event, frozen=True, kw_only=True):
-    """A child run was cancelled."""
+    """A child run is to be cancelled. It stays open until its end is joined."""
 
     child: str
     why: str = ""
+    call: str = ""
 
 
 class MemoryProposed(Event, frozen=True, kw_only=True):
@@ -902,6 +957,7 @@ AnyEvent = (
     | SessionEnded
     | ConversationErased
     | SubagentSpawned
+    | SubagentAwaited
     | SubagentJoined
     | SubagentCancelled
     | MemoryProposed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from functools import reduce
 from hashlib import sha256
 from itertools import islice
 from typing import Any, Literal, assert_never, cast
@@ -216,13 +217,17 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             return _wake(replace(state, timers=_without(state, state.timers, timer_id, "timer")))
         case e.CancelRequested(by=by, why=why):
             return _wake(replace(state, cancel=why or f"cancelled by {by or 'the operator'}"))
-        case e.SubagentSpawned(child=child):
-            opened = Child(child=child, agent=event.agent, goal=event.goal, join=event.join, scope=scope)
-            return replace(_acted(state, scope), children={**state.children, child: opened})
-        case e.SubagentJoined(child=child, status=status, usage=usage):
-            return _use(_child_ended(state, child, status), "", usage)
+        case e.SubagentSpawned():
+            return _spawned(state, scope, event)
+        case e.SubagentAwaited(child=child, call=call):
+            waits = replace(_open_child(state, child), join=True, waits=call, scope=scope)
+            return replace(_call(state, call, status="delegated"), children={**state.children, child: waits})
+        case e.SubagentJoined():
+            return _joined(state, event)
         case e.SubagentCancelled(child=child):
-            return _child_ended(state, child, "cancelled")
+            known = _open_child(state, child)
+            changed = replace(known, cancel=event.why or "cancelled", status="open" if known.spawned.call else "cancelled")
+            return _wake(replace(state, children={**state.children, child: changed}))
         case e.MemoryProposed() | e.MemoryWritten() | e.MemorySuperseded() | e.MemoryTombstoned():
             became = snake(type(event).__name__).removeprefix("memory_")
             return replace(_use(state, "", getattr(event, "usage", NOTHING)), memories={**state.memories, event.item_id: became})
@@ -249,6 +254,7 @@ def _run_started(state: RunState, event: e.RunStarted, envelope: Envelope) -> Ru
         attachments=event.attachments,
         output_schema=event.output_schema,
         session=event.session,
+        delegated=event.delegated,
         digests=event.digests,
         levels=event.levels,
         budget=event.budget,
@@ -356,9 +362,37 @@ def _approval_closed(state: RunState, call: str, **changes: Any) -> RunState:
     return _call(state, call, status="planned", **changes)
 
 
-def _child_ended(state: RunState, child: str, status: str) -> RunState:
-    _without(state, state.children, child, "child")
-    return _wake(replace(state, children={**state.children, child: replace(state.children[child], status=status)}))
+def _open_child(state: RunState, child: str) -> Child:
+    known = state.children.get(child)
+    if known is None or known.status != "open":
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} has no open child {child!r}")
+    return known
+
+
+def _spawned(state: RunState, scope: str, event: e.SubagentSpawned) -> RunState:
+    if event.child in state.children:
+        raise IllegalEvent(state.run_id, f"run {state.run_id!r} has the child {event.child!r} already")
+    waits = event.call if event.join else ""
+    said = Child(child=event.child, agent=event.agent, goal=event.goal, join=event.join, spawned=event)
+    child = replace(said, scope=scope, waits=waits, held=event.reserved)
+    opened = replace(state, held=state.held.plus(event.reserved), children={**state.children, event.child: child})
+    return _call(opened, waits, status="delegated") if waits else _acted(opened, scope)
+
+
+def _joined(state: RunState, event: e.SubagentJoined) -> RunState:
+    """Replace what was reserved by what was used, and give the result to the call that waited for it."""
+    known = _open_child(state, event.child)
+    ended = replace(known, status=event.outcome or event.status, result=None if event.call else event)
+    children = {**state.children, event.child: ended}
+    held = reduce(Usage.plus, [one.held for one in children.values() if one.status == "open"], NOTHING)
+    calls_of = {**state.calls_of, **{tool: state.calls_of.get(tool, 0) + count for tool, count in event.calls_of.items()}}
+    used = _use(state, known.scope if known.spawned.call else "", event.usage, whole=True)
+    after = _wake(replace(used, children=children, held=held, calls_of=calls_of))
+    if not event.call:
+        return after
+    result = msgspec.Raw(msgspec.json.encode(event.output)) if event.error is None else e.NO_RESULT
+    done = e.ToolFinished(call=event.call, result=result, error=event.error, artifact=event.artifact)
+    return _tool_finished(after, event.call.rsplit(".", 2)[0], done)
 
 
 def _declared(state: RunState, event: e.RunResumed) -> RunState:
@@ -417,10 +451,10 @@ def _acted(state: RunState, scope: str, **changes: Any) -> RunState:
     return _with(state, replace(_pass(state, scope), acted=True, **changes)) if scope in state.passes else state
 
 
-def _use(state: RunState, scope: str, usage: Usage) -> RunState:
+def _use(state: RunState, scope: str, usage: Usage, *, whole: bool = False) -> RunState:
     if usage == NOTHING:
         return state
-    usage, known = usage.charged(), state.passes.get(scope)
+    usage, known = usage if whole else usage.charged(), state.passes.get(scope)
     if known is None:
         return replace(state, usage=state.usage.plus(usage))
     return replace(state, usage=state.usage.plus(usage), passes={**state.passes, scope: replace(known, usage=known.usage.plus(usage))})

@@ -139,7 +139,7 @@ def reached(
     `begun` calls are added to those already counted.
     """
     only = only or (None if turn_over else ("running_s", "total_s"))
-    used, mine = (_with_calls(run.usage, begun), _with_calls(state.usage, begun)) if begun else (run.usage, state.usage)
+    used, mine = _with_calls(run.counted, begun), _with_calls(state.usage, begun)
     bound = exhausted(run.budget, used, goal_depth=len(run.goals), running_s=running_s, total_s=total_s, only=only)
     if bound is None and turn_over and only is None and run.budget.max_calls_of:
         bound = _refused_tool(run, state)
@@ -149,7 +149,7 @@ def reached(
         return bound
     if state.refused:  # turns that correct an answer count for the run, not for the pass's share
         mine = msgspec.structs.replace(mine, iterations=mine.iterations - state.refused)
-    bound = exhausted(state.limits, mine, only=only)
+    bound = exhausted(state.limits, mine.plus(run.held_in(state.scope)), only=only)
     return bound and msgspec.structs.replace(bound, of="pass")
 
 
@@ -175,7 +175,7 @@ def tenants(bound: Exhausted | None, balance: TenantBalance) -> Exhausted | None
 
 
 def _with_calls(usage: Usage, begun: int) -> Usage:
-    return msgspec.structs.replace(usage, tool_calls=usage.tool_calls + begun)
+    return msgspec.structs.replace(usage, tool_calls=usage.tool_calls + begun) if begun else usage
 
 
 def waits(run: RunState, state: KernelState) -> str:
@@ -186,7 +186,7 @@ def waits(run: RunState, state: KernelState) -> str:
         return "waiting_for_reconciliation" if doubt else "waiting_for_approval"
     if run.asks and any(ask.scope == state.scope for ask in run.asks.values()):
         return "waiting_for_user"
-    if run.children and any(c.join and c.status == "open" for c in run.children.values()):
+    if run.children and any(c.join and c.status == "open" and c.scope == state.scope for c in run.children.values()):
         return "waiting_for_subagent"
     if run.timers and any(timer.rpartition(".")[0] in ("", state.scope) for timer in run.timers):
         return "waiting_for_schedule"

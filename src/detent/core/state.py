@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from functools import reduce
 from typing import Any, Literal
 
 import msgspec
@@ -23,9 +24,12 @@ from detent.core.events import (
     ApprovalRequested,
     ArtifactRef,
     ContextCompacted,
+    Delegated,
     InSession,
     Planned,
     SideEffect,
+    SubagentJoined,
+    SubagentSpawned,
     TenantBalance,
     ToolError,
     Trust,
@@ -124,7 +128,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
         return tuple([action.question for action in self.plan.actions if isinstance(action, AskUser)]) if self.plan is not None else ()
 
 
-CallStatus = Literal["planned", "asked", "allowed", "started", "in_doubt", "again", "finished"]
+CallStatus = Literal["planned", "asked", "allowed", "started", "delegated", "in_doubt", "again", "finished"]
 
 
 class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -269,7 +273,9 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A child run. `status` is `open` until it is joined or cancelled."""
+    """A child run. `status` is `open` until its end is joined, then its outcome. `join`: the call `waits` waits for it, or else the whole
+    pass `scope`. `held` are the sums of its bound, which count as used while it is open. `result` is its end, if no call waited for it.
+    """
 
     child: str
     agent: str
@@ -277,6 +283,11 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     join: bool = True
     status: str = "open"
     scope: str = ""
+    waits: str = ""
+    spawned: SubagentSpawned = SubagentSpawned(child="", agent="", goal="")
+    held: Usage = NOTHING
+    cancel: str = ""
+    result: SubagentJoined | None = None
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -341,6 +352,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     asks: dict[str, Ask] = {}
     timers: dict[str, datetime] = {}
     children: dict[str, Child] = {}
+    held: Usage = NOTHING
+    delegated: Delegated | None = None
     goals: tuple[Goal, ...] = ()
     effects: Map[str, Any] = msgspec.field(default_factory=lambda: NO_ENTRIES)
     unanswered: tuple[str, ...] = ()
@@ -375,6 +388,15 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     def in_doubt(self) -> tuple[str, ...]:
         """The calls in doubt: they may or may not have happened."""
         return tuple(c.call_id for p in self.passes.values() for c in p.calls.values() if c.status == "in_doubt")
+
+    @property
+    def counted(self) -> Usage:
+        """What counts against the bounds: the usage, and what is reserved for open children."""
+        return self.usage if self.held is NOTHING else self.usage.plus(self.held)
+
+    def held_in(self, scope: str) -> Usage:
+        """Return what is reserved for the open children of one pass."""
+        return reduce(Usage.plus, [one.held for one in self.children.values() if one.status == "open" and one.scope == scope], NOTHING)
 
     def call(self, call_id: str) -> CallState | None:
         """Return the call of a current turn with this id."""

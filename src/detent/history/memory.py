@@ -14,10 +14,9 @@ import msgspec
 
 from detent.config.remembering import memory_use, prefix_of, stricter
 from detent.core.agent import Host
-from detent.core.errors import ConfigError, ItemNotFound, ItemRefused, NotAllowedNow, RunErased
+from detent.core.errors import ConfigError, ItemNotFound, ItemRefused, NotAllowedNow
 from detent.core.events import Origin, Source
-from detent.history.later_runs import later_runs
-from detent.ports import RunQuery
+from detent.history.forgetting import Holding, places_of
 from detent.ports.options import check_is
 from detent.ports.remembering import (
     Explanation,
@@ -29,8 +28,8 @@ from detent.ports.remembering import (
     Visibility,
     WritePolicy,
     below,
+    came_from,
     key_of,
-    names_of,
     sealed,
     unproven,
 )
@@ -38,37 +37,32 @@ from detent.running.extracting import Extracting
 from detent.running.people import poster
 from detent.running.receipts import who
 from detent.running.remembering import FORGETS, governor_of
-from detent.running.snapshots import load_run
 
 if TYPE_CHECKING:
     from detent.running.runtime import Runtime
-
-PAGE = 500
-
-
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """A run whose log still has words of a forgotten item, in so many records. `detent erase` removes them."""
-
-    run_id: str
-    records: int
 
 
 class Forgetting(msgspec.Struct, frozen=True, kw_only=True):
     """What is forgotten with an item, a source, a run or a person: a preview, or the receipt.
 
     `items` are the items with what they say, their proposals and summaries included; `removed` are the keys whose content, index entries and vectors are
-    gone, `left` those that are not. `runs` are the runs whose logs, or conversations, still have words of them. `elsewhere` are the runs that they came from
-    and that are not in this store: their archives, if there are any, still have the words. `not_searched` are the places where nobody looked. `done` is
-    false for a preview.
+    gone, `left` those that are not. `unsure` are items that perhaps came from there, because not all of their sources are known; they stay unless you name
+    them.
+
+    `runs` are the runs and archives that still have words of the items, or may. `elsewhere` are the runs that they came from and that were not found:
+    copies of them still have the words. `searched` and `not_searched` are the places where somebody looked, and where nobody did. `done` is false for a
+    preview.
     """
 
     memory: str
     items: tuple[MemoryItem, ...] = ()
     removed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    unsure: tuple[MemoryItem, ...] = ()
     runs: tuple[Holding, ...] = ()
     elsewhere: tuple[str, ...] = ()
-    not_searched: tuple[str, ...] = ("artifacts of runs", "archives and exports", "backups")
+    searched: tuple[str, ...] = ()
+    not_searched: tuple[str, ...] = ()
     done: bool = False
     by: str = ""
     why: str = ""
@@ -154,7 +148,11 @@ class EngineMemory:
         name: str = "",
         host: Host | None = None,
     ) -> MemoryItem:
-        """Write an item for a person. `scope` is below the host's (the operator's: any scope); `trusted`: `by` vouches for the content."""
+        """Write an item for a person. `scope` is below the host's (the operator's: any scope).
+
+        `trusted`: `by` vouches for the content. Only the operator, who gives no host, may: else `NotAllowedNow` is raised.
+        """
+        _may_vouch(host, trusted=trusted)
         memory, prefix = self._memory(name), _prefix(host)
         where = scope if host is None or below(scope, prefix) else "/".join(filter(None, (prefix, scope)))
         if not where:
@@ -185,7 +183,8 @@ class EngineMemory:
         name: str = "",
         host: Host | None = None,
     ) -> MemoryItem:
-        """Replace an item for a person, and return its successor. Both stay, with the times at which each held."""
+        """Replace an item for a person, and return its successor. Both stay, with the times at which each held. `trusted` is as in `add`."""
+        _may_vouch(host, trusted=trusted)
         memory = self._memory(name)
         old = await _item(memory, item_id, host)
         item = MemoryItem(
@@ -250,6 +249,7 @@ class EngineMemory:
         run: str = "",
         person: str = "",
         preview: bool = False,
+        keep_corrections: bool = False,
         by: str = "",
         why: str = "",
         name: str = "",
@@ -257,8 +257,9 @@ class EngineMemory:
     ) -> Forgetting:
         """Remove the content of items, of everything from a source, a run or a person, and of all that was made from it.
 
-        What a named item replaced goes with it: otherwise its older wording would stay. What replaced the item stays. `preview` only returns what would
-        be forgotten. Anything that fits one of the given criteria counts.
+        What replaced such an item goes with it. `keep_corrections` keeps what a person wrote to replace one: their own words may be what holds, and worth
+        keeping. What a named item replaced goes too: otherwise its older wording would stay. `preview` only returns what would be forgotten.
+        Anything that fits one of the given criteria counts.
         """
         if not (item_ids or source or run or person):
             raise ConfigError("forget: say what to forget: ids of items, source=, run= or person=")
@@ -266,14 +267,17 @@ class EngineMemory:
         called = self._runtime.parts.memories.named(name)[0]
         item_ids = await _with_replaced(memory, item_ids, host)
         kept = await self._runtime.kept_as(run, host) if run else ""
-        items = await memory.lineage(host=prefix, run_id=kept, label=source, person=person, item_ids=item_ids)
-        runs, elsewhere = await self._holding(items, host)
-        made = Forgetting(memory=called, items=tuple(items), runs=runs, elsewhere=elsewhere, by=by, why=why, at=self._now())
+        wanted = [one for one in (source, kept and f"run:{kept}", person and f"person:{person}") if one]
+        follow: dict[str, Any] = {"run_id": kept, "label": source, "person": person, "host": prefix, "corrections": not keep_corrections}
+        items = await memory.lineage(**follow, item_ids=item_ids)
+        unsure = await _unsure(memory, wanted, {key_of(item) for item in items}, host) if wanted else ()
+        places = msgspec.structs.asdict(await places_of(self._runtime, items, host))
+        made = Forgetting(memory=called, items=tuple(items), unsure=unsure, **places, by=by, why=why, at=self._now())
         if preview or not items:
             return made
         keys = [key_of(item) for item in items]
         await memory.tombstone(*keys, why=_why(by, why), at=self._now(), host=prefix)
-        left = [one for one in await memory.lineage(host=prefix, run_id=kept, label=source, person=person, item_ids=keys) if one.content]
+        left = [one for one in await memory.lineage(**follow, item_ids=keys) if one.content]
         there = {key_of(one) for one in left}
         return msgspec.structs.replace(
             made,
@@ -282,37 +286,6 @@ class EngineMemory:
             left=tuple(sorted(there)),
             done=True,
         )
-
-    async def _holding(self, items: Sequence[MemoryItem], host: Host | None) -> tuple[tuple[Holding, ...], tuple[str, ...]]:
-        """Return the runs whose logs name one of the items (they wrote, recalled or proposed it), or that continue their conversations, and those that the
-        items came from and that are not here.
-        """
-        wanted = [b'"%b"' % item.id.encode() for item in items]
-        if not wanted:
-            return (), ()
-        await self._runtime.open()
-        found: dict[str, int] = {}
-        query = RunQuery(tenant=None if host is None else host.tenant, limit=PAGE)
-        while page := await self._runtime.store.list_runs(query):
-            for head in page:
-                lines = await self._runtime.store.read(head.run_id)
-                named = sum(b'"type":"memory_' in line and any(one in line for one in wanted) for line in lines)
-                if named:
-                    found[head.run_id] = named
-            query = msgspec.structs.replace(query, after=page[-1].run_id)
-        came_from = {name.removeprefix("run:") for item in items for name in names_of(item.origin) if name.startswith("run:")}
-        here = {run_id for run_id in came_from if run_id in found or await self._runtime.store.head(run_id) is not None}
-        found = {**dict.fromkeys(here, 0), **found}
-        for run_id, named in list(found.items()):
-            try:
-                later = await later_runs(self._runtime.store, await load_run(self._runtime.store, run_id))
-            except RunErased:
-                later = []
-                if not named:
-                    del found[run_id]
-            for one in later:
-                found.setdefault(one, 0)
-        return tuple(Holding(run_id=run_id, records=records) for run_id, records in sorted(found.items())), tuple(sorted(came_from - here))
 
     # Move -----------------------------------------------------------------------------------------------------------------------
 
@@ -325,8 +298,7 @@ class EngineMemory:
 
         A host may not vouch. Items from a source that is not admitted raise `ItemRefused`.
         """
-        if vouched and host is not None:
-            raise NotAllowedNow("", "only the operator may vouch for imported items; leave vouched out", reason_code="not_the_operator")
+        _may_vouch(host, trusted=vouched)
         settings = self._runtime.parts.memories.settings
         for item in items:
             check_is(MemoryItem, items=item)
@@ -350,6 +322,12 @@ async def _item(memory: Memory, item_id: str, host: Host | None) -> MemoryItem:
     return item
 
 
+async def _unsure(memory: Memory, wanted: Sequence[str], certain: set[str], host: Host | None) -> tuple[MemoryItem, ...]:
+    """Return the items that perhaps came from one of these sources, without those that certainly did."""
+    items = [item for item in await memory.export(host=_prefix(host)) if item.content and key_of(item) not in certain]
+    return tuple(item for item in items if any(came_from(item.origin, name, pattern=True) is None for name in wanted))
+
+
 async def _with_replaced(memory: Memory, item_ids: Sequence[str], host: Host | None) -> tuple[str, ...]:
     """Return the keys of these items and of those that they replaced, directly or not. Raise `ItemNotFound`."""
     found: dict[str, None] = {}
@@ -369,6 +347,13 @@ def _prefix(host: Host | None) -> str:
     """Return the prefix of the scopes that a caller may see; "" is the operator's."""
     check_is(Host, host=host)
     return "" if host is None else prefix_of(host)
+
+
+def _may_vouch(host: Host | None, *, trusted: bool) -> None:
+    """Raise `NotAllowedNow` if a host vouches for content: every agent of the tenant would believe it."""
+    if trusted and host is not None:
+        why = "only the operator may vouch for content: call without host, or leave out trusted (vouched, --vouch)"
+        raise NotAllowedNow("", why, reason_code="not_the_operator")
 
 
 def _texts(value: Any) -> list[str]:

@@ -21,6 +21,7 @@ from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, 
 from detent.ports.conversing import Message
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted
 from detent.running.control import Control
+from detent.running.delegating import records
 from detent.running.patience import attended
 from detent.secrecy.placing import REFUSED
 from detent.secrecy.redact import PLACEHOLDER
@@ -298,6 +299,14 @@ class ReplayWorld:
             if turns > STUCK:
                 raise self._journal.diverged(f"the outcome of call {call.call_id}")
             await asyncio.sleep(0)
+
+    async def delegate(self, calls: Sequence[CallState], context: Any) -> None:
+        """Record what the calls mean once more; children have logs of their own."""
+        context.run.record(context.scope, *records(calls, self._journal.state))
+
+    async def children_move(self, run: Any) -> bool:
+        """Take the end of a child that the run waited for without coming to rest."""
+        return isinstance(self._journal.next, e.SubagentJoined) and await self.absorb(run, fresh=True)
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
         """Run all at once: the log has the order in which they end."""

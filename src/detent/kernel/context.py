@@ -46,7 +46,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     `guards_with(guards, names)` returns the guards of a pass: those of the run, of the pass's kernel, and those that its strategy names.
     `objection(action, context)` is a pure function that returns why an answer or abstention is not accepted yet, or "". `answers` then decides
     on the answer. `changed(number, returned, context)` records what a phase changed of its own fields. `heal(call, context)` is a pure function that
-    returns the repaired call, or None if there is nothing to repair.
+    returns the repaired call, or None if there is nothing to repair. `control(action, context)` carries out a control action that does not end the pass.
     """
 
     journal: Journal
@@ -62,6 +62,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     view: Callable[[Any], View]
     changed: Callable[[int, Any, Any], None]
     heal: Callable[[Any, Any], CallHealed | None] | None
+    control: Callable[[Any, Any], Awaitable[None]]
 
     @property
     def state(self) -> RunState:

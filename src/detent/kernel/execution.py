@@ -19,7 +19,6 @@ from detent.core.codec import digest_of
 from detent.core.fold import answer_in
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext
-from detent.kernel.controls import control
 from detent.kernel.deciding import decide, refuse
 from detent.kernel.meta_tools import answer
 from detent.ports import MetaTool, Tool, ToolOutcome, ToolSpec
@@ -36,7 +35,7 @@ async def carry_out(context: KernelContext) -> None:
         return
     if plan.embedded is None and not isinstance(plan.actions[0], ToolCall):
         if not state.acted:
-            await control(plan.actions[0], context)
+            await context.run.control(plan.actions[0], context)
         return
     for call in state.calls.values():
         if call.status == "started":
@@ -58,25 +57,30 @@ async def carry_out(context: KernelContext) -> None:
 async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
     """Run the allowed calls in order until something holds back the rest. `digests` has the known digests of this turn's arguments."""
     together: list[CallState] = []
-    over = False  # a call that ends the turn has run
+    over = away = False  # a call that ends the turn has run; a child is away
     for call_id in tuple(context.state.calls):
         state = context.state
         call = state.calls[call_id]
         if call.status == "finished":
             over = over or call.ends_turn
             continue
+        if call.status == "delegated":
+            away = True
+            continue
         tool = context.tools.get(call.tool)
         spec = None if tool is None else tool.spec
-        alone = spec is None or not (spec.read_only and spec.concurrency_safe) or spec.ends_turn
+        delegates = spec is not None and spec.delegates
+        alone = spec is None or not ((spec.read_only and spec.concurrency_safe) or delegates) or spec.ends_turn
         # planned: its answer came while those before it ran, and the next turn of the loop decides it
         held = call.status in ("asked", "in_doubt") or (call.status == "planned" and not call.refused)
-        if alone or held:
+        if alone or held or any(context.tools[one.tool].spec.delegates != delegates for one in together):
             await _run_group(together, context, digests)
             together = []
             state = context.state
+            away = away or any(one.status == "delegated" for one in state.calls.values())
         if await context.run.world.cancels(call_id):
             raise Interrupted  # no later phase may continue from calls that were not begun: a replay could not tell why
-        if state.ended or held:
+        if state.ended or held or (away and not delegates):
             break
         call = state.calls[call_id]
         refusal = await _refusal(call, tool, context, over=over)
@@ -146,7 +150,9 @@ async def _begin(calls: list[CallState], context: KernelContext, digests: dict[s
             refused = _started(calls, context, digests, ready)
         if refused is not None and not ready:  # the current state: others continued meanwhile, and their records come first
             refused = _started(calls, context, digests, ready)
-    if len(calls) > 1 and ready:
+    if ready and context.tools[ready[0][0].tool].spec.delegates:
+        await context.run.world.delegate([call for call, _ in ready], context)
+    elif len(calls) > 1 and ready:
         await context.run.world.together([(call, partial(_attempts, call, digest, context)) for call, digest in ready], context)
     elif ready:
         await _attempts(*ready[0], context)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from detent.core.errors import ConfigError, ModelCallFailure
 from detent.memories import lifecycle
 from detent.memories.lifecycle import Steps, check, utcnow
 from detent.memories.ranking import Asked, embedded
+from detent.memories.rows import searchable
 from detent.ports import Embedder, Models
 from detent.ports.remembering import (
     ITEM_BYTES,
@@ -23,13 +23,15 @@ from detent.ports.remembering import (
     Found,
     Kind,
     MemoryItem,
-    Origin,
     Standing,
     below,
+    came_from,
+    coded,
     key_of,
     names_of,
     narrowed,
     standing_of,
+    unpacked,
 )
 
 log = logging.getLogger("detent.memories")
@@ -39,6 +41,8 @@ Vectors = Mapping[str, tuple[float, ...]]
 """The vectors of items by their keys."""
 
 PAGE = 500
+HIDDEN: set[Standing] = {"proposed", "refused", "tombstoned"}
+"""What items are that no search may find."""
 
 
 class Keeping(ABC):
@@ -62,8 +66,8 @@ class Keeping(ABC):
         """Run an operation that changes nothing."""
 
     @abstractmethod
-    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
-        """Return the items at or below a prefix, ordered by scope and id, after these."""
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
+        """Return the items at or below a prefix, ordered by scope and id, after these. `hidden`: only those that no search may find."""
 
     @abstractmethod
     async def _search(self, asked: Asked) -> list[Found]:
@@ -90,6 +94,7 @@ class Keeping(ABC):
         limit: int = 10,
         as_of: datetime | None = None,
         now: datetime | None = None,
+        without: Collection[str] = (),
         models: Models | None = None,
     ) -> list[Found]:
         """Return the items that fit best. See `Memory.search`."""
@@ -101,9 +106,9 @@ class Keeping(ABC):
             with suppress(ModelCallFailure):  # the words alone find something
                 made = await self._embedder.embed([query], purpose="query", models=models)
                 vector, model = made.vectors[0], made.model
-        return await self._search(
-            Asked(prefix=prefix, query=query, kinds=tuple(kinds), limit=limit, as_of=as_of, now=now or utcnow(), vector=vector, model=model)
-        )
+        at, left_out = now or utcnow(), frozenset(without)
+        asked = Asked(prefix=prefix, query=query, kinds=tuple(kinds), limit=limit, as_of=as_of, now=at, without=left_out)
+        return await self._search(replace(asked, vector=vector, model=model))
 
     async def get(self, item_id: str, *, host: str) -> MemoryItem | None:
         """Return the item, whatever it is now; None if no visible item has this id. See `Memory.get`."""
@@ -145,10 +150,11 @@ class Keeping(ABC):
     ) -> list[MemoryItem]:
         """Return the items at or below a prefix, by key. See `Memory.list`."""
         where, at, found = narrowed(host, prefix), now or utcnow(), list[MemoryItem]()
+        hidden = bool(standings) and set(standings) <= HIDDEN
         scope, _, name = after.rpartition("/")
         seen = (scope, name)
         while where is not None and len(found) < limit:
-            page = await self._page(where, seen, PAGE if standings else limit - len(found))
+            page = await self._page(where, seen, PAGE if standings else limit - len(found), hidden=hidden)
             found += [item for item in page if not standings or standing_of(item, at) in standings]
             if not page:
                 break
@@ -170,44 +176,60 @@ class Keeping(ABC):
         return await self._change(lambda: lifecycle.importing(items, host, vouched=vouched, most_bytes=self.max_item_bytes), vectors)
 
     async def lineage(
-        self, *, host: str, run_id: str = "", label: str = "", person: str = "", item_ids: Sequence[str] = ()
+        self,
+        *,
+        host: str,
+        run_id: str = "",
+        label: str = "",
+        person: str = "",
+        item_ids: Sequence[str] = (),
+        corrections: bool = True,
     ) -> list[MemoryItem]:
         """Return the items that came from a source, and all that was derived from them, by key. See `Memory.lineage`."""
-        everything = [item for item in await self.export(host=host) if item.tombstoned_at is None]
-        wanted = (*([label] if label else []), *([f"run:{run_id}"] if run_id else []), *([f"person:{person}"] if person else []))
-        given, names = set(item_ids), set[tuple[str, str]]()
+        there = await self.export(host=host)
+        keys, everything = set(map(key_of, there)), [item for item in there if item.tombstoned_at is None]
+        wanted = [name for name in (run_id and f"run:{run_id}", person and f"person:{person}") if name]
         found: dict[str, MemoryItem] = {}
+        names, given, left = set[tuple[str, str]](), set(item_ids), _named(item_ids)
         for item in everything:
-            said = names_of(item.origin) if wanted else ()
-            mine = any(name in said for name in wanted) or (label and any(fnmatchcase(name, label) for name in said))
+            mine = any(came_from(item.origin, name) for name in wanted) or (label and came_from(item.origin, label, pattern=True))
             if mine or given & {item.id, key_of(item)}:
                 found[key_of(item)] = item
-                names |= _named_in(item, (item.id, key_of(item)))
-        grown = bool(given or names)
+                names |= _within(item, _named((item.id, key_of(item))))
+        grown = bool(left or names)
         while grown:
             grown = False
             for item in everything:
-                made_from = _derived_from(item.origin)
-                if key_of(item) not in found and (given & made_from or names & _named_in(item, made_from)):
+                made_from = _made_from(item, keys, corrections=corrections)
+                if key_of(item) not in found and (left & made_from or names & _within(item, made_from)):
                     found[key_of(item)] = item
-                    names |= _named_in(item, (item.id, key_of(item)))
+                    names |= _within(item, _named((item.id, key_of(item))))
                     grown = True
         return sorted(found.values(), key=lambda item: (item.scope, item.id))
 
 
-def _named_in(item: MemoryItem, names: Iterable[str]) -> set[tuple[str, str]]:
+def _within(item: MemoryItem, names: Iterable[str]) -> set[tuple[str, str]]:
     """Return names as they count in the tenant of an item: other tenants may have items with the same ids."""
     tenant = item.scope.partition("/")[0]
     return {(tenant, name) for name in names}
 
 
-def _derived_from(origin: Origin) -> set[str]:
-    """Return the names of the items that some content came from, directly or through earlier runs."""
-    hops = [hop.item.removeprefix("memory:") for source in origin.sources for hop in source.via]
-    return {*origin.items, *hops}
+def _named(item_ids: Iterable[str]) -> set[str]:
+    """Return the names that items with these ids or keys have in the origins of what was made from them."""
+    return {name for item_id in item_ids for name in (f"memory:{item_id}", coded(f"memory:{item_id}"))}
 
 
-def in_order(items: Sequence[MemoryItem], prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
+def _made_from(item: MemoryItem, keys: Container[str], *, corrections: bool) -> set[str]:
+    """Return the names of the items that an item was made from, directly or through earlier runs, and of those that it replaces.
+
+    Without `corrections`, what an item replaces does not count if a person wrote it. `keys` are those of all items.
+    """
+    names = {name for name in (*names_of(item.origin), *unpacked(item.origin.also)) if name.startswith(("memory:", "memory#"))}
+    replaces = item.supersedes if corrections or item.origin.run_id else ()
+    return names | {f"memory:{key if (key := f'{item.scope}/{name}') in keys else name}" for name in replaces}
+
+
+def in_order(items: Sequence[MemoryItem], prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
     """Return a page of items that are in memory. See `Keeping._page`."""
-    there = [item for item in items if below(item.scope, prefix) and (item.scope, item.id) > after]
+    there = [item for item in items if below(item.scope, prefix) and (item.scope, item.id) > after and not (hidden and searchable(item))]
     return sorted(there, key=lambda item: (item.scope, item.id))[:limit]

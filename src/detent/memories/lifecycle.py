@@ -143,7 +143,7 @@ def importing(items: Sequence[MemoryItem], host: str, *, vouched: bool, most_byt
 def tombstone_of(item: MemoryItem, why: str, at: datetime) -> MemoryItem:
     """Return what stays of a forgotten item: its names, times and record, without content, metadata and person."""
     sources = tuple([replace(one, said="", values=(), origin="" if one.label == "approver" else one.origin) for one in item.origin.sources])
-    origin = replace(item.origin, person="", sources=sources, seal="")
+    origin = replace(item.origin, person="", sources=sources, also=(), more=item.origin.more or bool(item.origin.also), seal="")
     return replace(item, content="", context="", metadata={}, origin=origin, proposed=False, refused="", tombstoned_at=at, why=why)
 
 

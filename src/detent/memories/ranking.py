@@ -16,6 +16,8 @@ MOST_TERMS = 64
 """How many different terms of a query count; a longer query costs no more."""
 JOINED, MEANING = 20, 0.5
 """Reciprocal rank fusion: an item's score is 1 / (JOINED + its place) by words, plus MEANING / (JOINED + its place) by meaning."""
+DIGITS = 5
+"""The digits of a likeness that count: the others differ from one way to compare vectors to another, and no ranking may."""
 
 _WORD = re.compile(r"[^\W_]+")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -73,7 +75,7 @@ def stems(text: str) -> list[str]:
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A search: the prefix of the scopes, the query, and its vector if texts are embedded. At least one item is wanted."""
+    """A search: the prefix of the scopes, the query, and its vector if texts are embedded. At least one item is wanted, and none `without` (keys)."""
 
     prefix: str
     query: str
@@ -81,13 +83,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
     as_of: datetime | None
     now: datetime
+    without: frozenset[str] = frozenset()
     vector: tuple[float, ...] = ()
     model: str = ""
 
 
 def counts(item: MemoryItem, asked: Asked) -> bool:
     """Whether a search may find an item: it is in the scopes, of the kinds, and current, or held at `as_of`."""
-    if not below(item.scope, asked.prefix) or (asked.kinds and item.kind not in asked.kinds):
+    if not below(item.scope, asked.prefix) or (asked.kinds and item.kind not in asked.kinds) or key_of(item) in asked.without:
         return False
     return standing_of(item, asked.now) == "current" if asked.as_of is None else held(item, asked.as_of)
 
@@ -168,25 +171,20 @@ def _rarity(items: int, having: int) -> float:
     return math.log(1 + (items - having + 0.5) / (having + 0.5))
 
 
-FIRST, FULL, COVERED = 0.3, 0.3, 0.5
-"""How much more an item counts that begins with a term of the query (its subject, or its speaker), that says enough for an answer, and
-that has all terms of the query. Each was kept because it found more evidence in the conversations of `benchmarks/memory_set.json` than without it."""
-ENOUGH = 20
-"""From so many words on an item says enough."""
+FULL, ENOUGH = 1.0, 20
+"""How much more an item counts that has `ENOUGH` words or more; one with fewer gets its share. BM25 prefers short texts, and a short one is more often
+a remark than an answer. Chosen on either half of the questions of `benchmarks/memory_set.json`, it finds more evidence for the other half, too."""
 
 
 def weighed(matches: Sequence[Match], query: str) -> list[Found]:
-    """Return matches, best first: their BM25 scores, weighed by what BM25 does not see."""
-    terms = query_words(query)
-    roots = {stem(term): term for term in terms}
+    """Return matches, best first: their BM25 scores, weighed by what they say."""
+    roots = {stem(term): term for term in query_words(query)}
     found: list[Found] = []
     for match in matches:
         content = stems(match.item.content)
         fit = [term for root, term in roots.items() if root in content]
-        first = bool(content) and content[0] in roots
-        factor = 1 + FIRST * first + FULL * min(len(content), ENOUGH) / ENOUGH + COVERED * len(fit) / len(roots)
         reasons = (f"words: {', '.join(fit)}" if fit else "words said near it", f"bm25 {match.bm25:.3g}")
-        found.append(Found(item=match.item, score=match.bm25 * factor, reasons=reasons))
+        found.append(Found(item=match.item, score=match.bm25 * (1 + FULL * min(len(content), ENOUGH) / ENOUGH), reasons=reasons))
     return sorted(found, key=lambda one: one.score, reverse=True)
 
 

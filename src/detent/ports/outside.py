@@ -163,6 +163,14 @@ class World(Protocol):
         """Run each of these calls to its end. Once all have ended, raise the first error among them."""
         ...
 
+    async def delegate(self, calls: Sequence[CallState], context: Any) -> None:
+        """Carry out calls about children that have begun: record what they mean, durably, and let new children begin."""
+        ...
+
+    async def children_move(self, run: Any) -> bool:
+        """Wait while children of the run are advanced in this process. Return whether one of them has ended, so that the run may continue."""
+        ...
+
     async def settle(self, tool: Tool, call: CallState) -> e.ToolReconciled | None:
         """Ask the tool for the outcome of an earlier attempt; None if it does not know. A call that did not happen may run `again`."""
         ...

@@ -7,8 +7,11 @@ the history of what was believed stays readable.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from base64 import urlsafe_b64encode
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from fnmatch import fnmatchcase
+from hashlib import sha256
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
@@ -23,11 +26,14 @@ from detent.ports.options import check_fields
 Kind = Literal["preference", "fact", "summary", "lesson", "artifact", "transient"]
 Visibility = Literal["private", "project", "team"]
 WritePolicy = Literal["read_only", "proposal_only", "agent_write", "human_approved"]
-Standing = Literal["current", "proposed", "superseded", "expired", "tombstoned", "refused"]
-"""What an item is now. Only a current item is recalled without `as_of`; proposed, refused and tombstoned ones never are."""
+Standing = Literal["current", "upcoming", "proposed", "superseded", "expired", "tombstoned", "refused"]
+"""What an item is now. Only a current item is recalled without `as_of`; proposed, refused and tombstoned ones never are. An upcoming one holds later."""
 
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"?(:?)')
 """A text in JSON that may be cut off; a colon follows the name of an argument."""
+_WILD = re.compile(r"[*?\[]")
+DIGITS = 8
+"""How many characters the digest of a name has in `Origin.also`: enough that two names are never alike by chance."""
 ITEM_BYTES = 8_000
 """How large the content of an item may be."""
 NOBODY = "-"
@@ -46,7 +52,8 @@ def fits(origin: Origin, content: Any) -> bool:
 
 def _seal(origin: Origin, content: Any) -> str:
     said = " ".join(content.split()) if isinstance(content, str) else content
-    return digest_of([said, origin.labels, origin.trusted, origin.sources])
+    beyond = [origin.also, origin.more] if origin.also or origin.more else []
+    return digest_of([said, origin.labels, origin.trusted, origin.sources, *beyond])
 
 
 def unproven(origin: Origin, label: str = "") -> Origin:
@@ -71,17 +78,70 @@ def _hop(hop: Hop) -> str:
 
 
 def names_of(origin: Origin) -> tuple[str, ...]:
-    """Return the names by which the sources of some content are kept out, or forgotten.
+    """Return the names by which the sources of some content are kept out, or forgotten, as far as they can be read.
 
-    Each label; `run:ID` and `person:NAME`; the tool of each source, and `TOOL:ARGUMENT` for each text among the beginnings of its arguments, such as
-    `web_fetch:https://example.com/`. They include what the content came from in earlier runs.
+    Each label; `run:ID`, `person:NAME` and `memory:ID` (of an item); and the names of each source. They include what the content came from in earlier
+    runs. `came_from` also knows the names that can only be compared.
     """
-    runs = [origin.run_id, *(run for source in origin.sources for run in (source.run_id, *(hop.run_id for hop in source.via)))]
-    names = [*origin.labels, *(f"run:{run}" for run in runs if run), *([f"person:{origin.person}"] if origin.person else [])]
-    for source in origin.sources:
-        names += [name for name in (source.label, source.tool) if name]
-        names += [f"{source.tool}:{_read(text)}" for text, colon in _TEXT.findall(source.said) if not colon]
-    return tuple(dict.fromkeys(names))
+    names = [*origin.labels, *(f"memory:{item}" for item in origin.items), *(name for name in origin.also if "#" not in name)]
+    names += [f"run:{origin.run_id}"] if origin.run_id else []
+    names += [f"person:{origin.person}"] if origin.person else []
+    return tuple(dict.fromkeys([*names, *(name for source in origin.sources for name in names_in(source))]))
+
+
+def names_in(source: Source) -> list[str]:
+    """Return the names of one source: its label, its tool, the runs and items that it came through, and `TOOL:ARGUMENT` for each text among its
+    arguments, such as `web_fetch:https://example.com/`.
+    """
+    names = [name for name in (source.label, source.tool) if name]
+    names += [f"run:{run}" for run in (source.run_id, *(hop.run_id for hop in source.via)) if run]
+    names += [hop.item for hop in source.via if hop.item.startswith("memory:")]
+    return names + [f"{source.tool}:{_read(text)}" for text, colon in _TEXT.findall(source.said) if not colon]
+
+
+def came_from(origin: Origin, name: str, *, pattern: bool = False) -> bool | None:
+    """Return whether content came from a source with this name; None: perhaps, because not all names of its sources are known.
+
+    With `pattern`, the name may have `*`.
+    """
+    known, beyond = names_of(origin), unpacked(origin.also)
+    if name in known or coded(name) in beyond or (pattern and any(fnmatchcase(one, name) for one in known)):
+        return True
+    begins = _WILD.split(name, maxsplit=1)[0]
+    kinds = {one.partition("#")[0] + ":" for one in beyond if "#" in one} if pattern and begins != name else set[str]()
+    return None if origin.more or any(kind.startswith(begins) or begins.startswith(kind) for kind in kinds) else False
+
+
+def coded(name: str) -> str:
+    """Return a short form of a name that can be compared: `KIND#` and a digest for `KIND:REST`, else the name as it is."""
+    kind, colon, _ = name.partition(":")
+    return f"{kind}#{_digest(name)}" if colon else name
+
+
+def packed(names: Iterable[str], most_bytes: int) -> tuple[tuple[str, ...], bool]:
+    """Return coded names as `Origin.also` keeps them, those of a kind in one text, and whether some had no room."""
+    kinds, size = dict[str, list[str]](), 0
+    for name in names:
+        kind, mark, digest = name.partition("#")
+        size += len(digest) if kind in kinds else len(name) + 3
+        if size > most_bytes:
+            return _in_kinds(kinds), True
+        kinds.setdefault(kind + mark, []).append(digest)
+    return _in_kinds(kinds), False
+
+
+def _in_kinds(kinds: dict[str, list[str]]) -> tuple[str, ...]:
+    return tuple([kind + "".join(digests) for kind, digests in kinds.items()])
+
+
+def unpacked(also: Sequence[str]) -> set[str]:
+    """Return the coded names in `Origin.also`."""
+    parts = [one.partition("#") for one in also]
+    return {kind + mark + digests[at : at + DIGITS] for kind, mark, digests in parts for at in range(0, max(1, len(digests)), DIGITS)}
+
+
+def _digest(name: str) -> str:
+    return urlsafe_b64encode(sha256(name.encode(errors="surrogatepass")).digest()[: DIGITS * 3 // 4]).decode()
 
 
 def _read(text: str) -> str:
@@ -167,9 +227,10 @@ class Memory(Protocol):
         limit: int = 10,
         as_of: datetime | None = None,
         now: datetime | None = None,
+        without: Collection[str] = (),
         models: Models | None = None,
     ) -> list[Found]:
-        """Return the current items that fit `query` best, best first; with `as_of` those that held at that time.
+        """Return the current items that fit `query` best, best first; with `as_of` those that held at that time. `without`: not those with these keys.
 
         Preferences are included even if no word fits, in at most half of the places. An empty query returns the newest items.
         """
@@ -217,12 +278,20 @@ class Memory(Protocol):
         ...
 
     async def lineage(
-        self, *, host: str, run_id: str = "", label: str = "", person: str = "", item_ids: Sequence[str] = ()
+        self,
+        *,
+        host: str,
+        run_id: str = "",
+        label: str = "",
+        person: str = "",
+        item_ids: Sequence[str] = (),
+        corrections: bool = True,
     ) -> list[MemoryItem]:
         """Return the items that came from this run, source, person or these items, also through earlier runs, and all that was derived from them.
 
-        `label` is one of `names_of(origin)`, or a pattern with `*`. Any one of the given sources is enough. Ordered by key.
-        Proposals and superseded items count; tombstones are left out.
+        An item that replaces one of them is derived from it; without `corrections` not if a person wrote it (`origin.run_id` is empty).
+        `label` is a name as in `came_from`, or a pattern with `*`. Any one of the given sources is enough. Ordered by key.
+        Proposals and superseded items count; tombstones are left out, and items that only perhaps came from there.
         """
         ...
 
@@ -291,17 +360,18 @@ def narrowed(host: str, scope: str) -> str | None:
 
 
 def standing_of(item: MemoryItem, now: datetime) -> Standing:
-    """Return what an item is at the time `now`."""
+    """Return what an item is at the time `now`. One whose successor holds only from later on is not superseded until then."""
     if item.tombstoned_at is not None:
         return "tombstoned"
     if item.refused:
         return "refused"
     if item.proposed:
         return "proposed"
-    if item.superseded_at is not None:
+    if item.superseded_at is not None and (item.held_until is None or item.held_until <= now):
         return "superseded"
-    ends = [end for end in (item.expires_at, item.held_until) if end is not None]
-    return "expired" if ends and min(ends) <= now else "current"
+    if any(end <= now for end in (item.expires_at, item.held_until) if end is not None):
+        return "expired"
+    return "upcoming" if item.held_from is not None and item.held_from > now else "current"
 
 
 def held(item: MemoryItem, at: datetime) -> bool:

@@ -104,7 +104,7 @@ def refuse_overfull(run_id: str, signal: Signal, waiting: Iterable[Signal]) -> N
         raise no_room(run_id)
 
 
-UNCOUNTED = ("cancel", "timer")
+UNCOUNTED = ("cancel", "timer", "child")
 """Kinds of signals that are always accepted: ending a run is never refused, and a timer may wait for long."""
 
 

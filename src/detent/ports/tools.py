@@ -30,6 +30,7 @@ class ToolSpec(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     - `confinement`: tells a person who approves a call where the started program runs
     - `credentials`: the names of the secrets that it may read from its context
     - `server`: the MCP server that offers the tool
+    - `delegates`: the tool starts children, waits for them or ends them; the kernel carries it out (`World.delegate`)
     - `writes_in`: the directory that the tool is confined to and that its paths are relative to; a store of runs must not be in it if the tool writes
     """
 
@@ -55,6 +56,7 @@ class ToolSpec(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     credentials: tuple[str, ...] = ()
     server: str = ""
     writes_in: str = ""
+    delegates: bool = False
 
     __post_init__ = check_fields
 

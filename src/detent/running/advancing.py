@@ -18,7 +18,7 @@ import msgspec
 from detent.config.compaction import compacts
 from detent.config.planners import NoPlanner
 from detent.core.agent import AgentSpec
-from detent.core.budget import Budget
+from detent.core.budget import NOTHING, Budget
 from detent.core.codec import read_log
 from detent.core.errors import Conflict, DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, Forked, LevelsAccepted, RunReopened, RunResumed, ToolReconciled
@@ -47,6 +47,7 @@ from detent.running.conversing import shown_of
 from detent.running.declarations import declared_of, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.inbox import counts, drop
+from detent.running.joining import ended_children, tell_parent
 from detent.running.late import record_late
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
@@ -193,6 +194,8 @@ class Advancing:
         ADVANCED.set(self.run_id)
         self._decides = self.control.ready = True  # later signals are in the inbox, which is read first
         run, ended = await self._run(journal), journal.state.terminal
+        if journal.state.held is not NOTHING and parts.children is not None and not self.control.cancelled:
+            parts.children.begin(journal.state)
         KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact), run.tools.values()).keep)
         try:
             await drive(run, *ways_of(journal.state, parts), turns=turns)
@@ -204,6 +207,7 @@ class Advancing:
             await journal.commit()  # release what the run still has reserved
         if journal.state.terminal and not ended:
             parts.ended(journal.state)
+            await tell_parent(parts.store, journal.state)
         return journal.state
 
     async def _refuse_late(self, run: Run) -> None:
@@ -245,6 +249,7 @@ class Advancing:
             planner_of=parts.planner_of_pass,
             preparing=preparing_of(parts.memories, parts.compactors, journal.state, planner) if plans else None,
             memories=parts.memories if plans else None,
+            children=parts.children,
         )
 
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
@@ -263,7 +268,9 @@ class Advancing:
             self.control.drop(left)
         else:
             there = [signal.payload for signal in left]
-            left += [s for s in due(state, parts.clock) if s.payload not in there]  # an answer that was given in time wins over the expiry
+            left += [
+                s for s in (*due(state, parts.clock), *await ended_children(parts.store, state)) if s.payload not in there
+            ]  # an answer that was given in time wins over the expiry
             self.control.deliver(left)
         settled = await self._settled(state, left) if state.in_doubt and advance and not reopened else []
         news = events or settled or any(counts(signal, state) for signal in left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ SETTLE_S = 60.0
 _CHANGED = "not run: the arguments in the run's state were changed after the call was decided; state is read-only"
 
 
-class Calls(Values):
+class Calls(Values, ABC):
     """Executes the calls of one run."""
 
     __slots__ = ("_chunk", "_clock", "_recorded", "_source", "_vault", "control", "remembering")
@@ -127,9 +128,9 @@ class Calls(Values):
             self._vault = Vault(self._source, self._run().host)
         return self._vault
 
+    @abstractmethod
     def models(self, context: KernelContext) -> Any:
         """Return the access to models for the pass of `context`."""
-        raise NotImplementedError
 
     def _context(self, tool: Tool, call: CallState, deadline_s: float | None, models: Callable[[], Models] | None = None) -> ToolContext:
         state = self._journal.state

@@ -41,6 +41,8 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
             if run.state.cancel is None:
                 if run.state.seq > began and _woken(run.state) and not run.world.stays:
                     continue
+                if wait.status == "waiting_for_subagent" and await run.world.children_move(run):
+                    continue
                 if run.state.status != wait.status:
                     run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
                 await run.journal.commit(durable=True)

@@ -21,7 +21,9 @@ from detent.kernel.journal import Journal
 from detent.ports import EventStore, Signal
 from detent.running import rules
 from detent.running.control import Control
+from detent.running.joining import joined
 from detent.running.people import LONGEST, person
+from detent.running.snapshots import load_run
 from detent.secrecy.placing import CHILD, USER
 from detent.secrecy.redact import hidden
 
@@ -31,7 +33,7 @@ MOST_REFUSED = 100
 """How many refused answers of a run are recorded: flooding its inbox does not fill its log."""
 
 
-async def take(signal: Signal, run: Run) -> None:
+async def take(signal: Signal, run: Run, store: EventStore) -> None:
     """Record one signal. A signal that does not count is dropped, and the reason is recorded."""
     if not rules.moot(signal, run.state):
         try:
@@ -41,7 +43,11 @@ async def take(signal: Signal, run: Run) -> None:
                 scrubbed = await _scrubbed(counts, run)
                 if run.state is state:  # otherwise another pass has recorded something meanwhile
                     break
-            run.journal.record(event_of(scrubbed, state), scope=scope_of(scrubbed, state))
+            if signal.kind == "child":
+                child = state.children[scrubbed.payload["child"]]
+                run.journal.record(joined(child, await load_run(store, child.child), signal=signal.id), scope=child.scope)
+            else:
+                run.journal.record(event_of(scrubbed, state), scope=scope_of(scrubbed, state))
         except NotAllowedNow as error:
             put_refused(signal, run.journal, error.reason_code, await run.world.scrub(str(error)))
         except (LookupError, TypeError, ValueError, AttributeError, IllegalEvent) as error:  # msgspec's errors are ValueErrors
@@ -62,7 +68,7 @@ async def begins(run: Run, control: Control, store: EventStore) -> bool:
             if control.cancelled:
                 break
             for signal in control.drop([signal for signal in waiting if signal.kind == "cancel"]):
-                await take(signal, run)  # from nobody: it is refused, and prevents nothing
+                await take(signal, run, store)  # from nobody: it is refused, and prevents nothing
     return not control.cancelled
 
 
@@ -160,8 +166,8 @@ def event_of(signal: Signal, state: RunState) -> e.AnyEvent:
             return e.UserReplied(ask_id=ask, reply=reply, by=by, via=via, signal=of)
         case rules.Timed(timer_id=timer):
             return e.ScheduleFired(timer_id=timer, signal=of)
-        case rules.Joined(child=child, status=status):
-            return e.SubagentJoined(child=child, status=status, output=said.output, signal=of)
+        case rules.Joined():
+            raise LookupError(signal.kind)  # `take` records it from the child's log
         case rules.Sent():
             return e.MessageReceived(**msgspec.structs.asdict(said), by=by, via=via, signal=of)
         case rules.Settled(call=call, outcome="happened"):

@@ -40,11 +40,13 @@ from detent.ports import (
     written,
 )
 from detent.ports.conversing import Message
+from detent.ports.delegation import Children
 from detent.ports.gates import Gate
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted, time_left
 from detent.ports.raised import raised_by
-from detent.running.calling import Calls
 from detent.running.control import Control
+from detent.running.delegating import as_calls
+from detent.running.family import Family
 from detent.running.inbox import begins, take
 from detent.running.patience import attended
 from detent.running.people import poster
@@ -75,7 +77,7 @@ def refuse_inside_effect(what: str) -> None:
         )
 
 
-class LiveWorld(Calls):
+class LiveWorld(Family):
     """The connection of a live run to the outside."""
 
     scheduled: bool = False
@@ -88,7 +90,6 @@ class LiveWorld(Calls):
         "_planner_of",
         "_planners",
         "_room",
-        "_since",
         "_sleep",
         "_tenants",
         "_traffic",
@@ -113,6 +114,7 @@ class LiveWorld(Calls):
         planner_of: Callable[[AgentSpec, Budget, Host], Planner] | None = None,
         preparing: Preparing | None = None,
         memories: Memories | None = None,
+        children: Children | None = None,
         conversation: Sequence[Message] = (),
     ) -> None:
         """Set up the world. `planner_of` returns the planner of a pass with its own model, and raises `ConfigError` if it is unavailable here."""
@@ -123,7 +125,7 @@ class LiveWorld(Calls):
         if memories and journal.state.agent.memory is not None:
             self.remembering = remembering_of(memories, journal, clock=clock, patterns=redact, conversation=lambda: self.conversation)
         self._planner, self.cancelled, self._inbox = planner, control.cancelled, Gate()
-        self._base_ms = journal.state.running_ms
+        self._base_ms, self._children = journal.state.running_ms, children
         self._since = clock.monotonic()
         self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
         if self._time_left() is not None:
@@ -249,7 +251,7 @@ class LiveWorld(Calls):
             state = run.state
             came = self.control.take(lambda signal: early(signal, state, state.updated_at))
             for signal in came:
-                await take(signal, run)
+                await take(signal, run, self._store)
         finally:
             self._inbox.leave()
         if BRANCH.get():
@@ -312,6 +314,8 @@ class LiveWorld(Calls):
             answer: Any = await asked
             if isinstance(answer, Action):  # it means the plan with that one action
                 answer = Plan(actions=cast("tuple[AnyAction, ...]", (answer,)))
+            if isinstance(answer, Plan):
+                answer = as_calls(answer, self._run().agent)
         finally:
             if isinstance(view.models, Gateway):
                 view.models.close()

@@ -41,9 +41,12 @@ from detent.ports import (
     noop_hooks,
 )
 from detent.ports.compacting import Compactor
+from detent.ports.delegation import Children
 from detent.ports.governance import guarding
 from detent.running.alike import Alike
+from detent.running.controls import control
 from detent.running.declarations import held
+from detent.running.delegating import MANAGING, tool_for
 from detent.running.endings import objection
 from detent.running.estimating import ESTIMATOR
 from detent.running.foreign import record_changes
@@ -91,6 +94,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     planner_of_pass: Callable[[AgentSpec, Budget, Host], Planner] | None = None
     memories: Memories = msgspec.field(default_factory=Memories)
     ended: Callable[[RunState], None] = lambda state: None
+    children: Children | None = None
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 
@@ -102,7 +106,7 @@ def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict
     """
     found: dict[str, Tool] = {}
     missing: list[str] = []
-    for name in state.agent.tools:
+    for name in (*state.agent.tools, *(MANAGING if state.agent.subagents else ())):
         if (tool := _everywhere(name, state.agent, parts) or meta_tool_of_some_kernel(name, parts)) is not None:
             found[name] = tool
         else:
@@ -114,6 +118,8 @@ def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict
 
 def _everywhere(name: str, agent: AgentSpec, parts: Parts) -> Tool | None:
     """Return the tool that this name refers to in every pass, whatever its kernel; None if there is none."""
+    if (delegates := tool_for(name, agent)) is not None:
+        return delegates
     for tool in kernel_of(agent, parts).meta_tools:
         if tool.spec.name == name:
             return tool
@@ -175,6 +181,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         view=Views(),
         changed=record_changes,
         heal=heal if agent.healing else None,
+        control=control,
     )
 
 

@@ -64,8 +64,6 @@ class Joined(_Shape, frozen=True, kw_only=True):
     """Of `child`: how a child run ended."""
 
     child: str
-    status: Literal["completed", "failed", "stopped"]
-    output: Any = None
 
 
 class Sent(_Shape, frozen=True, kw_only=True):
@@ -266,6 +264,8 @@ def moot(signal: Signal, state: RunState) -> bool:
     match signal.kind, signal.payload:
         case "timer", {"timer_id": str()}:
             return state.terminal
+        case "child", {"child": str(child)}:
+            return state.terminal or (child in state.children and state.children[child].status != "open")
         case "approval", {"decision": "expired", "call": str(call)}:
             return state.call(call) is not None and (call not in state.approvals or state.cancel is not None)
         case _:

@@ -32,6 +32,7 @@ from detent.running.admission import new_run_id
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S, refuse_reopening
 from detent.running.declarations import declared_of, kept_policy, levels_of, one_level
+from detent.running.delegating import tool_for
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
 from detent.running.parts import digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
@@ -175,7 +176,8 @@ async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunSt
     patterns = (*runtime.parts.redact, *started.agent.redact)
     tools = tools_of(RunState(run_id=advancing.run_id, agent=started.agent), runtime.parts)
     usable = admission.usable(started.agent, started.host, tools, secrets=runtime.parts.secrets, capabilities=runtime.parts.capabilities)
-    journal = advancing.journal(RunState(run_id=advancing.run_id))
+    root = "" if started.delegated is None else started.delegated.root
+    journal = advancing.journal(RunState(run_id=advancing.run_id, goal_id=root))
     started = msgspec.structs.replace(started, declared=declared_of(tools))
     async with runtime.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
         if patterns:
@@ -208,12 +210,26 @@ async def _redacted(runtime: Runtime, started: RunStarted, run_id: str, patterns
 
 
 def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
-    """Register the agent's own tools and check that the run could do its work. Raise `ConfigError`."""
+    """Register the agent's own tools and check that the run could do its work. Raise `ConfigError`, which names the agent's file if it has one."""
+    try:
+        return _admitted(runtime, agent, goal)
+    except UnknownName as error:
+        if not (file := agent.meta.get("agent_file")):
+            raise
+        raise UnknownName(error.kind, error.name, error.known, where=file) from None
+
+
+def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
     meta = [tool.spec.name for tool in kernel.meta_tools]
+    for one in agent.subagents.values() if isinstance(agent.subagents, Mapping) else ():
+        if isinstance(one, Agent):
+            admit(runtime, cast("Agent[Any]", one), goal)
+    spec = agent.spec()
+    meta += [name for name in spec.tools if tool_for(name, spec) is not None]
     for name in [name for name in agent.tool_names() if name not in runtime.tools and name not in meta]:
         with contextlib.suppress(UnknownName):  # reported below, with all available names
             runtime.tools.get(name)  # a plug-in package may have it

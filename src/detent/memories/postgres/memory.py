@@ -50,15 +50,16 @@ class PostgresMemory(Keeping):
         self.url: str = connections.target.shown
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
-        self._pgvector = False
+        self._pgvector: str | None = None
         renew_in_children(self)
 
     @property
     def way(self) -> str:
-        """How meanings are compared."""
+        """How meanings are compared. It is known once the memory was used."""
         if self._embedder is None:
             return "words only"
-        return f"words and meaning, by {'pgvector' if self._pgvector else 'the server (pgvector is not available)'}"
+        known = {None: "pgvector where it is available", "": "the server (pgvector is not available)"}
+        return f"words and meaning, by {known.get(self._pgvector, 'pgvector')}"
 
     def forked(self) -> None:
         """Start closed in a forked child."""
@@ -78,7 +79,7 @@ class PostgresMemory(Keeping):
         fit = await self._items(tables.BY_WORDS.format(where=where), {**values, "query": terms}) if terms else []
         matched = weighed(bm25_of(fit, query), query)
         if asked.vector:
-            sql = tables.BY_MEANING.format(near=tables.NEAR[self._pgvector], where=where)
+            sql = tables.BY_MEANING.format(near=tables.near(self._pgvector or ""), where=where)
             rows = await self._rows(sql, {**values, "vector": unit(asked.vector), "model": asked.model, "size": len(asked.vector)})
             matched = joined(matched, [(read_item(data), near) for data, near in rows])
         return answer(matched, others, limit, query=query)
@@ -110,8 +111,8 @@ class PostgresMemory(Keeping):
 
         return await self._use(work)
 
-    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
-        where = tables.IN_SCOPE if prefix else "true"
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
+        where = f"{'state = 0' if hidden else 'true'} AND {tables.IN_SCOPE if prefix else 'true'}"
         return await self._items(tables.PAGE.format(where=where), {"prefix": prefix, "scope": after[0], "id": after[1], "most": limit})
 
     def _row(self, item: MemoryItem, made: Vectors) -> dict[str, Any]:
@@ -178,17 +179,20 @@ class PostgresMemory(Keeping):
         if found and found[0] is not None and found[0] > tables.VERSION:
             raise NewerVersion(f"the memory in {self.url} was written by a newer Detent (memory version {found[0]}); install that one")
         if self._embedder is not None:
-            self._pgvector = await _has_pgvector(db)
+            self._pgvector = await _pgvector_in(db)
 
 
-async def _has_pgvector(db: Connection) -> bool:
-    """Whether pgvector can be used; it is added to the database if the server has it and lets this user."""
+async def _pgvector_in(db: Connection) -> str:
+    """Return the schema that has pgvector, quoted, "" if it cannot be used. It is added to the database if the server has it and lets this user."""
     with suppress(psycopg.Error):
         await db.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+    there = await (await db.execute(tables.PGVECTOR)).fetchone()
+    if there is None:
+        return ""
     with suppress(psycopg.Error):
-        await db.execute("SELECT ARRAY[1]::real[]::vector")
-        return True
-    return False
+        await db.execute(_query(f"SELECT {tables.near(there[0])} FROM (SELECT ARRAY[1]::real[] AS vector) AS one"), {"vector": [1.0]})
+        return there[0]
+    return ""
 
 
 async def _driven(steps: Steps[T], db: Connection) -> Change[T]:
@@ -206,16 +210,15 @@ async def _driven(steps: Steps[T], db: Connection) -> Change[T]:
 def _findable(asked: Asked) -> tuple[str, dict[str, Any]]:
     """Return the condition, and its values, under which a search may find a row."""
     prefix = asked.prefix
-    if asked.as_of is None:
-        parts = ["state = 1", "(ends IS NULL OR ends > %(at)s)"]
-    else:
-        parts = ["state > 0", "begins <= %(at)s", "(ends IS NULL OR ends > %(at)s)"]
+    parts = [tables.CURRENT if asked.as_of is None else tables.HELD]
     if prefix:
         parts += ["tenant = %(tenant)s", tables.IN_SCOPE]
     if asked.kinds:
         parts.append("kind = ANY(%(kinds)s)")
-    at = microseconds(asked.as_of or asked.now)
-    return " AND ".join(parts), {"at": at, "prefix": prefix, "tenant": prefix.partition("/")[0], "kinds": list(asked.kinds)}
+    if asked.without:
+        parts.append("scope || '/' || id <> ALL(%(without)s)")
+    at, tenant = microseconds(asked.as_of or asked.now), prefix.partition("/")[0]
+    return " AND ".join(parts), {"at": at, "prefix": prefix, "tenant": tenant, "kinds": list(asked.kinds), "without": list(asked.without)}
 
 
 def _query(sql: str) -> Any:

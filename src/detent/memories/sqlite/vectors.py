@@ -11,7 +11,7 @@ from importlib import import_module
 from operator import mul
 from typing import Any
 
-from detent.memories.ranking import unit
+from detent.memories.ranking import DIGITS, unit
 from detent.ports.sqlite_files import Db
 
 NO_WORDS = "this Python's SQLite has no FTS5, so no memory can be kept in SQLite; use another Python, or file:DIR"
@@ -23,7 +23,7 @@ def packed(vector: Sequence[float]) -> bytes:
 
 
 class Vectors:
-    """Finds the nearest vectors. `way` says how; `extension`: False never loads one."""
+    """Finds the nearest vectors. `way` says how, with the version after `prepare`; `extension`: False never loads one."""
 
     def __init__(self, *, extension: bool = True) -> None:
         self.way = "a scan in Python"
@@ -36,6 +36,7 @@ class Vectors:
             return
         try:
             self._module = import_module("sqlite_vec")
+            self.way = "sqlite-vec"
         except ImportError:
             self.way += " (sqlite-vec is not installed; run: pip install 'detent[vectors]')"
 
@@ -60,12 +61,12 @@ class Vectors:
         raw = packed(vector)
         rows = f"FROM memory_vectors v CROSS JOIN memory_items i ON i.n=v.n WHERE v.model=? AND length(v.vector)=? AND {where}"
         if self._module is not None:
-            sql = f"SELECT v.n, 1 - vec_distance_cosine(v.vector, ?) AS near {rows} ORDER BY near DESC LIMIT ?"
+            sql = f"SELECT v.n, round(1 - vec_distance_cosine(v.vector, ?), {DIGITS}) AS near {rows} ORDER BY near DESC, v.n DESC LIMIT ?"
             found = db.execute(sql, (raw, model, len(raw), *values, limit)).fetchall()
             return [(n, near) for n, near in found if near is not None and near > 0]
         query = array("f", raw)
         scored = (
-            (sum(map(mul, query, memoryview(kept).cast("f"))), n)
+            (round(sum(map(mul, query, memoryview(kept).cast("f"))), DIGITS), n)
             for n, kept in db.execute(f"SELECT v.n, v.vector {rows}", (model, len(raw), *values))
         )
         return [(n, near) for near, n in heapq.nlargest(limit, scored) if near > 0]

@@ -77,7 +77,7 @@ class Keepings:
 def hops(name: str, origin: Origin, source: Source) -> Source:
     """Return a source of kept content with the hop that brought it into this run. It proves nothing yet."""
     hop = Hop(item=name, run_id=origin.run_id, call_id=origin.call_id, sequence=origin.sequence, digest=origin.digest)
-    return msgspec.structs.replace(source, via=(hop, *source.via)[:LONGEST], whole=False, values=())
+    return msgspec.structs.replace(source, via=(hop, *source.via), whole=False, values=())
 
 
 LONGEST = 8

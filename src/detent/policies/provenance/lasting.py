@@ -15,11 +15,10 @@ import msgspec
 
 from detent.core.events import Origin, Source
 from detent.core.state import Item, RunState
-from detent.policies.provenance.evidence import Evidence
-from detent.policies.provenance.kept import SAID, Keepings, name_of, origin_of_message, sources_of
-from detent.policies.provenance.matching import EDGES, MIN_CHARS, Needle, needle, pieces
+from detent.policies.provenance.kept import LONGEST, SAID, name_of, origin_of_message, sources_of
+from detent.policies.provenance.matching import EDGES, MIN_CHARS, Needle, pieces
 from detent.policies.provenance.origins import Origins, Seen, Sources, leaves, traced
-from detent.ports.remembering import MemoryItem, sealed
+from detent.ports.remembering import coded, names_in, names_of, packed, sealed, unpacked
 
 MOST_SOURCES = 16
 """How many sources an origin names."""
@@ -27,6 +26,10 @@ MOST_BYTES = 12_000
 """How large the sources of an item are together; a memory keeps little more."""
 FEW_SOURCES = 4
 """How many sources an entry of a conversation names."""
+MOST_TAINTS = 256
+"""How many of the things that a run has seen are told as sources of what its model wrote."""
+ALSO_BYTES = 2_400
+"""How large the names are together of sources that an origin has no room for: those of about 250."""
 MOST_VALUES = 32
 """How many values one source proves."""
 LONGEST_VALUE = 8
@@ -35,6 +38,8 @@ MOST_WORDS = 512
 """How many words of a content are searched for values."""
 SHOWN = 200
 """How many characters of a call's arguments are kept."""
+MORE = "…"
+"""Stands among names that are not all."""
 
 
 def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = (), *, origins: Origins | None = None) -> Origin:
@@ -46,10 +51,9 @@ def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequenc
     seen = origins.seen(state, conversation)
     call = state.call(call_id) if call_id else None
     if call is not None and call.edited:
-        sources = [Source(label="approver", origin=", ".join(call.approved_by), run_id=state.run_id, whole=True)]
+        found = _origin([Source(label="approver", origin=", ".join(call.approved_by), run_id=state.run_id, whole=True)], ())
     else:
-        sources = _Search(seen.among, seen.taints, _Names(state, seen).of, origins.needle).sources(content)
-    found = _origin(_fitted(sources))
+        found = _Search(seen.among, seen.taints, _Names(state, seen), origins.needle).origin(content)
     place = {"run_id": state.run_id, "sequence": state.seq, "digest": state.digest, "call_id": call_id, "person": state.host.principal}
     return sealed(msgspec.structs.replace(found, **place), content)
 
@@ -72,28 +76,24 @@ class Wrote:
     def origin(self, content: Any, call: Item | None = None) -> Origin:
         """Return the origin of some words of the run, or of a call with its result."""
         if call is not None and call.call_id in self._tainting:
-            return _origin(self._names.of(call.call_id, "untrusted"))
-        search = _Search(self._seen.among, lambda: self._taints, self._names.of, self._origins.needle, most=FEW_SOURCES)
-        return _origin(search.sources(content))
+            return _origin(self._names.of(call.call_id, "untrusted"), self._names.coded(call.call_id, "untrusted"))
+        return _Search(self._seen.among, lambda: self._taints, self._names, self._origins.needle, most=FEW_SOURCES).origin(content)
 
 
-def derived(content: Any, *, items: Sequence[MemoryItem] = (), conversation: Sequence[Any] = ()) -> Origin:
-    """Return the origin of a text that was made from kept content alone, such as a summary of memory items or of the messages of a conversation."""
-    sources: Sources = {}
-    kept = Keepings(lambda label: sources.setdefault(label, Evidence()), lambda tool: "")
-    for item in items:
-        kept.add(f"memory:{item.id}", item.content, item.origin)
-    kept.add_said(conversation)
+class _Tainted(msgspec.Struct, frozen=True):
+    """What made a context untrusted: the sources, their coded names, and whether there are more."""
 
-    def named(name: str, label: str) -> list[Source]:
-        return sources_of(name, kept.origins[name], label)
-
-    return sealed(_origin(_Search((sources,), lambda: (*kept.taints, *kept.unknown), named, needle).sources(content)), content)
+    sources: dict[Source, Source]
+    names: dict[str, None]
+    more: bool
 
 
-def raises_trust(proposal: MemoryItem, before: Iterable[MemoryItem]) -> bool:
-    """Return whether a proposal claims to be trusted although it replaces or is made from something that is not (`before`)."""
-    return proposal.origin.trusted and any(not item.origin.trusted for item in before)
+NOTHING = _Tainted({}, {}, False)
+
+
+def _same(source: Source) -> Source:
+    """Return what is alike in sources that differ only in how their content came here: one way from a source is enough."""
+    return msgspec.structs.replace(source, via=())
 
 
 class _Names:
@@ -101,36 +101,73 @@ class _Names:
 
     def __init__(self, state: RunState, seen: Seen, earlier: Mapping[str, Origin] | None = None) -> None:
         self._state, self._seen, self._earlier = state, seen, earlier or {}
+        self._known: dict[tuple[str, str], list[Source]] = {}
+        self._coded: dict[tuple[str, str], list[str]] = {}
+        self._tainted: _Tainted | None = None
+
+    def kept(self, name: str) -> Origin | None:
+        """Return the origin of what an earlier run wrote, by its name."""
+        return self._earlier.get(name) or self._seen.origin(name)
 
     def of(self, name: str, label: str) -> list[Source]:
         """Return the sources that a name stands for."""
-        kept = self._earlier.get(name) or self._seen.origin(name)
-        if kept is not None:
+        if (known := self._known.get((name, label))) is None:
+            known = self._known[name, label] = self._of(name, label)
+        return known
+
+    def coded(self, name: str, label: str) -> list[str]:
+        """Return the coded names of all sources that a name stands for, and `MORE` if they are not all known."""
+        if (known := self._coded.get((name, label))) is None:
+            kept, said = self.kept(name), [one for source in self.of(name, label) for one in names_in(source)]
+            if kept is not None and kept.person:
+                said.append(f"person:{kept.person}")
+            known = self._coded[name, label] = list(map(coded, said))
+            if kept is not None:
+                known += [*sorted(unpacked(kept.also)), *([MORE] if kept.more else [])]
+        return known
+
+    def tainted(self, taints: Callable[[], Iterable[str]]) -> _Tainted:
+        """Return what made the context untrusted. It is computed once: `taints` are the same for all that a run writes at one moment."""
+        if self._tainted is None:
+            named = list(islice(taints(), MOST_TAINTS + 1))
+            sources = {_same(source): source for name in reversed(named) for source in reversed(self.of(name, "untrusted"))}
+            names = dict.fromkeys(one for name in named for one in self.coded(name, "untrusted"))
+            self._tainted = _Tainted(dict(reversed(sources.items())), names, len(named) > MOST_TAINTS)
+        return self._tainted
+
+    def _of(self, name: str, label: str) -> list[Source]:
+        if (kept := self.kept(name)) is not None:
             return sources_of(name, kept, label)
         known = self._state.passes.get(name.rsplit(".", 2)[0])
         made = next((item for item in known.results if item.call_id == name), None) if known is not None else None
         if made is None:
             return [Source(label=label, origin=name, run_id=self._state.run_id)]
-        said = msgspec.json.encode(made.arguments).decode()[:SHOWN] if made.arguments else ""
+        said = msgspec.json.encode(made.arguments).decode() if made.arguments else ""
         return [Source(label=label, origin=name, run_id=self._state.run_id, tool=made.tool, said=said)]
 
 
-def _fitted(sources: list[Source]) -> list[Source]:
+def _origin(sources: Sequence[Source], names: Iterable[str], *, most: int = MOST_SOURCES, more: bool = False) -> Origin:
+    """Return the origin with these sources: the first `most` with what is known of each, and the coded `names` of all."""
+    labels = tuple(dict.fromkeys(source.label for source in sources))
+    trusted = bool(labels) and all(label in SAID or label == "model" for label in labels)
+    shown = _fitted(sources[:most])
+    items = tuple(dict.fromkeys(s.via[0].item.partition(":")[2] for s in shown if s.via and s.via[0].item.startswith("memory:")))
+    found = Origin(labels=labels, trusted=trusted, items=items, sources=shown)
+    told = {MORE, *map(coded, names_of(found))}
+    also, left = packed([name for name in names if name not in told], ALSO_BYTES)
+    return msgspec.structs.replace(found, also=also, more=more or left or MORE in names)
+
+
+def _fitted(sources: Sequence[Source]) -> tuple[Source, ...]:
     """Return sources that fit into an item: without hops in the middle, then without proven values, then without arguments, if they must."""
+    sources = [msgspec.structs.replace(source, said=source.said[:SHOWN], via=source.via[:LONGEST]) for source in sources]
     if len(msgspec.json.encode(sources)) > MOST_BYTES:
         sources = [msgspec.structs.replace(source, via=tuple(dict.fromkeys((*source.via[:1], *source.via[-1:])))) for source in sources]
     if len(msgspec.json.encode(sources)) > MOST_BYTES:
         sources = [msgspec.structs.replace(source, values=()) for source in sources]
     if len(msgspec.json.encode(sources)) > MOST_BYTES:
         sources = [msgspec.structs.replace(source, said="") for source in sources]
-    return sources
-
-
-def _origin(sources: list[Source]) -> Origin:
-    labels = tuple(dict.fromkeys(source.label for source in sources))
-    items = tuple(dict.fromkeys(s.via[0].item.partition(":")[2] for s in sources if s.via and s.via[0].item.startswith("memory:")))
-    trusted = bool(labels) and all(label in SAID or label == "model" for label in labels)
-    return Origin(labels=labels, trusted=trusted, items=items, sources=tuple(sources))
+    return tuple(sources)
 
 
 class _Search:
@@ -140,45 +177,41 @@ class _Search:
         self,
         among: tuple[Sources, ...],
         taints: Callable[[], Iterable[str]],
-        named: Callable[[str, str], list[Source]],
+        names: _Names,
         look_for: Callable[[Any], Needle],
         *,
         most: int = MOST_SOURCES,
     ) -> None:
         self._most = most
-        self._among, self._taints, self._named, self._look_for = among, taints, named, look_for
+        self._among, self._taints, self._names, self._look_for = among, taints, names, look_for
         self._found: dict[tuple[str, str], list[str]] = {}
         self._words = MOST_WORDS
         self._unknown = False
 
-    def sources(self, content: Any) -> list[Source]:
-        """Return the sources of all leaves of the content, the worst first."""
-        leafs = [value for _, value in leaves(content)]
-        for value in leafs:
+    def origin(self, content: Any) -> Origin:
+        """Return where all leaves of the content came from, the worst source first."""
+        for _, value in leaves(content):
             self._leaf(value)
         if not self._found:
             self._unknown = True
         whole = len(self._found) == 1 and not self._unknown
-        made: dict[Source, tuple[Source, list[str]]] = {}
+        tainted = self._names.tainted(self._taints) if self._unknown else NOTHING
+        names, made = dict(tainted.names), {same: (source, list[str]()) for same, source in tainted.sources.items()}
+        if self._unknown and not made:
+            made[Source(label="model")] = (Source(label="model"), [])
 
         def add(name: str, label: str, values: list[str]) -> None:
-            for source in self._named(name, label):
-                same = msgspec.structs.replace(source, via=())  # one way from a source is enough
-                made.setdefault(same, (source, []))[1].extend(values)
+            names.update(dict.fromkeys(self._names.coded(name, label)))
+            for source in self._names.of(name, label):
+                made.setdefault(_same(source), (source, []))[1].extend(values)
 
-        if self._unknown:
-            tainted = list(islice(self._taints(), self._most))
-            for name in tainted:
-                add(name, "untrusted", [])
-            if not tainted:
-                made[Source(label="model")] = (Source(label="model"), [])
         for (label, name), values in self._found.items():
             add(name, label, values if label in SAID else [])
-        ordered = sorted(made.values(), key=lambda one: one[0].label in SAID)[: self._most]
-        return [
+        sources = [
             msgspec.structs.replace(s, whole=whole and s.label in SAID, values=() if whole else tuple(dict.fromkeys(v))[:MOST_VALUES])
-            for s, v in ordered
+            for s, v in sorted(made.values(), key=lambda one: one[0].label in SAID)
         ]
+        return _origin(sources, names, most=self._most, more=tainted.more)
 
     def _leaf(self, value: Any) -> None:
         wanted = self._look_for(value)

@@ -125,8 +125,9 @@ async def migrate(db: Connection, schema: str, where: str, *, to: int = SCHEMA_V
 
 
 async def _refuse_foreign(db: Connection, schema: str, where: str) -> None:
-    """Raise `ConfigError` if there are other tables."""
-    found = await (await db.execute("SELECT count(*) FROM pg_tables WHERE schemaname=%s", (schema,))).fetchone()
+    """Raise `ConfigError` if there are other tables. Those of a memory may be there before the store is."""
+    others = "SELECT count(*) FROM pg_tables WHERE schemaname=%s AND tablename NOT IN ('memory_items', 'memory_version')"
+    found = await (await db.execute(others, (schema,))).fetchone()
     if found is not None and found[0]:
         raise ConfigError(
             f"{where}: the schema {schema!r} has tables but no Detent store; nothing was changed, name another schema with ?schema=NAME"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from detent.core.errors import ItemConflict, ItemNotFound, ItemRefused
 from detent.core.events import Hop, Source
-from detent.ports.remembering import MemoryItem, Origin, standing_of
+from detent.ports.remembering import MemoryItem, Origin, coded, standing_of
 from detent.testing.conformance.memory_scopes import LATER, START, MemoryMaker, item, names
 from detent.testing.conformance.promises import documented
 
@@ -31,11 +31,26 @@ class LifeContract:
         made = await memory.supersede("old", new, why="Moved.", host="acme")
         assert (made.supersedes, made.held_from, made.created_at) == (("old",), LATER + DAY, LATER)
         assert names(await memory.search("invoice due", host="acme", now=LATER + DAY)) == ["new"]
-        told = await memory.explain("old", host="acme", now=LATER)
+        told = await memory.explain("old", host="acme", now=LATER + DAY)
         assert (told.standing, told.item.superseded_by, told.item.why) == ("superseded", "new", "Moved.")
         assert (told.item.created_at, told.item.superseded_at, told.item.held_until) == (START, LATER, LATER + DAY)
         assert [one.id for one in (await memory.explain("new", host="acme")).chain] == ["old"]
-        assert {one.id: standing_of(one, LATER) for one in await memory.export(host="acme")} == {"new": "current", "old": "superseded"}
+        now = LATER + DAY
+        assert {one.id: standing_of(one, now) for one in await memory.export(host="acme")} == {"new": "current", "old": "superseded"}
+        await memory.close()
+
+    async def test_what_holds_only_later_is_not_found_before(self, maker: MemoryMaker) -> None:
+        """Else an agent acts today on next year's price. Until then what it replaces is found, and `as_of` finds what holds at that time."""
+        memory = maker.memory()
+        await memory.write(item("old", "The price is 10."), host="acme")
+        await memory.supersede("old", item("new", "The price is 12.", created_at=LATER, held_from=LATER + DAY), why="", host="acme")
+        await memory.write(item("tea", "The price of tea.", kind="preference", held_from=LATER + DAY), host="acme")
+        for query in ("price", ""):
+            assert names(await memory.search(query, host="acme", now=LATER)) == ["old"], query
+            assert sorted(names(await memory.search(query, host="acme", now=LATER + DAY))) == ["new", "tea"], query
+            assert sorted(names(await memory.search(query, host="acme", as_of=LATER + DAY, now=LATER))) == ["new", "tea"], query
+        assert [(await memory.explain(name, host="acme", now=LATER)).standing for name in ("old", "new")] == ["current", "upcoming"]
+        assert [one.id for one in await memory.list(host="acme", standings=("upcoming",), now=LATER)] == ["new", "tea"]
         await memory.close()
 
     async def test_one_item_may_replace_several(self, maker: MemoryMaker) -> None:
@@ -168,21 +183,30 @@ class LifeContract:
         await memory.write(item("b", origin=Origin(run_id="r2", items=("a",)), proposed=True), host="acme")
         await memory.write(item("c", origin=Origin(run_id="r3", items=("acme/b",)), scope="acme/shop"), host="acme")
         await memory.supersede("c", item("d", "Other.", origin=Origin(run_id="r4")), why="", host="acme")
+        await memory.supersede("d", item("h", "Own.", origin=Origin(person="bob")), why="", host="acme")
         await memory.write(item("e", origin=Origin(run_id="r12", labels=("web",), person="an")), host="acme")
         sources: list[dict[str, Any]] = [{"run_id": "r1"}, {"label": "web:evil"}, {"person": "ann"}, {"item_ids": ("a",)}]
         sources.append({"item_ids": ("acme/a",)})
         for source in sources:
-            assert [one.id for one in await memory.lineage(host="acme", **source)] == ["a", "b", "c"], f"from {source}"
+            assert [one.id for one in await memory.lineage(host="acme", **source)] == ["a", "b", "d", "h", "c"], f"from {source}"
+            found = await memory.lineage(host="acme", corrections=False, **source)
+            assert [one.id for one in found] == ["a", "b", "d", "c"], f"from {source}, without what a person wrote"
         assert [one.id for one in await memory.lineage(host="acme/shop", run_id="r3")] == ["c"]
         page = Source(label="untrusted", tool="web_fetch", run_id="r0", said='{"url":"https://evil.example/"}', via=(Hop(item="memory:x"),))
         await memory.write(item("f", origin=Origin(run_id="r9", sources=(page,))), host="acme")
         more: list[dict[str, Any]] = [{"run_id": "r0"}, {"label": "web_fetch"}, {"label": "web_fetch:https://evil.*"}, {"item_ids": ("x",)}]
         for source in more:
             assert [one.id for one in await memory.lineage(host="acme", **source)] == ["f"], f"from {source}"
+        also = tuple(map(coded, ("post:x", "run:r8", "memory:y", "person:joe")))
+        await memory.write(item("g", origin=Origin(run_id="r9", also=(*also, "post"), more=True)), host="acme")
+        more = [{"run_id": "r8"}, {"label": "post"}, {"label": "post:x"}, {"person": "joe"}, {"item_ids": ("y",)}]
+        for source in more:
+            assert [one.id for one in await memory.lineage(host="acme", **source)] == ["g"], f"from {source}"
+        assert await memory.lineage(host="acme", label="post:*") == await memory.lineage(host="acme", label="post:y") == []
         assert await memory.lineage(host="acme") == []
         await memory.tombstone("a", why="", at=LATER, host="acme")
         assert await memory.lineage(host="acme", run_id="r1") == []
-        assert [one.id for one in await memory.lineage(host="acme", item_ids=("a",))] == ["b", "c"]
+        assert [one.id for one in await memory.lineage(host="acme", item_ids=("a",), corrections=False)] == ["b", "d", "c"]
         await memory.close()
 
     async def test_an_export_can_be_imported(self, maker: MemoryMaker) -> None:

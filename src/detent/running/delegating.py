@@ -1,0 +1,289 @@
+"""Children as calls: the tools by which a run starts, awaits and ends child runs, and what such a call records. Pure.
+
+A child is a run of its own. `agent_NAME` starts one and waits for its result; `spawn_agent`, `join_agent` and `cancel_agent` do this step by step. These
+are calls like any other, so guards, policy, approval, budget and journal apply. What a call records follows from the run's state alone: a replay makes
+it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from detent.core import events as e
+from detent.core.actions import AnyAction, CancelSubagent, JoinSubagent, SpawnSubagent, ToolCall
+from detent.core.agent import AgentSpec
+from detent.core.budget import FIELDS, Budget, Usage, remaining
+from detent.core.errors import DetentError, InvalidArguments
+from detent.core.state import CallState, RunState
+from detent.ports import Plan, Tool, ToolContext, ToolOutcome, ToolSpec
+
+PREFIX = "agent_"
+"""The beginning of the name of a tool that starts one agent and waits for it."""
+SUMS = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
+"""The dimensions that add up over runs side by side; times and depths do not."""
+DEPTH, CHILDREN, AT_ONCE = 8, 64, 8
+"""How deep below the root a child may be, how many children a run may start, and how many of them run at the same time."""
+
+
+MANAGING = ("spawn_agent", "join_agent", "cancel_agent")
+"""The tools beside `agent_NAME`. A planner may use their actions; a model is offered those that its agent lists."""
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `agent_NAME`."""
+
+    goal: str
+    variables: dict[str, Any] = {}
+    budget: dict[str, Any] = {}
+
+
+class Spawned(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `spawn_agent`."""
+
+    agent: str
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `join_agent`."""
+
+    child: str
+
+
+class Cancelled(Joined, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `cancel_agent`."""
+
+    why: str = ""
+
+
+class Refused(DetentError):
+    """A call about children cannot be carried out; it has a failed observation with this code."""
+
+    def __init__(self, code: str, why: str) -> None:
+        self.error_code = code
+        super().__init__(why)
+
+
+class AgentTool:
+    """A tool that the kernel carries out by starting, awaiting or ending child runs."""
+
+    def __init__(self, name: str, description: str, kind: type[msgspec.Struct]) -> None:
+        shape = msgspec.json.schema(kind)["$defs"][kind.__name__]
+        schema = {key: value for key, value in shape.items() if key not in ("title", "description")}
+        self._kind = kind
+        self.spec = ToolSpec(
+            name=name,
+            description=description,
+            input_schema=schema,
+            side_effect="write",
+            idempotent=True,
+            timeout_s=None,
+            delegates=True,
+        )
+
+    @property
+    def name(self) -> str:
+        """The name that agents list."""
+        return self.spec.name
+
+    def check(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments; raise `InvalidArguments`."""
+        try:
+            given = msgspec.convert(args, self._kind)
+            if isinstance(given, Started):
+                if not given.goal.strip():
+                    raise InvalidArguments(f"{self.name}: the goal is empty; say what to achieve")
+                msgspec.convert(given.budget, Budget)
+        except (msgspec.ValidationError, DetentError) as error:
+            raise InvalidArguments(f"{self.name}: {error}") from None
+        return args
+
+    async def run(self, args: dict[str, Any], context: ToolContext) -> ToolOutcome:
+        """Raise: the kernel carries out these calls itself and never calls this."""
+        return ToolOutcome(kind="failed", error_code="handler_error", message=f"{self.name} is carried out by the kernel")
+
+    async def settle(self, context: ToolContext) -> ToolOutcome | None:
+        """Return None: what a child has done is in its own log."""
+        return None
+
+
+@cache
+def _managing() -> dict[str, Tool]:
+    """Return the tools that an agent with subagents may list beside `agent_NAME`."""
+    made = (
+        AgentTool("spawn_agent", "Start an agent on a goal and continue; `join_agent` waits for it. Returns the id of the child.", Spawned),
+        AgentTool("join_agent", "Wait for a child that `spawn_agent` started, and return its result.", Joined),
+        AgentTool("cancel_agent", "Cancel a child. `join_agent` then returns what it had so far.", Cancelled),
+    )
+    return {tool.name: tool for tool in made}
+
+
+def subagents_of(agent: AgentSpec) -> dict[str, AgentSpec | str]:
+    """Return who the agent may start, by name: as data, or as the name of an agent that the engine knows."""
+    return {name: one if isinstance(one, str) else msgspec.convert(one, AgentSpec) for name, one in agent.subagents.items()}
+
+
+def tool_for(name: str, agent: AgentSpec) -> Tool | None:
+    """Return the tool of this name by which the agent starts, awaits or ends children; None if it has none."""
+    if not agent.subagents:
+        return None
+    if (found := _managing().get(name)) is not None:
+        return found
+    one = name.removeprefix(PREFIX)
+    if not name.startswith(PREFIX) or one not in agent.subagents:
+        return None
+    said = agent.subagents[one]
+    what = said if isinstance(said, str) else said.get("instructions", "")
+    return AgentTool(name, f"Let the agent {one!r} work on a goal, and wait for its result. {what}".strip(), Started)
+
+
+def child_id(run_id: str, call_id: str) -> str:
+    """Return the id of the child that a call starts: it follows from the parent, its pass and the call."""
+    plain, at, tenant = run_id.partition("@")
+    return f"{plain[:150]}.c{sha256(f'{run_id} {call_id}'.encode()).hexdigest()[:12]}{at}{tenant}"
+
+
+def depth_of(state: RunState) -> int:
+    """Return how many runs are above this one."""
+    return 0 if state.delegated is None else state.delegated.depth
+
+
+def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
+    """Return what these calls, which have begun, record. The sums that a run has left are shared by the children of a batch."""
+    starts = [call for call in calls if _starts(call) and child_id(state.run_id, call.call_id) not in state.children]
+    left = remaining(state.budget, state.counted, running_s=state.running_ms / 1000, total_s=state.total_s)
+    made: list[e.AnyEvent] = []
+    count = len(state.children)
+    for call in calls:
+        try:
+            if _starts(call):
+                found = _spawn(call, state, portion_left=left, parts=len(starts), count=count)
+                count += isinstance(found[0], e.SubagentSpawned)
+            else:
+                found = _about(call, state)
+        except Refused as refused:
+            found = [e.ToolFinished(call=call.call_id, error=e.ToolError(code=refused.error_code, message=str(refused)))]
+        made += found
+    return made
+
+
+def as_calls(plan: Plan, agent: AgentSpec) -> Plan:
+    """Return a plan in which the control actions about children are calls of the tools that mean the same: there is one path to a child."""
+    if not agent.subagents or not any(isinstance(action, (SpawnSubagent, JoinSubagent, CancelSubagent)) for action in plan.actions):
+        return plan
+    return msgspec.structs.replace(plan, actions=tuple([_as_call(action) for action in plan.actions]))
+
+
+def _as_call(action: AnyAction) -> AnyAction:
+    match action:
+        case SpawnSubagent(agent=agent, goal=goal, budget=budget):
+            said = {"goal": goal, **({"budget": budget} if budget else {})}
+            return (
+                ToolCall(tool=f"{PREFIX}{agent}", args=said) if action.join else ToolCall(tool="spawn_agent", args={"agent": agent, **said})
+            )
+        case JoinSubagent(child=child):
+            return ToolCall(tool="join_agent", args={"child": child})
+        case CancelSubagent(child=child):
+            return ToolCall(tool="cancel_agent", args={"child": child})
+        case _:
+            return action
+
+
+def _starts(call: CallState) -> bool:
+    return call.tool == "spawn_agent" or call.tool.startswith(PREFIX)
+
+
+def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int, count: int) -> list[e.AnyEvent]:
+    child, waits = child_id(state.run_id, call.call_id), call.tool != "spawn_agent"
+    name = call.tool.removeprefix(PREFIX) if waits else str(call.args["agent"])
+    known = subagents_of(state.agent)
+    done: list[e.AnyEvent] = [] if waits else [_finished(call, {"child": child})]
+    if child in state.children:  # its worker died after it was spawned
+        return done or [e.SubagentAwaited(child=child, call=call.call_id)]
+    if name not in known:
+        raise Refused("unknown_agent", f"there is no agent {name!r} to start; this agent may start: {', '.join(known)}")
+    if depth_of(state) >= DEPTH:
+        raise Refused("too_deep", f"this run is {depth_of(state)} levels below the root, and may start no children: {DEPTH} are allowed")
+    if count >= CHILDREN:
+        raise Refused("too_many_children", f"this run has started {count} children, {CHILDREN} are allowed")
+    said = known[name]
+    own = said.budget if isinstance(said, AgentSpec) else Budget()
+    asked = msgspec.convert(call.args.get("budget", {}), Budget).over(own)
+    budget = portion(portion_left, asked, parts)
+    if empty := next((f"max_{one}" for one in SUMS if getattr(budget, f"max_{one}") == 0), ""):
+        raise Refused("budget_exhausted", f"nothing of {empty} is left for a child")
+    spawned = e.SubagentSpawned(
+        child=child,
+        agent=name,
+        goal=call.args["goal"],
+        join=waits,
+        call=call.call_id,
+        budget=budget,
+        reserved=sums_of(budget),
+        variables=call.args.get("variables", {}),
+    )
+    return [spawned, *done]
+
+
+def _about(call: CallState, state: RunState) -> list[e.AnyEvent]:
+    """Return what `join_agent` and `cancel_agent` record."""
+    child = call.args["child"]
+    known = state.children.get(child)
+    if known is None:
+        raise Refused("unknown_child", f"this run has no child {child!r} (it has: {', '.join(state.children) or 'none'})")
+    if call.tool == "cancel_agent":
+        cancelled = (
+            []
+            if known.status != "open" or known.cancel
+            else [e.SubagentCancelled(child=child, why=call.args.get("why", ""), call=call.call_id)]
+        )
+        return [*cancelled, _finished(call, {"child": child, "status": known.status if known.status != "open" else "cancelling"})]
+    if known.status == "open":
+        return [e.SubagentAwaited(child=child, call=call.call_id)]
+    if known.result is None:
+        raise Refused("joined_already", f"child {child!r} has ended ({known.status}), and another call has its result")
+    result = msgspec.Raw(msgspec.json.encode(known.result.output)) if known.result.error is None else e.NO_RESULT
+    return [e.ToolFinished(call=call.call_id, result=result, error=known.result.error, artifact=known.result.artifact)]
+
+
+def _finished(call: CallState, result: dict[str, Any]) -> e.ToolFinished:
+    return e.ToolFinished(call=call.call_id, result=msgspec.Raw(msgspec.json.encode(result)))
+
+
+def portion(left: Budget, asked: Budget, parts: int) -> Budget:
+    """Return the bound of one of `parts` children: what is asked for, else an equal part of what is left beside one for the parent.
+
+    `left` is what the parent has left (`remaining`). Sums are never above that; times and depths are the smaller ones. A part may be 0.
+    """
+    said: dict[str, Any] = {}
+    for name in FIELDS:
+        rest, own = getattr(left, name), getattr(asked, name)
+        if rest is None:
+            continue
+        if name.removeprefix("max_") in SUMS and own is None:
+            said[name] = rest / (parts + 1) if name == "max_cost_usd" else rest // (parts + 1)
+        else:
+            said[name] = rest if own is None else min(rest, own)
+    most: dict[str, int] = dict(left.max_calls_of or ())
+    wanted: dict[str, int] = dict(asked.max_calls_of or ())
+    shares = {tool: min(limit, wanted[tool]) if tool in wanted else limit // (parts + 1) for tool, limit in most.items()}
+    return msgspec.structs.replace(asked, **said, max_calls_of={**wanted, **shares} or None)
+
+
+def sums_of(budget: Budget) -> Usage:
+    """Return the usage that reaches the sums of a budget: what is reserved for a child with this bound. Unset bounds reserve nothing."""
+    total, given = budget.max_total_tokens, budget.max_input_tokens
+    output = budget.max_output_tokens or 0 if total is None else max(0, total - (given or 0))
+    return Usage(
+        iterations=budget.max_iterations or 0,
+        model_calls=budget.max_model_calls or 0,
+        tool_calls=budget.max_tool_calls or 0,
+        failures=budget.max_failures or 0,
+        input_tokens=given or 0,
+        output_tokens=output,
+        cost_usd=budget.max_cost_usd,
+    )

@@ -1,0 +1,52 @@
+"""The children of a run in the live world: they begin when their calls are durable, and their ends come back through the inbox."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from detent.core.state import CallState
+from detent.kernel.context import KernelContext, Run
+from detent.ports.delegation import Children
+from detent.running.calling import Calls
+from detent.running.delegating import records
+from detent.running.inbox import begins
+
+
+class Family(Calls):
+    """The calls of one run, and its children."""
+
+    __slots__ = ("_children", "_since")
+
+    _children: Children | None
+    _since: float
+
+    @abstractmethod
+    async def absorb(self, run: Run, *, fresh: bool) -> bool:
+        """See `World.absorb`."""
+
+    async def delegate(self, calls: Sequence[CallState], context: KernelContext) -> None:
+        """See `World.delegate`. If a cancellation came first, no child begins."""
+        context.run.record(context.scope, *records(calls, self._journal.state))
+        if await begins(context.run, self.control, self._store) and self._children is not None:
+            self._children.begin(self._journal.state)
+
+    async def children_move(self, run: Run) -> bool:
+        """See `World.children_move`. The time that it waits is not running time."""
+        if self._children is None:
+            return False
+        await run.journal.commit()
+        since = self._clock.monotonic()
+        with self.control.during(0):
+            try:
+                moved = await self._children.moved(run.state.run_id, lambda: self.control.waiting)
+            except asyncio.CancelledError:
+                if not self.control.interrupted():
+                    raise
+                moved = True
+        self._since += self._clock.monotonic() - since
+        if moved:
+            await self.absorb(run, fresh=True)
+            self._children.begin(run.state)
+        return moved

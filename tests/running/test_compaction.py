@@ -173,8 +173,8 @@ def test_one_result_larger_than_the_window_is_cut() -> None:
     planner = Planned(lambda view: ToolCall(tool="huge", args={"size": 60_000}) if view.iteration == 1 else FinalAnswer(content="done"))
     result, events = run(planner)
     assert result.status == "completed"
-    assert compactions(events)[0].clamped == {"main.1.0": 3000}
-    assert "more characters; recall_turn with turn 1 reads it again]" in text_of(planner.views[1])
+    assert compactions(events)[0].cut == {2: 3000}
+    assert "characters are left out here; recall_turn with turn 1 reads it again]" in text_of(planner.views[1])
     assert size_of(planner.views[1]) < 3000
 
 
@@ -1062,7 +1062,7 @@ def test_a_goal_larger_than_the_window_is_cut_in_the_prompt_alone() -> None:
     assert "recall_turn with turn 0 reads it again" in shown
     assert max(map(size_of, planner.views)) <= 3000
     assert "[user] HEAD. read" in planner.views[-1].results[0].content
-    assert "1 other long parts are cut in the middle" in text_of(planner.views[0])
+    assert "1 long parts are cut in the middle" in text_of(planner.views[0])
 
 
 def test_a_reply_larger_than_the_window_is_cut_in_the_prompt_alone() -> None:

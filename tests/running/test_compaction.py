@@ -1163,7 +1163,7 @@ def test_the_earlier_conversation_makes_room_before_the_users_words_are_cut() ->
     async def main() -> None:
         model = FakeModel(lambda view: says("answer " + "w " * 600))
         async with Engine(planner=model) as engine:
-            session = engine.session(an_agent(4000, model="function:fake-model", instructions="be kind " * 1200))
+            session = engine.session(an_agent(4000, model="function:fake-model", instructions="be kind " * 1500))
             for number in range(6):
                 result = await session.send(f"message {number} " + "y " * 200)
                 assert result.status == "completed", result.error

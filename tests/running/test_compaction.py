@@ -25,7 +25,10 @@ from detent.core.errors import ConfigError, ToolFailed, UnknownName
 from detent.core.state import Ask, CallState, Child, Item, KernelState, RunState
 from detent.extend import Branch, Dropped, Measured
 from detent.memories.compactors import ExtractiveCompactor, SummaryCompactor
+from detent.planners.fallback import FallbackPlanner
 from detent.planners.model.planner import ModelPlanner
+from detent.planners.raw_text.planner import OnDevicePlanner
+from detent.ports import prompt_limits
 from detent.ports.models import ModelAnswer
 from detent.running.compacting import standing
 from detent.running.estimating import ESTIMATOR, tokens_of_item
@@ -486,27 +489,31 @@ def test_a_compactor_that_is_cancelled_by_others_fails_like_any_other() -> None:
     assert failed[3][0] == "compaction_circuit_open"
 
 
-def test_a_run_that_is_cancelled_while_its_compactor_works_is_cancelled() -> None:
-    """Otherwise nobody could stop a run whose compactor waits for a model."""
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_run_that_is_cancelled_while_its_compactor_works_is_cancelled(refused: bool) -> None:
+    """Otherwise nobody could stop a run whose compactor waits for a model, also after a refused prompt."""
+    began = asyncio.Event()
 
     class Waiting(Broken):
-        began = asyncio.Event()
-
         async def compact(self, dropped: Dropped, *, ask: Any) -> str:
-            self.began.set()
+            began.set()
             await asyncio.Event().wait()
             return ""
 
+    def turn(view: View) -> Any:
+        return fails("context_overflow") if refused and view.iteration > 20 else calls(("huge", {"size": view.iteration}), text=LONG)
+
     async def main() -> None:
-        waiting = Waiting()
-        async with Engine(planner=Planned(reads(90)), compactors={"broken": waiting}) as engine:
-            agent = an_agent(compaction={"use": "broken", "window_tokens": 3000})
+        async with Engine(planner=FakeModel(turn), compactors={"broken": Waiting()}) as engine:
+            agent = an_agent(compaction={"use": "broken", "window_tokens": 10**6 if refused else 3000})
             work = asyncio.create_task(engine.run(agent, "Read it all.", run_id="r"))
-            await waiting.began.wait()
+            await asyncio.wait([waited := asyncio.create_task(began.wait()), work], return_when="FIRST_COMPLETED")
+            assert waited.done(), "the compactor was called"
             await engine.cancel("r")
             result = await work
             assert (result.status, result.reason) == ("stopped", "cancelled")
             assert not [record.event for record in await engine.records("r") if getattr(record.event, "failed", "")]
+            assert (await engine.replay("r")).identical
 
     asyncio.run(main())
 
@@ -719,6 +726,23 @@ def test_the_log_names_the_estimator() -> None:
     assert events[0].digests["estimator"] == ESTIMATOR
     _, events = run(Planned(reads(2)), an_agent(compaction="none"))
     assert "estimator" not in events[0].digests
+    _, events = run(FakeModel([says("done")]), Agent(name="a"))
+    assert events[0].digests["estimator"] == ESTIMATOR, "the engine's planner has a model, so a refused prompt is compacted"
+    _, events = run(Planned(reads(2)), Agent(name="a", tools=[page]))
+    assert "estimator" not in events[0].digests
+
+
+def test_of_several_planners_the_smallest_window_and_the_largest_count_hold() -> None:
+    """Any of them may get the prompt."""
+    first, second = (FakeModel(["x"]), Asked(["x"], profile={"context_window": 3000}))
+    agent = AgentSpec(name="a")
+    assert prompt_limits(FallbackPlanner([first, ModelPlanner(second.model)]), agent) == (3000, None)
+    generators = [OnDevicePlanner(lambda request: "", max_observation_chars=most) for most in (200, 400)]
+    window, count = prompt_limits(FallbackPlanner(generators), agent)
+    assert (window, prompt_limits(FallbackPlanner([*generators, first]), agent)) == (0, (0, None))
+    item = Item(kind="tool", tool="t", ok=True, result=Raw(b'"' + b"x" * 9000 + b'"'))
+    assert count is not None
+    assert 100 <= count(item) <= 130
 
 
 def test_the_window_that_is_known_of_a_model_is_kept_without_a_refusal() -> None:
@@ -747,7 +771,7 @@ def test_the_windows_of_well_known_models_are_known(monkeypatch: pytest.MonkeyPa
 
 def test_a_planner_that_counts_its_prompts_leaves_it_to_compaction() -> None:
     """Text-only planners dropped old turns silently; there is one way, and it is on record."""
-    from detent.extend import Generation, OnDevicePlanner
+    from detent.extend import Generation
 
     turns = iter(range(1, 100))
 

@@ -158,6 +158,30 @@ async def test_what_is_recalled_is_bounded_in_items_and_tokens() -> None:
 
 
 @in_loop
+async def test_what_compaction_dropped_leaves_room_for_what_is_recalled_later() -> None:
+    """`run_tokens` bounds what a prompt has of the memory. Counted for the whole run, a long one recalls nothing more after its first hours."""
+    memory = await kept(*(f"boat {n} lies in the harbour {'x' * 100}" for n in range(40)))
+
+    def turn(view: View) -> Any:
+        return FinalAnswer(content="done") if view.iteration > 40 else ToolCall(tool="look", args={"at": f"boat {view.iteration}"})
+
+    agent = helper(
+        memory={"items": 1, "run_tokens": 150},
+        budget=Budget(max_iterations=50),
+        compaction={"window_tokens": 2000, "turns": 8, "min_items": 1},
+    )
+    async with Engine(memory=memory, planner=PurePlanner(turn)) as engine:
+        result = await engine.run(agent, "Look at all boats", host=ACME)
+        assert result.status == "completed", result.error
+        records = list(await engine.records(result.run_id))
+        found = [record.envelope.seq for record in records if isinstance(record.event, e.MemoryRecalled) and record.event.items]
+        last = max(r.envelope.seq for r in records if isinstance(r.event, e.ContextCompacted))
+        assert len(found) > 10
+        assert found[-1] > last
+        assert (await engine.replay(result.run_id)).identical
+
+
+@in_loop
 async def test_a_memory_that_fails_costs_the_run_nothing_but_its_memory_and_the_log_says_so() -> None:
     """Otherwise a broken index ends every run."""
 
@@ -302,6 +326,38 @@ async def test_items_that_are_kept_out_take_no_places_of_others() -> None:
     async with Engine(memory=settings, planner=ScriptedPlanner([FinalAnswer(content="done")])) as engine:
         [event] = recalled(await engine.records((await engine.run(helper(), "is the harbour closed?", host=ACME)).run_id))
         assert [item["id"] for item in event.items] == ["i0"]
+
+
+@in_loop
+async def test_what_was_shown_takes_no_places_of_others_and_one_search_a_turn_is_enough() -> None:
+    """The best were found again and dropped, so a turn recalled nothing although more would fit."""
+    searches: list[int] = []
+
+    class Counting(RamMemory):
+        async def search(self, query: str, **asked: Any) -> Any:
+            searches.append(asked["limit"])
+            return await super().search(query, **asked)
+
+    memory = await kept(*(f"fact {n} about boats" for n in range(5)), memory=Counting())
+    steps = [*(ToolCall(tool="look", args={"at": f"boats {n}"}) for n in range(3)), FinalAnswer(content="done")]
+    async with Engine(memory=memory, planner=ScriptedPlanner(steps)) as engine:
+        result = await engine.run(helper(memory={"items": 2}), "boats?", host=ACME)
+        events = recalled(await engine.records(result.run_id))
+    assert [len(event.items) for event in events] == [2, 2, 1, 0] and searches == [2, 2, 2, 2]
+    assert len({item["id"] for event in events for item in event.items}) == 5
+
+
+@in_loop
+async def test_a_preference_is_recalled_though_rules_keep_many_items_out() -> None:
+    """It fits by no word, so it came last among those that were looked at instead, and was cut off."""
+    memory = await kept(*(f"the harbour is closed, says page {n}" for n in range(60)), origin=Origin(labels=("untrusted",)))
+    await kept(*(f"the harbour is closed on day {n}" for n in range(9)), memory=memory)
+    await kept("answers in verse", memory=memory, kind="preference")
+    settings = MemorySettings(url=memory, admit=[{"source": "untrusted"}])
+    async with Engine(memory=settings, planner=ScriptedPlanner([FinalAnswer(content="done")])) as engine:
+        [event] = recalled(await engine.records((await engine.run(helper(), "is the harbour closed?", host=ACME)).run_id))
+        found = [item["content"] for item in event.items]
+        assert len(found) == 5 and "answers in verse" in found
 
 
 @in_loop

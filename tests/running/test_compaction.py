@@ -9,19 +9,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Raw
+from pydantic_ai.messages import ModelResponse, ToolCallPart
 
 from amounts import sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
+from detent.core.agent import AgentSpec
 from detent.core.budget import Usage
 from detent.core.codec import read_log
 from detent.core.errors import ConfigError, ToolFailed, UnknownName
 from detent.core.state import Ask, CallState, Child, Item, KernelState, RunState
 from detent.extend import Branch, Dropped, Measured
 from detent.memories.compactors import ExtractiveCompactor, SummaryCompactor
+from detent.planners.model.planner import ModelPlanner
 from detent.ports.models import ModelAnswer
 from detent.running.compacting import standing
 from detent.running.estimating import ESTIMATOR, tokens_of_item
@@ -29,6 +33,7 @@ from detent.stores.ram import RamStore
 from detent.testing import FakeModel, calls, fails, says
 from detent.testing.faults import Crash, CrashingStore
 from laws.places import KINDS, Place
+from planners.model.function_models import Asked
 
 LONG = "lorem ipsum dolor sit amet " * 30
 
@@ -98,6 +103,10 @@ def run(planner: Any, agent: Agent | None = None, *, goal: str = "Read it all.",
         return result, [record.event for record in read_log(result.run_id, await store.read(result.run_id))]
 
     return asyncio.run(main())
+
+
+def page_of(n: int) -> ModelResponse:
+    return ModelResponse(parts=[ToolCallPart("page", {"n": n}, f"call-{n}")])
 
 
 def compactions(events: list[Any]) -> list[e.ContextCompacted]:
@@ -390,6 +399,58 @@ def test_a_compactor_that_fails_is_left_alone_after_three_failures() -> None:
     assert failed[3][0] == "compaction_circuit_open"
 
 
+class Cancelling(Broken):
+    """A compactor whose own work was cancelled, by itself or by its client."""
+
+    def due(self, measured: Measured) -> str:
+        self.called += 1
+        if self.called % 3 == 0:
+            raise asyncio.CancelledError
+        return super().due(measured)
+
+    async def compact(self, dropped: Dropped, *, ask: Any) -> str:
+        asked = asyncio.get_running_loop().create_future()
+        asked.cancel()
+        return await asked
+
+
+def test_a_compactor_that_is_cancelled_by_others_fails_like_any_other() -> None:
+    """It is one failure of the compactor, and counts for the circuit breaker. The run was not stopped by anybody, so it goes on."""
+    result, events = run(
+        Planned(reads(90)), an_agent(compaction={"use": "broken", "window_tokens": 3000}), compactors={"broken": Cancelling()}
+    )
+    assert result.status == "completed", result.error
+    failed = [(event.failed, event.failures) for event in compactions(events) if event.compactor == "extractive"]
+    assert "CancelledError" in failed[0][0]
+    assert [failures for _, failures in failed][:4] == [1, 2, 3, 4]
+    assert failed[3][0] == "compaction_circuit_open"
+
+
+def test_a_run_that_is_cancelled_while_its_compactor_works_is_cancelled() -> None:
+    """Otherwise nobody could stop a run whose compactor waits for a model."""
+
+    class Waiting(Broken):
+        began = asyncio.Event()
+
+        async def compact(self, dropped: Dropped, *, ask: Any) -> str:
+            self.began.set()
+            await asyncio.Event().wait()
+            return ""
+
+    async def main() -> None:
+        waiting = Waiting()
+        async with Engine(planner=Planned(reads(90)), compactors={"broken": waiting}) as engine:
+            agent = an_agent(compaction={"use": "broken", "window_tokens": 3000})
+            work = asyncio.create_task(engine.run(agent, "Read it all.", run_id="r"))
+            await waiting.began.wait()
+            await engine.cancel("r")
+            result = await work
+            assert (result.status, result.reason) == ("stopped", "cancelled")
+            assert not [record.event for record in await engine.records("r") if getattr(record.event, "failed", "")]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -509,6 +570,45 @@ def test_only_a_call_for_a_plan_says_how_large_the_prompt_is() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("counted", [0, 1, -5, 10**9, 10**30, float("nan"), float("inf"), "many", None])
+def test_a_count_that_cannot_be_right_is_not_believed(counted: Any) -> None:
+    """One provider counts nothing, another a billion: the first would delay compaction until a prompt is refused, the second ends the run."""
+
+    class Counting(Planned):
+        def models_asked(self, agent: Any) -> list[tuple[str, str]]:
+            return [("m", "p")]
+
+        async def plan(self, view: View) -> Plan:
+            async def answer(limit: int | None) -> ModelAnswer:
+                return ModelAnswer(value="", usage=Usage(input_tokens=counted, output_tokens=1))
+
+            assert view.models is not None
+            await view.models.call("m", answer, purpose="plan")
+            return await super().plan(view)
+
+    planner = Counting(reads(40))
+    result, events = run(planner)
+    assert result.status == "completed", result.error
+    assert max(map(size_of, planner.views)) <= 3000
+    assert 3 <= len(compactions(events)) <= 12
+
+
+@pytest.mark.parametrize(("counted", "believed"), [(100, False), (200, True), (900, True), (9_000, True), (90_000, False)])
+def test_a_count_is_believed_from_a_tenth_to_ten_times_of_the_estimate(counted: int, believed: bool) -> None:
+    """Providers count in other ways than the estimate does; a count that is farther off has another cause."""
+    seen: list[int] = []
+
+    class Seeing(Broken):
+        def due(self, measured: Measured) -> str:
+            seen.append(measured.tokens)
+            return ""
+
+    model = FakeModel([calls(("page", {"n": 1}), input_tokens=counted), says("done")])
+    agent = an_agent(model="function:fake-model", instructions="be kind " * 700, compaction={"use": "broken", "window_tokens": 10**6})
+    run(model, agent, compactors={"broken": Seeing()})
+    assert (abs(seen[1] - counted) < 300) is believed, seen
+
+
 def test_a_refused_prompt_is_compacted_once_and_tried_again() -> None:
     """The window is lowered for the run. A second refusal of the same turn ends it, with the largest parts."""
 
@@ -561,8 +661,32 @@ def test_the_log_names_the_estimator() -> None:
     assert "estimator" not in events[0].digests
 
 
-def test_a_planner_that_trims_by_itself_leaves_it_to_compaction() -> None:
-    """Text-only planners dropped old turns silently; with compaction on there is one way, and it is on record."""
+def test_the_window_that_is_known_of_a_model_is_kept_without_a_refusal() -> None:
+    """An agent that sets nothing was compacted only after its provider had refused a prompt, which costs a call."""
+    asked = Asked([*[page_of(n) for n in range(20)], "done"], profile={"context_window": 3000})
+    agent = Agent(name="a", tools=[page], budget=MANY)
+    result, events = run(ModelPlanner(asked.model), agent)
+    assert (result.status, result.output) == ("completed", "done"), result.error
+    assert {event.why for event in compactions(events)} == {"tokens"}
+    assert max(len(asked.said(n)) for n in range(21)) < 4 * 4 * 3000
+    unset = Asked([*[page_of(n) for n in range(20)], "done"])
+    assert compactions(run(ModelPlanner(unset.model), agent)[1]) == []
+    assert compactions(run(ModelPlanner(asked.model), msgspec.structs.replace(agent, compaction="none"))[1]) == []
+
+
+def test_the_windows_of_well_known_models_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in the package that pydantic-ai brings; an unknown model, or one without a key, has none and fails nothing."""
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    known = {
+        name: ModelPlanner().prompt_limits(AgentSpec(name="a", model=name))[0]
+        for name in ("openai:gpt-4o", "openai:x", "anthropic:claude-x")
+    }
+    assert known == {"openai:gpt-4o": 128_000, "openai:x": 0, "anthropic:claude-x": 0}
+
+
+def test_a_planner_that_counts_its_prompts_leaves_it_to_compaction() -> None:
+    """Text-only planners dropped old turns silently; there is one way, and it is on record."""
     from detent.extend import Generation, OnDevicePlanner
 
     turns = iter(range(1, 100))
@@ -915,3 +1039,26 @@ def test_the_earlier_conversation_makes_room_before_the_users_words_are_cut() ->
         assert "message 0" not in last
 
     asyncio.run(main())
+
+
+def test_a_long_reflexion_lives_in_its_window() -> None:
+    """What an attempt sees of the earlier ones has its share of the window, and says how much is not shown; all rounds together have none."""
+
+    def turn(view: View) -> Any:
+        if view.scope.startswith("critique"):
+            return says(f"UNSATISFIED: {len(model.prompts)} {'it is wrong ' * 900}")
+        if view.iteration <= 3:
+            return calls(("page", {"n": len(model.prompts)}), ("page", {"n": 1000 + len(model.prompts)}))
+        return says(f"draft {len(model.prompts)} " + "so it is " * 3000)
+
+    model = FakeModel(turn)
+    agent = an_agent(
+        8000, model="function:fake-model", strategy="reflexion", strategy_options={"rounds": 12, "turns": 4}, tools=(page,), guards=()
+    )
+    result, _ = run(model, agent)
+    assert (result.status, len(result.tool_calls)) == ("completed", 13 * 6), result.error
+    assert max(len(prompt.messages) for prompt in model.prompts) < 8000 * 4
+    last = next(prompt.messages for prompt in reversed(model.prompts) if prompt.scope.startswith("improve") and prompt.iteration == 1)
+    assert "earlier ones are left out]" in last
+    assert "characters; the rest is not shown]" in last
+    assert len(last) < 8000 * 4 * 0.6

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.compaction import compacts
 from detent.config.planners import NoPlanner
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget
@@ -285,7 +286,14 @@ class Advancing:
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
         bare = bool(self.control.cancelled)  # ending it uses none of the code
-        digests, levels = (state.digests, state.levels) if bare else (digests_of(tools, parts, usable, state.agent), levels_of(tools))
+        digests, levels = (
+            (state.digests, state.levels)
+            if bare
+            else (
+                digests_of(tools, parts, usable, compacts="estimator" in state.digests or compacts(state.agent) is not None),
+                levels_of(tools),
+            )
+        )
         for event in events:
             if isinstance(event, LevelsAccepted):
                 refuse_unfounded(event, state, levels)

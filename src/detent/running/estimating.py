@@ -41,11 +41,6 @@ def json_size(value: Any) -> int:
     return len(msgspec.json.encode(value)) if value else 0
 
 
-def most_of(context: KernelContext) -> int:
-    """Return how many bytes of a result the planner is shown at most."""
-    return context.compression.budget_chars + 200 if context.agent.profile else _WHOLE
-
-
 def tokens_of_item(item: Item, most: int = _WHOLE) -> int:
     """Return the tokens of a transcript item. Results are shown up to `most` bytes."""
     if item.kind == "tool":
@@ -76,8 +71,9 @@ def holds_files(item: Item) -> bool:
         said: Any = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return False
-    files: Any = said if isinstance(said, list) else said.get("attachments", [said])
-    return isinstance(files, list) and all(isinstance(file, dict) and {"type", "data"} <= file.keys() for file in cast("list[Any]", files))
+    if isinstance(said, dict):
+        said = cast("dict[str, Any]", said).get("attachments", [said])
+    return isinstance(said, list) and all(isinstance(file, dict) and {"type", "data"} <= file.keys() for file in cast("list[Any]", said))
 
 
 def earlier_of(context: KernelContext) -> Sequence[Message]:

@@ -261,7 +261,7 @@ class LiveWorld(Family):
     @property
     def prepares(self) -> bool:
         """See `World.prepares`."""
-        return self.preparing is not None
+        return bool(self.preparing)
 
     async def prepare(self, context: KernelContext) -> None:
         """See `World.prepare`. Without memory and compaction there is nothing to do."""

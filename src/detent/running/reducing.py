@@ -15,7 +15,7 @@ from detent.core.events import ContextCompacted
 from detent.core.history import Seq
 from detent.core.state import Item
 from detent.ports.compacting import CompactionOptions
-from detent.running.estimating import BYTES_PER_TOKEN, holds_files, json_size, text_size, tokens_in, tokens_of_item
+from detent.running.estimating import BYTES_PER_TOKEN, holds_files, json_size, text_size, tokens_in
 
 LOADED = ("activate_skill",)
 """The tools whose results are instructions: they stay in the prompt, word for word."""
@@ -44,8 +44,10 @@ class Reduction(msgspec.Struct, kw_only=True):
 class Shown:
     """What a planner is shown of a transcript now, with the sizes of its items. `first` is the first position behind the summary."""
 
-    def __init__(self, steps: Seq[Item], told: ContextCompacted | None, start: int, options: CompactionOptions, most: int) -> None:
-        self.steps, self.told, self.options, self._most = steps, told, options, most
+    def __init__(
+        self, steps: Seq[Item], told: ContextCompacted | None, start: int, options: CompactionOptions, size: Callable[[Item], int]
+    ) -> None:
+        self.steps, self.told, self.options, self._size = steps, told, options, size
         self.first = max(1, start)
         self.cleared = frozenset(told.cleared) if told is not None else frozenset[str]()
         self.clamped = dict(told.clamped) if told is not None else {}
@@ -62,7 +64,7 @@ class Shown:
             return self.clamped[item.call_id] // BYTES_PER_TOKEN + HANDLE
         if position in self.cut:
             return self.cut[position] // BYTES_PER_TOKEN + HANDLE
-        return tokens_of_item(item, self._most)
+        return self._size(item)
 
     def total(self) -> int:
         """Return the tokens of all that is shown."""

@@ -106,8 +106,8 @@ class FileMemory(Keeping):
     async def _look(self, steps: Callable[[], Steps[T]]) -> T:
         return await self._run(lambda: driven(steps(), self._load).result)
 
-    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
-        return await self._run(lambda: list(map(copied, in_order(list(self._items.values()), prefix, after, limit))))
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
+        return await self._run(lambda: list(map(copied, in_order(list(self._items.values()), prefix, after, limit, hidden=hidden))))
 
     async def _run(self, work: Callable[[], T], *, fresh: bool = True) -> T:
         def alone() -> T:

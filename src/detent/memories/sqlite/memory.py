@@ -97,8 +97,8 @@ class SqliteMemory(Keeping):
     async def _look(self, steps: Callable[[], Steps[T]]) -> T:
         return await self._run(lambda db: driven(steps(), lambda ids: tables.load(db, ids)).result)
 
-    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
-        return await self._run(lambda db: list(tables.page(db, prefix, after, limit)))
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
+        return await self._run(lambda db: list(tables.page(db, prefix, after, limit, hidden=hidden)))
 
     def _committed(self, db: Db, steps: Callable[[], Steps[T]], made: Vectors) -> T:
         db.execute("BEGIN IMMEDIATE")

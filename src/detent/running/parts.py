@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from detent.config.compaction import profile_of
 from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
-from detent.config.compaction import profile_of
 from detent.config.profile import compression_for
 from detent.config.remembering import Memories
 from detent.core.agent import AgentSpec, Host

@@ -261,7 +261,7 @@ class Compacting:
                 failed = "empty_summary"
             except (StoreError, Suspended, Interrupted):
                 raise
-            except (Exception, asyncio.CancelledError) as error:
+            except (Exception, asyncio.CancelledError) as error:  # foreign code: a compactor may raise anything
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > stops:
                     raise  # it is this run that is stopped
                 failed = (await context.run.world.scrub(raised_by(error, f"the compactor {self._compactor.name!r}"), known=context.known))[

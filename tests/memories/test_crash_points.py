@@ -150,7 +150,7 @@ def test_a_death_at_any_write_leaves_one_item_for_a_call_and_one_recall_for_a_qu
             assert [told for told, _, _ in log].count(name) >= count, log
         assert sum(name in OF_MEMORY for name in counted.done) >= operations, counted.done
         points = [(at, when) for at in range(1, counted.calls + 1) for when in ("before", "after")]
-        for at, when in sampled(points, few=3 if kind == "postgres" else 5):
+        for at, when in sampled(points, few=2 if kind == "postgres" else 4):
             world = World(kind, tmp_path / f"{when}{at}", request)
             await world.fill()
             with pytest.raises(Crash):

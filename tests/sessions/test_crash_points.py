@@ -118,7 +118,7 @@ def test_a_death_at_any_write_loses_and_doubles_no_message(kind: str, scene: Sce
         assert await check(scene, place.store(), effects) == ("stopped" if scene in (rolled_back, interrupted) else "completed")
         await place.close()
         points = [(at, when) for at in range(1, counted.calls + 1) for when in ("before", "after")]
-        tried, died = sampled(points, few=2 if kind == "postgres" else 4), 0
+        tried, died = sampled(points, few=2 if kind == "postgres" else 3), 0
         for at, when in tried:
             directory = tmp_path / f"{when}{at}"
             directory.mkdir()

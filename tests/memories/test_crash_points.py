@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled
+from amounts import crossed, sampled
 from detent import Agent, Engine, FinalAnswer, Host, ToolCall, View, tool
 from detent.core import events as e
 from detent.memories.ram import RamMemory
@@ -17,6 +17,8 @@ from detent.testing.faults import Crash, CrashingStore
 from laws.checks import check_laws
 from laws.places import KINDS, Place, PurePlanner
 from stores.postgres.cluster import Cluster
+
+pytestmark = crossed
 
 RUN, HOST = "r1", Host(tenant="acme")
 KEPT = "r1@acme"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from amounts import sampled, times
+from amounts import crossed, sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
@@ -29,6 +29,8 @@ from detent.stores.ram import RamStore
 from detent.testing import FakeModel, calls, fails, says
 from detent.testing.faults import Crash, CrashingStore
 from laws.places import KINDS, Place
+
+pytestmark = crossed
 
 LONG = "lorem ipsum dolor sit amet " * 30
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from amounts import sampled
+from amounts import crossed, sampled
 from detent import Agent, Engine, FinalAnswer, Host, ToolCall, View, tool
 from detent.core import events as e
 from detent.extend import open_memory
@@ -17,6 +17,8 @@ from detent.ports.remembering import MemoryItem, scope_of
 from detent.testing.faults import Crash, CrashingStore
 from laws.checks import check_laws
 from laws.places import Place, PurePlanner
+
+pytestmark = crossed
 
 RUN, HOST = "r1", Host(tenant="acme")
 KEPT = "r1@acme"

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Raw
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
-from amounts import sampled, times
+from amounts import crossed, sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
@@ -37,6 +37,8 @@ from detent.testing import FakeModel, calls, fails, says
 from detent.testing.faults import Crash, CrashingStore
 from laws.places import KINDS, Place
 from planners.model.function_models import Asked
+
+pytestmark = crossed
 
 LONG = "lorem ipsum dolor sit amet " * 30
 

@@ -46,7 +46,7 @@ from detent.running.conversing import shown_of
 from detent.running.declarations import declared_of, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.inbox import counts, drop
-from detent.running.joining import ended_children, tell_parent
+from detent.running.joining import ended_children
 from detent.running.late import record_late
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
@@ -206,7 +206,6 @@ class Advancing:
             await journal.commit()  # release what the run still has reserved
         if journal.state.terminal and not ended:
             parts.ended(journal.state)
-            await tell_parent(parts.store, journal.state)
         return journal.state
 
     async def _refuse_late(self, run: Run) -> None:

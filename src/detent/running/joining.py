@@ -12,7 +12,7 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.errors import DetentError, RunErased, RunNotFound
-from detent.core.state import Child, RunState
+from detent.core.state import CLOSED, Child, RunState
 from detent.ports import EventStore, Signal
 from detent.running.posting import ending
 from detent.running.snapshots import load_run
@@ -53,14 +53,22 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
     except RunNotFound:
         return None
     except RunErased:
-        return _lost(child, "its log was erased", signal=signal)
+        return _lost(child, "its log was erased", signal=signal, call=_waits(child, parent))
     if state.parent != parent.run_id or state.delegated is None or state.delegated.call != child.spawned.call:
-        return _lost(child, "the run with its id is not a child of this run", signal=signal)
+        return _lost(child, "the run with its id is not a child of this run", signal=signal, call=_waits(child, parent))
     outcome = outcome_of(state)
     if not outcome:
         return None
     if outcome == "lost":
-        return _lost(child, state.dead_letter, signal=signal, sequence=state.seq, digest=state.digest, partial=state.partial)
+        return _lost(
+            child,
+            state.dead_letter,
+            signal=signal,
+            call=_waits(child, parent),
+            sequence=state.seq,
+            digest=state.digest,
+            partial=state.partial,
+        )
     why = state.error or state.reason
     return e.SubagentJoined(
         child=child.child,
@@ -73,13 +81,18 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
         calls_of=state.calls_of,
         sequence=state.seq,
         digest=state.digest,
-        call=child.waits,
+        call=_waits(child, parent),
         error=None if outcome == "completed" else _error(child, outcome, why, state.partial),
         signal=signal,
     )
 
 
-def _lost(child: Child, why: str, *, signal: str, **known: Any) -> e.SubagentJoined:
+def _waits(child: Child, parent: RunState) -> str:
+    """Return the call that waits for a child; none if its pass has ended with the run."""
+    return child.waits if child.scope in parent.passes and parent.passes[child.scope].status not in CLOSED else ""
+
+
+def _lost(child: Child, why: str, *, signal: str, call: str, **known: Any) -> e.SubagentJoined:
     """Return the record of a child that was given up: all that was reserved for it counts as used."""
     return e.SubagentJoined(
         child=child.child,
@@ -87,7 +100,7 @@ def _lost(child: Child, why: str, *, signal: str, **known: Any) -> e.SubagentJoi
         outcome="lost",
         reason=why,
         usage=child.held,
-        call=child.waits,
+        call=call,
         error=_error(child, "lost", why, known.get("partial", "")),
         signal=signal,
         **known,

@@ -22,15 +22,16 @@ def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]
     if state.delegated is not None and (state.terminal or state.dead_letter) and _has(lines, b"run_finished", b"dead_lettered"):
         posts.append((state.parent, ending(state.run_id, state.seq)))
     if state.children and _has(lines, b"subagent_cancelled"):
-        posts += [_cancelling(state, child) for child in state.children.values() if child.status == "open" and child.cancel]
+        posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "open" and child.cancel]
     if state.children and _has(lines, b"subagent_joined"):
-        posts += [_cancelling(state, child) for child in state.children.values() if child.status == "lost"]
+        posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "lost"]
     return [(run_id, posted_to(run_id, signal)) for run_id, signal in posts]
 
 
-def _cancelling(state: RunState, child: Child) -> tuple[str, Signal]:
+def cancelling(state: RunState, child: Child) -> Signal:
+    """Return the signal by which a run cancels its child, before it is posted; the same one however often it is made."""
     why = "its parent has counted it as lost" if child.status == "lost" else child.cancel
-    return child.child, Signal(id=f"parent:{child.status}", kind="cancel", by=state.run_id, via="parent", payload={"why": why})
+    return Signal(id=f"parent:{child.status}", kind="cancel", by=state.run_id, via="parent", payload={"why": why})
 
 
 def _has(lines: Sequence[bytes], *kinds: bytes) -> bool:

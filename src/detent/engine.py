@@ -237,7 +237,8 @@ class Engine:
             memories=memories,
         )
         self.extracting = Extracting(self.runtime)
-        self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin, children=ChildrenHere(self.runtime))
+        children = ChildrenHere(self.runtime, submits=worker_host is not None)
+        self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin, children=children)
         starting.know(self.runtime, agents)
 
     @classmethod

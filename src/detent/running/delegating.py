@@ -40,6 +40,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     goal: str
     variables: dict[str, Any] = {}
     budget: dict[str, Any] = {}
+    on_parent_end: e.OnParentEnd = "cancel"
 
 
 class Spawned(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -225,6 +226,7 @@ def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int
         budget=budget,
         reserved=sums_of(budget),
         variables=call.args.get("variables", {}),
+        on_parent_end=call.args.get("on_parent_end", "cancel"),
     )
     return [spawned, *done]
 

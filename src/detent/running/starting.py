@@ -356,7 +356,10 @@ async def resume(
     admission.refuse_what_is_not_json(by=by)
     runtime.verifiers.add_type(None if output_type is None else OutputType(output_type, "resume"))
     if budget is None and not accept_levels:
-        return await runtime.go_on(run_id, observers=observers)
+        result = await runtime.go_on(run_id, observers=observers)
+        if runtime.parts.children is not None:
+            await runtime.parts.children.woken(result.state)
+        return result
     check_is(Budget, budget=budget)
     bounds = checked(budget, ceiling=runtime.ceiling) if budget else None
     if (state := await load_run(runtime.store, run_id)).terminal:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
 from detent.core.events import Origin
 from detent.core.state import RunState
 from detent.ports import Observer, Policy, Tool, ToolSpec
+from detent.ports.governance import PolicyOf
 from detent.ports.remembering import Governor
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ def policy_at(policy: Policy | str | Path | None) -> Policy | None:
     return load_policy(policy) if isinstance(policy, (str, Path)) else policy
 
 
-def governing(policy: Policy | None) -> Callable[[AgentSpec], Policy]:
-    """Return a function that combines an agent's policy with this one."""
-    from detent.policies.combining import governance
+def governing(policy: Policy | None) -> PolicyOf:
+    """Return a function that combines an agent's policy with this one, and with those of the runs above it."""
+    from detent.policies.combining import Governance
 
-    return governance(policy)
+    return Governance(policy)
 
 
 def policy_made_of(data: Mapping[str, Any]) -> Policy:

@@ -7,15 +7,12 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from detent.core.agent import AgentSpec
 from detent.core.errors import DetentError, RunBusy, Suspended
-from detent.core.events import Delegated, RunStarted
 from detent.core.state import Child, RunState
-from detent.running import starting
+from detent.running import inheriting, starting
 from detent.running.advancing import ADVANCED
-from detent.running.delegating import AT_ONCE, depth_of, subagents_of
+from detent.running.delegating import AT_ONCE
 from detent.running.runtime import Runtime
-from detent.running.strategy_options import version_of
 
 log = logging.getLogger("detent")
 
@@ -51,8 +48,13 @@ class ChildrenHere:
             if done:
                 for child in [child for child, task in mine.items() if task in done]:
                     del mine[child]
+                    self._rested[run_id].add(child)  # it has ended, or it waits, or it cannot be advanced here
                 return True
-        return news()
+        if moved := news():
+            return moved
+        self._tasks.pop(run_id, None)  # the run is left as rows; what rests is tried again when it is resumed
+        self._rested.pop(run_id, None)
+        return False
 
     async def _advance(self, state: RunState, child: Child) -> None:
         """Start the child if nobody has, and advance it until it ends or waits."""
@@ -61,38 +63,15 @@ class ChildrenHere:
         try:
             if await runtime.store.head(child.child) is None:
                 task = runtime.take_on(
-                    child.child, partial(starting.record_start, runtime, started=self._started(state, child), turns=None), (), slot=False
+                    child.child,
+                    partial(starting.record_start, runtime, started=inheriting.started(runtime, state, child), turns=None),
+                    (),
+                    slot=False,
                 )
-                await runtime.reached(task)
+                await runtime.answered(await runtime.reached(task), (), turns=None)
             else:
                 await runtime.go_on(child.child, slot=False)
         except (RunBusy, Suspended):
             return  # somebody else has it, or this process stops
         except DetentError:
             log.exception("child %s of run %s cannot be advanced here", child.child, state.run_id)
-
-    def _started(self, state: RunState, child: Child) -> RunStarted:
-        """Return the first record of a child, as its parent's log says."""
-        said = subagents_of(state.agent)[child.agent]
-        spec = said if isinstance(said, AgentSpec) else starting.known_agent(self._runtime, said).spec()
-        self._runtime.refuse_unusable(spec)
-        above = state.delegated
-        return RunStarted(
-            goal=child.goal,
-            agent=spec,
-            budget=child.spawned.budget.over(self._runtime.budget),
-            host=state.host,
-            variables=child.spawned.variables,
-            output_schema=spec.output_schema,
-            strategy=spec.strategy,
-            strategy_version=version_of(self._runtime.parts.strategies.get(spec.strategy)),
-            parent=state.run_id,
-            delegated=Delegated(
-                root=state.goal_id,
-                call=child.spawned.call,
-                sequence=state.seq,
-                digest=state.digest,
-                depth=depth_of(state) + 1,
-                path=(*(above.path if above else (state.agent.name,)), child.agent),
-            ),
-        )

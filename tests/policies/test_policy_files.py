@@ -86,7 +86,7 @@ def test_a_file_says_rules_and_stages_and_the_strongest_wins(tmp_path: Path) -> 
     assert said(policy, call("put"), state()) == ("require_approval", "tier:write")
     assert said(policy, call("make_it"), state()) == ("allow", "mode_allows_tool")
     assert said(policy, call("put"), state(failures=9)) == ("stop", "max_failures_reached")
-    assert said(policy, call(SPAWN, agent="a"), state()) == ("deny", "delegation_budget_exceeded")
+    assert said(policy, call(spec(SPAWN, delegates=True), agent="a"), state()) == ("deny", "delegation_budget_exceeded")
 
 
 def test_default_says_what_happens_where_nothing_has_a_say(tmp_path: Path) -> None:

@@ -99,11 +99,14 @@ def is_instruction(path: str) -> bool:
     return named_so(path)
 
 
-def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = ()) -> Origin:
-    """Return where content came from that a run writes for later runs; `call_id` is the call that writes it, "" if none does."""
+def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = (), *, worst: bool = False) -> Origin:
+    """Return where content came from that a run writes for later runs; `call_id` is the call that writes it, "" if none does.
+
+    With `worst`, it is only as trustworthy as the worst that the run has seen.
+    """
     from detent.policies.provenance.lasting import origin_of as computed
 
-    return computed(state, call_id, content, conversation)
+    return computed(state, call_id, content, conversation, worst=worst)
 
 
 def words_of(state: RunState, earlier: Sequence[Any]) -> Callable[..., Origin]:

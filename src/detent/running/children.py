@@ -64,7 +64,7 @@ class ChildrenHere:
             if await runtime.store.head(child.child) is None:
                 task = runtime.take_on(
                     child.child,
-                    partial(starting.record_start, runtime, started=inheriting.started(runtime, state, child), turns=None),
+                    partial(starting.record_start, runtime, started=await inheriting.started(runtime, state, child), turns=None),
                     (),
                     slot=False,
                 )

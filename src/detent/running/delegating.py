@@ -85,6 +85,7 @@ class AgentTool:
             idempotent=True,
             timeout_s=None,
             delegates=True,
+            trust="trusted",  # of what a child returned, its origin tells
         )
 
     @property

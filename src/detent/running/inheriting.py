@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.adapters import origin_of
 from detent.core.agent import AgentSpec, Host
 from detent.core.errors import UnknownName
 from detent.core.events import Delegated, RunStarted, SideEffect
@@ -18,6 +19,7 @@ from detent.core.state import Child, RunState
 from detent.ports import Toolbox
 from detent.ports.governance import data_of
 from detent.running import admission, starting
+from detent.running.conversing import shown_of
 from detent.running.declarations import rank
 from detent.running.delegating import PREFIX, depth_of, subagents_of
 from detent.running.parts import tools_of
@@ -28,7 +30,7 @@ from detent.secrecy.redact import hidden
 replace = msgspec.structs.replace
 
 
-def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted:
+async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted:
     """Return the first record of a child, as its parent's log wants it. Raise `ConfigError`, `ToolsMissing` if it cannot run here."""
     said, variables = subagents_of(state.agent)[child.agent], dict[str, Any]()
     if isinstance(said, str):
@@ -45,12 +47,15 @@ def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted:
     above, patterns = state.delegated, (*runtime.parts.redact, *state.agent.redact)
     data = data_of(runtime.parts.policy)
     link = runtime.parts.policy_of.link(state.agent, whole=not patterns or hidden(data, patterns) == data)
+    variables = {**variables, **child.spawned.variables}
+    conversation = () if state.session is None else await shown_of(runtime.store, state)
+    given = {"goal": child.goal, **({"variables": variables} if variables else {})}
     return RunStarted(
         goal=child.goal,
         agent=spec,
         budget=budget,
         host=host,
-        variables={**variables, **child.spawned.variables},
+        variables=variables,
         output_schema=spec.output_schema,
         strategy=spec.strategy,
         strategy_version=version_of(runtime.parts.strategies.get(spec.strategy)),
@@ -63,6 +68,7 @@ def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted:
             digest=state.digest,
             depth=depth_of(state) + 1,
             path=(*(above.path if above else (state.agent.name,)), child.agent),
+            origin=origin_of(state, child.spawned.call, given, conversation),
             policies=(*(above.policies if above else ()), link),
         ),
     )

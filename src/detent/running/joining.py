@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.adapters import origin_of
 from detent.core import events as e
 from detent.core.errors import DetentError, NotAllowedNow, RunNotFound
 from detent.core.state import Child, RunState
@@ -65,9 +66,11 @@ def joined(child: Child, state: RunState, *, signal: str) -> e.SubagentJoined:
         error = e.ToolError(
             code=f"child_{outcome}", message=f"agent {child.agent!r}: {why}", details={"run": child.child, "partial": state.partial}
         )
+    output = msgspec.to_builtins(state.output)
     return e.SubagentJoined(
         **said,
-        output=msgspec.to_builtins(state.output),
+        output=output,
+        origin=origin_of(state, "", output if error is None else [error.message, error.details], worst=True),
         usage=state.usage,
         calls_of=state.calls_of,
         sequence=state.seq,

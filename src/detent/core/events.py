@@ -812,6 +812,7 @@ class SubagentSpawned(Event, frozen=True, kw_only=True):
     """A child run was decided on by `call`; it begins after this record is durable.
 
     `budget` is the child's bound. Its sums are `reserved` from what this run has left until the child is joined. `join`: the call waits for the child.
+    `tools` and `scopes`: the child has no others of those that it could have (None: all of these).
     """
 
     child: str
@@ -823,6 +824,8 @@ class SubagentSpawned(Event, frozen=True, kw_only=True):
     reserved: Usage = NOTHING
     variables: dict[str, Any] = {}
     on_parent_end: OnParentEnd = "cancel"
+    tools: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] | None = None
 
 
 class SubagentAwaited(Event, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ from detent.running.joining import ended_children
 from detent.running.late import record_late
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
-from detent.running.parts import Parts, digests_of, make_run, tools_of, ways_of
+from detent.running.parts import Parts, digests_of, links_of, make_run, tools_of, ways_of
 from detent.running.patience import patience_of
 from detent.running.people import poster
 from detent.running.phase_hooks import apart
@@ -232,7 +232,9 @@ class Advancing:
         world = self._world(journal, planner)
         if journal.state.session is not None:
             world.conversation = await shown_of(parts.store, journal.state) if self.conversation is None else self.conversation
-        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
+        ends = self.control.cancelled or journal.state.terminal  # no call is decided then, so no policy is missing
+        links = () if ends else links_of(journal.state)
+        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)), links=links)
 
     def _world(self, journal: Journal, planner: Planner) -> LiveWorld:
         parts = self.parts

@@ -155,7 +155,7 @@ def test_a_parent_that_dies_starts_no_child_again_and_joins_each_once(at: int, w
             try:
                 async with team.engine(store) as engine:
                     await engine.run(team.boss, "share", run_id="root")
-            except BaseException:
+            except BaseException:  # what a process dies of
                 if not store.crashed:  # else the process is dead
                     raise
         async with team.engine(inner.sibling()) as engine:

@@ -145,7 +145,7 @@ class Journal:
             self._lines, self._consumed, self._released = [], [], ()
             head = head_of(state)
             try:
-                more = self._beside(self._charged, state, lines) | ({} if released == () else {"released": released})
+                more: dict[str, Any] = self._beside(self._charged, state, lines) | ({} if released == () else {"released": released})
                 more |= self._fence | {"intent": True} if intent else self._fence
                 await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **more)
             except BaseException:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Bounds, Engine, FinalAnswer, Plan, Suspended, ToolCall, tool
+import virtual_time
+from detent import Agent, Engine, FinalAnswer, Plan, Suspended, ToolCall, tool
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.ports import RunQuery, View
@@ -139,7 +140,7 @@ def test_a_worker_continues_a_parent_whose_child_has_ended() -> None:
             assert (await engine.load("root")).output == ["middle: worker: 1"]
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -155,8 +156,8 @@ def test_a_parent_that_dies_starts_no_child_again_and_joins_each_once(at: int, w
             try:
                 async with team.engine(store) as engine:
                     await engine.run(team.boss, "share", run_id="root")
-            except BaseException:
-                if not store.crashed:  # else the process is dead
+            except BaseException:  # foreign code: the store, which is dead
+                if not store.crashed:
                     raise
         async with team.engine(inner.sibling()) as engine:
             for claimed in list(inner._shelf.claims):
@@ -170,7 +171,7 @@ def test_a_parent_that_dies_starts_no_child_again_and_joins_each_once(at: int, w
             assert done.usage.tool_calls in (6, 7)  # one was cut off, and asked again under the same key
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize(("on_end", "outcome"), [("cancel", "cancelled"), ("wait", "completed"), ("leave", "left")])
@@ -202,7 +203,7 @@ def test_an_open_child_ends_as_its_call_says_when_its_parent_answers(on_end: str
                 assert (await engine.load(joined.child)).reason == ("cancelled" if on_end == "cancel" else "final_answer")
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_cancelled_parent_takes_its_tree_with_it() -> None:
@@ -210,7 +211,7 @@ def test_a_cancelled_parent_takes_its_tree_with_it() -> None:
 
     async def main() -> None:
         team, store = Team(start("hang", "middle")), RamStore()
-        async with team.engine(store, bounds=Bounds(grace_s=0.01)) as engine:
+        async with team.engine(store) as engine:
             running = asyncio.create_task(engine.run(team.boss, "share", run_id="root"))
             await team.hangs.wait()
             await engine.cancel("root", by="ann")
@@ -222,7 +223,7 @@ def test_a_cancelled_parent_takes_its_tree_with_it() -> None:
             assert joined.outcome == "cancelled"
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_suspended_parent_suspends_its_children_and_both_continue() -> None:
@@ -244,7 +245,7 @@ def test_a_suspended_parent_suspends_its_children_and_both_continue() -> None:
             assert done.output == ["middle: worker: went on"]
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_child_that_was_given_up_is_lost_and_gives_nothing_back() -> None:
@@ -271,7 +272,7 @@ def test_a_child_that_was_given_up_is_lost_and_gives_nothing_back() -> None:
             assert (again.status, again.reason) == ("stopped", "cancelled")  # only its end is recorded
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_run_with_the_id_of_a_child_is_not_its_end() -> None:
@@ -293,4 +294,4 @@ def test_a_run_with_the_id_of_a_child_is_not_its_end() -> None:
                 assert (await engine.run(team.boss, "share", run_id="other")).output == ["child_lost"]
                 assert team.kept == ["mine"]
 
-    asyncio.run(main())
+    virtual_time.run(main())

@@ -317,14 +317,9 @@ class Runtime:
         """Raise `ConfigError` for an agent, changed for a fork, that names something unknown here."""
         kernel = self.parts.kernels.get(spec.kernel) if spec.kernel else self.parts.kernel
         self.parts.strategies.get(spec.strategy)
-        known = [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)]
+        known = [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools), *(n for n in spec.tools if tool_for(n, spec))]
         for name in spec.tools:
-            if (
-                name not in known
-                and tool_for(name, spec) is None
-                and not self.servers.claims(name)
-                and meta_tool_of_some_kernel(name, self.parts) is None
-            ):
+            if name not in known and not self.servers.claims(name) and meta_tool_of_some_kernel(name, self.parts) is None:
                 raise UnknownName("tool", name, known)
         self.parts.policy_of(spec)
         self.parts.guards_of(spec, (), {})

@@ -295,3 +295,69 @@ def test_a_run_with_the_id_of_a_child_is_not_its_end() -> None:
                 assert team.kept == ["mine"]
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("on_end", ["cancel", "wait", "leave"])
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_cancellation_of_a_tree_ends_children_that_would_be_waited_for_or_left(on_end: str, tree: bool) -> None:
+    """A plain cancellation does what each child was started with."""
+
+    async def main() -> None:
+        team, store = Team(spawn("hang", on_parent_end=on_end), start("hang", "middle")), RamStore()
+        async with team.engine(store) as engine:
+            running = asyncio.create_task(engine.run(team.boss, "share", run_id="root"))
+            await team.hangs.wait()
+            while len(await store.list_runs(RunQuery())) < 4:
+                await asyncio.sleep(0)
+            cancelling = asyncio.create_task(engine.cancel("root", by="ann", tree=tree))
+            if on_end == "wait" and not tree:
+                while not (await engine.load("root")).cancel:
+                    await asyncio.sleep(0.1)
+                await asyncio.sleep(20)
+                assert not (await engine.load("root")).terminal
+                team.go.set()
+            done = await running
+            await cancelling
+            assert (done.status, done.reason) == ("stopped", "cancelled")
+            outcomes = {
+                one.on_parent_end: (await engine.load("root")).children[one.child].status
+                for one in await events_of(engine, "root", e.SubagentSpawned)
+            }
+            expected = "cancelled" if tree else {"cancel": "cancelled", "wait": "completed", "leave": "left"}[on_end]
+            assert outcomes[on_end] == expected
+            team.go.set()
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("wait", ["none", "accepted", "ended"])
+def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: str) -> None:
+    """`accepted`: until the child has recorded it; `ended`: the call has the child's end, with what it had so far."""
+
+    async def main() -> None:
+        team, store = Team(spawn("hang")), RamStore()
+        seen: list[str | None] = []
+
+        async def plan(view: View) -> Any:
+            if view.agent.name == "boss" and len(view.results) == 1:
+                await team.hangs.wait()
+                return ToolCall(tool="cancel_agent", args={"child": view.results[0].content["child"], "why": "enough", "wait": wait})
+            if view.agent.name == "boss" and len(view.results) == 2:
+                child = await engine.load(view.results[0].content["child"])
+                seen.append("ended" if child.terminal else "accepted" if child.cancel else "none")
+                item = view.results[1]
+                return FinalAnswer(content=item.content["status"] if item.ok else item.error.code)
+            return await Team.plan(team, view)
+
+        team.plan = plan  # type: ignore[method-assign]
+        async with team.engine(store) as engine:
+            done = await engine.run(team.boss, "share", run_id="root")
+            assert done.status == "completed"
+            assert done.output == ("child_cancelled" if wait == "ended" else "cancelling")
+            assert wait == "none" or seen[0] in (wait, "ended")
+            (joined,) = await events_of(engine, "root", e.SubagentJoined)
+            assert (joined.outcome, (await engine.load(joined.child)).error) == ("cancelled", "enough")
+            await same_again(engine, "root")
+
+    virtual_time.run(main())

@@ -25,6 +25,7 @@ from detent.ports.planning import (
     View,
     asks_only_its_own,
     models_asked,
+    prompt_limits,
 )
 from detent.ports.remembering import (
     Explanation,
@@ -193,6 +194,7 @@ __all__ = [
     "noop_hooks",
     "offered",
     "posted_to",
+    "prompt_limits",
     "read_json",
     "read_signal",
     "refuse_behind_cancel",

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.compaction import compacts
 from detent.config.planners import NoPlanner
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
@@ -50,7 +51,7 @@ from detent.running.joining import ended_children
 from detent.running.late import record_late
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
-from detent.running.parts import Parts, digests_of, make_run, tools_of, ways_of
+from detent.running.parts import Parts, digests_of, links_of, make_run, tools_of, ways_of
 from detent.running.patience import patience_of
 from detent.running.people import poster
 from detent.running.phase_hooks import apart
@@ -231,7 +232,9 @@ class Advancing:
         world = self._world(journal, planner)
         if journal.state.session is not None:
             world.conversation = await shown_of(parts.store, journal.state) if self.conversation is None else self.conversation
-        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
+        ends = self.control.cancelled or journal.state.terminal  # no call is decided then, so no policy is missing
+        links = () if ends else links_of(journal.state)
+        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)), links=links)
 
     def _world(self, journal: Journal, planner: Planner) -> LiveWorld:
         parts = self.parts
@@ -288,7 +291,14 @@ class Advancing:
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
         bare = bool(self.control.cancelled)  # ending it uses none of the code
-        digests, levels = (state.digests, state.levels) if bare else (digests_of(tools, parts, usable, state.agent), levels_of(tools))
+        digests, levels = (
+            (state.digests, state.levels)
+            if bare
+            else (
+                digests_of(tools, parts, usable, compacts="estimator" in state.digests or compacts(state.agent) is not None),
+                levels_of(tools),
+            )
+        )
         for event in events:
             if isinstance(event, LevelsAccepted):
                 refuse_unfounded(event, state, levels)

@@ -47,7 +47,10 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.1
 
 
 async def approvals(runtime: Runtime, *, run_id: str | None = None, host: Host | None = None) -> list[Approval]:
-    """Return the calls that wait for a person, oldest run first; `answered_by` names who has answered one whose run has not continued since."""
+    """Return the calls that wait for a person, oldest run first; `answered_by` names who has answered one whose run has not continued since.
+
+    With a run, also those of the children below it.
+    """
     return await _unsettled(runtime, approvals_of, "approval", await _waiting(runtime, "waiting_for_approval", run_id, host))
 
 
@@ -60,16 +63,27 @@ async def doubts(runtime: Runtime, *, run_id: str | None = None, host: Host | No
 
 
 async def _waiting(runtime: Runtime, status: str, run_id: str | None, host: Host | None) -> list[RunState]:
-    """Return the runs with this status, oldest first, or the one named."""
-    if run_id is not None:
-        return [await runtime.standing(run_id, host)]
+    """Return the runs with this status, oldest first, or the one named and those of them that are below it."""
+    top = [] if run_id is None else [await runtime.standing(run_id, host)]
     await runtime.open()
-    heads = await runtime.store.list_runs(RunQuery(status=(status,), tenant=host.tenant if host else None))
-    found: list[RunState] = []
+    goal = top[0].goal_id if top else None
+    heads = await runtime.store.list_runs(RunQuery(status=(status,), tenant=host.tenant if host else None, goal_id=goal))
+    found: list[RunState] = [*top]
     for head in reversed(heads):
         with contextlib.suppress(RunErased, RunNotFound):  # in the meantime
-            found.append(await load_run(runtime.store, head.run_id))
+            state = await load_run(runtime.store, head.run_id)
+            if not top or await _below(runtime, state, top[0].run_id):
+                found.append(state)
     return found
+
+
+async def _below(runtime: Runtime, state: RunState, run_id: str) -> bool:
+    """Whether a run is a child of this run, or below one of its children."""
+    while state.delegated is not None and not state.ancestors:
+        if state.parent == run_id:
+            return True
+        state = await load_run(runtime.store, state.parent)
+    return False
 
 
 async def _unsettled(runtime: Runtime, of: Callable[[RunState], list[AskedT]], kind: str, states: Sequence[RunState]) -> list[AskedT]:
@@ -167,13 +181,18 @@ async def reconcile(
     return await _send(runtime, state, "reconcile", payload, by=by or me(), resume=resume)
 
 
-async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Result:
+async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", tree: bool = False, host: Host | None = None) -> Result:
     """End a run: the call in progress is asked to stop, then interrupted; a waiting or suspended run ends at once.
+
+    Its open children are cancelled, waited for, or left, as each was started (`on_parent_end`); with `tree`, all of them are cancelled, at any depth.
 
     `by`: the user of this process. No call with an effect begins after this returned. `Result.answered` says whether this cancellation counts:
     `refused` if the run had ended or was cancelled before, `posted` if the process that advances the run has not read it yet.
     """
-    state, signal = await runtime.standing(run_id, host), runtime.signal("cancel", {"why": why}, by=by or me())
+    state, signal = (
+        await runtime.standing(run_id, host),
+        runtime.signal("cancel", {"why": why, **({"tree": True} if tree else {})}, by=by or me()),
+    )
     if state.terminal:
         if (control := runtime.parts.watcher.control(state.run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
             control.deliver([signal])

@@ -13,19 +13,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from detent.core.agent import AgentSpec
 from detent.core.errors import DetentError, RunBusy, RunNotFound, Suspended
-from detent.core.events import Delegated, RunStarted
+from detent.core.events import RunStarted
 from detent.core.state import Child, RunState
 from detent.kernel.journal import Journal
 from detent.ports import posted_to
-from detent.running import starting
+from detent.running import inheriting, starting
 from detent.running.advancing import ADVANCED, Advancing
-from detent.running.delegating import AT_ONCE, depth_of, subagents_of
+from detent.running.delegating import AT_ONCE
 from detent.running.joining import ENDED
 from detent.running.posting import cancelling, ending
 from detent.running.runtime import Runtime
-from detent.running.strategy_options import version_of
 
 log = logging.getLogger("detent")
 
@@ -139,8 +137,10 @@ class ChildrenHere:
             if head is not None and head.status in ENDED and parent is not None:
                 parent.deliver([ending(child.child, head.records)])
             elif head is None:
-                begin = partial(self._begun, starts=self._started(state, child), alone=submits)
-                await runtime.reached(runtime.take_on(child.child, begin, (), turns=0 if submits else None, slot=False))
+                begin = partial(self._begun, starts=await inheriting.started(runtime, state, child), alone=submits)
+                begun = await runtime.reached(runtime.take_on(child.child, begin, (), turns=0 if submits else None, slot=False))
+                if not submits:
+                    await runtime.answered(begun, (), turns=None)
             else:
                 await self._cancel(state.run_id, child.child)
                 if not submits:
@@ -161,29 +161,3 @@ class ChildrenHere:
                 await begun.commit()
             await self._cancel(starts.parent, advancing.run_id)
         return begun
-
-    def _started(self, state: RunState, child: Child) -> RunStarted:
-        """Return the first record of a child, as its parent's log says."""
-        said = subagents_of(state.agent)[child.agent]
-        spec = said if isinstance(said, AgentSpec) else starting.known_agent(self._runtime, said).spec()
-        self._runtime.refuse_unusable(spec)
-        above = state.delegated
-        return RunStarted(
-            goal=child.goal,
-            agent=spec,
-            budget=child.spawned.budget.over(self._runtime.budget),
-            host=state.host,
-            variables=child.spawned.variables,
-            output_schema=spec.output_schema,
-            strategy=spec.strategy,
-            strategy_version=version_of(self._runtime.parts.strategies.get(spec.strategy)),
-            parent=state.run_id,
-            delegated=Delegated(
-                root=state.goal_id,
-                call=child.spawned.call,
-                sequence=state.seq,
-                digest=state.digest,
-                depth=depth_of(state) + 1,
-                path=(*(above.path if above else (state.agent.name,)), child.agent),
-            ),
-        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,12 +35,14 @@ MANAGING = ("spawn_agent", "join_agent", "cancel_agent")
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of `agent_NAME`."""
+    """The arguments of `agent_NAME`. `tools` and `scopes` leave the child only these of what it would have."""
 
     goal: str
     variables: dict[str, Any] = {}
     budget: dict[str, Any] = {}
     on_parent_end: e.OnParentEnd = "cancel"
+    tools: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] | None = None
 
 
 class Spawned(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,9 +58,10 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cancelled(Joined, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of `cancel_agent`."""
+    """The arguments of `cancel_agent`; `wait`: for nothing, until the child has taken the cancellation, or until it has ended."""
 
     why: str = ""
+    wait: Literal["none", "accepted", "ended"] = "none"
 
 
 class Refused(DetentError):
@@ -84,6 +87,7 @@ class AgentTool:
             idempotent=True,
             timeout_s=None,
             delegates=True,
+            trust="trusted",  # of what a child returned, its origin tells
         )
 
     @property
@@ -172,6 +176,14 @@ def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
     return made
 
 
+def in_two(calls: Sequence[CallState], state: RunState) -> tuple[list[e.AnyEvent], list[e.ToolFinished], set[str]]:
+    """Return what these calls record now, what they record once children have taken a cancellation, and these children."""
+    accepted = {call.call_id: call.args["child"] for call in calls if call.tool == "cancel_agent" and call.args.get("wait") == "accepted"}
+    made = records(calls, state)
+    later = [event for event in made if isinstance(event, e.ToolFinished) and event.call in accepted and event.error is None]
+    return [event for event in made if event not in later], later, {accepted[event.call] for event in later}
+
+
 def as_calls(plan: Plan, agent: AgentSpec) -> Plan:
     """Return a plan in which the control actions about children are calls of the tools that mean the same: there is one path to a child."""
     if not agent.subagents or not any(isinstance(action, (SpawnSubagent, JoinSubagent, CancelSubagent)) for action in plan.actions):
@@ -211,7 +223,11 @@ def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int
         raise Refused("too_deep", f"this run is {depth_of(state)} levels below the root, and may start no children: {DEPTH} are allowed")
     if count >= CHILDREN:
         raise Refused("too_many_children", f"this run has started {count} children, {CHILDREN} are allowed")
-    said = known[name]
+    said, tools, scopes = known[name], call.args.get("tools"), call.args.get("scopes")
+    if isinstance(said, AgentSpec) and (other := [tool for tool in tools or () if tool not in said.tools]):
+        raise Refused("tools_not_allowed", f"agent {name!r} has no tools {', '.join(other)}; it has: {', '.join(said.tools) or 'none'}")
+    if other := [scope for scope in scopes or () if scope not in state.host.scopes]:
+        raise Refused("scopes_not_allowed", f"this run has no scopes {', '.join(other)}, so its children have none of these")
     own = said.budget if isinstance(said, AgentSpec) else Budget()
     asked = msgspec.convert(call.args.get("budget", {}), Budget).over(own)
     budget = portion(portion_left, asked, parts)
@@ -227,6 +243,8 @@ def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int
         reserved=sums_of(budget),
         variables=call.args.get("variables", {}),
         on_parent_end=call.args.get("on_parent_end", "cancel"),
+        tools=None if tools is None else tuple(tools),
+        scopes=None if scopes is None else tuple(scopes),
     )
     return [spawned, *done]
 
@@ -243,6 +261,8 @@ def _about(call: CallState, state: RunState) -> list[e.AnyEvent]:
             if known.status != "open" or known.cancel
             else [e.SubagentCancelled(child=child, why=call.args.get("why", ""), call=call.call_id)]
         )
+        if known.status == "open" and call.args.get("wait") == "ended":
+            return [*cancelled, e.SubagentAwaited(child=child, call=call.call_id)]
         return [*cancelled, _finished(call, {"child": child, "status": known.status if known.status != "open" else "cancelling"})]
     if known.status == "open":
         return [e.SubagentAwaited(child=child, call=call.call_id)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.adapters import origin_of
 from detent.core import events as e
 from detent.core.errors import DetentError, RunErased, RunNotFound
 from detent.core.state import CLOSED, Child, RunState
@@ -70,19 +71,22 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
             partial=state.partial,
         )
     why = state.error or state.reason
+    output = msgspec.to_builtins(state.output)
+    error = None if outcome == "completed" else _error(child, outcome, why, state.partial)
     return e.SubagentJoined(
         child=child.child,
         status=state.status,
         outcome=outcome,
         reason=state.reason,
         partial=state.partial,
-        output=msgspec.to_builtins(state.output),
+        output=output,
+        origin=origin_of(state, "", output if error is None else [error.message, error.details], worst=True),
         usage=state.usage,
         calls_of=state.calls_of,
         sequence=state.seq,
         digest=state.digest,
         call=_waits(child, parent),
-        error=None if outcome == "completed" else _error(child, outcome, why, state.partial),
+        error=error,
         signal=signal,
     )
 

@@ -36,8 +36,7 @@ from detent.ports.passwords import without_password
 from detent.ports.processes import renew_in_children
 from detent.running import admission
 from detent.running.advancing import ADVANCED, Advancing, due
-from detent.running.delegating import tool_for
-from detent.running.parts import Parts, kernel_of, meta_tool_of_some_kernel
+from detent.running.parts import Parts, kernel_of, nameless
 from detent.running.people import poster
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels
@@ -317,9 +316,9 @@ class Runtime:
         """Raise `ConfigError` for an agent, changed for a fork, that names something unknown here."""
         kernel = self.parts.kernels.get(spec.kernel) if spec.kernel else self.parts.kernel
         self.parts.strategies.get(spec.strategy)
-        known = [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools), *(n for n in spec.tools if tool_for(n, spec))]
+        known = [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)]
         for name in spec.tools:
-            if name not in known and not self.servers.claims(name) and meta_tool_of_some_kernel(name, self.parts) is None:
+            if name not in known and not self.servers.claims(name) and nameless(name, spec, self.parts):
                 raise UnknownName("tool", name, known)
         self.parts.policy_of(spec)
         self.parts.guards_of(spec, (), {})

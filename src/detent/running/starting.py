@@ -182,8 +182,9 @@ async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunSt
     async with runtime.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
         if patterns:
             started = await _redacted(runtime, started, advancing.run_id, patterns)
-        digests, policy = digests_of(tools, runtime.parts, usable, started.agent), kept_policy(runtime.parts.policy, patterns)
-        declared = msgspec.structs.replace(started, digests=digests, levels=levels_of(tools), policy=policy)
+        compacted = compacts(started.agent, runtime.planners.of(started.agent, check=False)) is not None
+        digests, policy = digests_of(tools, runtime.parts, usable, compacts=compacted), kept_policy(runtime.parts.policy, patterns)
+        declared = msgspec.structs.replace(started, digests=digests, levels=started.levels or levels_of(tools), policy=policy)
         journal.record(declared)
         if reserved:
             journal.release(reserved)

@@ -12,7 +12,7 @@ from detent.kernel.context import KernelContext, Run
 from detent.ports import wait_for_news
 from detent.ports.delegation import Children
 from detent.running.calling import Calls
-from detent.running.delegating import in_two
+from detent.running.delegating import changed_limits, in_two
 from detent.running.inbox import begins
 
 LOOK_S = 0.05
@@ -33,6 +33,8 @@ class Family(Calls):
 
     async def delegate(self, calls: Sequence[CallState], context: KernelContext) -> None:
         """See `World.delegate`. If a cancellation came first, no child begins."""
+        if self._children is not None:
+            context.run.journal.record(*changed_limits(self._journal.state, self._children.limits))
         now, later, cancelled = in_two(calls, self._journal.state)
         context.run.record(context.scope, *now)
         if await begins(context.run, self.control, self._store) and self._children is not None:

@@ -71,7 +71,7 @@ def joined(child: Child, state: RunState, *, signal: str) -> e.SubagentJoined:
         **said,
         output=output,
         origin=origin_of(state, "", output if error is None else [error.message, error.details], worst=True),
-        usage=state.usage,
+        usage=state.counted,  # what is still reserved for its own children may be used up
         calls_of=state.calls_of,
         sequence=state.seq,
         digest=state.digest,

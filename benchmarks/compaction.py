@@ -87,10 +87,11 @@ async def decision_us(turns: int) -> tuple[float, float]:
         call = ToolCall(tool="page", args={"n": n})
         items = items.append(Item(kind="model", iteration=n, text="page", plan=Planned(actions=(call,))))
         items = items.append(Item(kind="tool", iteration=n, call_id=f"main.{n}.0", tool="page", arguments=call.args, ok=True))
-        states.append(KernelState(steps=items, iteration=n + 1, prompt=(1000 + n, len(items) - 2)))
+        states.append(KernelState(steps=items, iteration=n + 1, prompt=(1000 + 24 * n, len(items) - 2)))
     run = SimpleNamespace(state=SimpleNamespace(goals=(), attachments=()), world=SimpleNamespace(conversation=()))
     agent = SimpleNamespace(profile={}, instructions="", model="")
     context = SimpleNamespace(scope="main", run=run, agent=agent, specs=(), compression=ResultCompression(), state=states[0])
+    context.input = SimpleNamespace(guidance=(), variables={}, output_schema=None)
     compacting = Compacting(CompactionOptions(), Names("compactor", BUILT_IN), None, window=10**9)  # type: ignore[arg-type]
 
     async def nothing(context: Any) -> None:

@@ -51,6 +51,9 @@ ALWAYS = (
         "detent.policies.guards",
     ),
     *("detent.cli.chat", "detent.cli.forking", "detent.cli.memory", "detent.cli.moving", "detent.cli.working", "detent.config.assembly"),
+    *("detent.cli.completion", "detent.cli.governance", "detent.cli.where", "detent.extend", "detent.policies.provenance.lasting"),
+    *("detent.memories.compactors", "detent.memories.governing", "detent.memories.urls", "detent.running.compacting"),
+    *("detent.policies.provenance.policy", "detent.running.recalling", "detent.running.reducing"),
     *(
         "detent.memories.sqlite.memory",
         "detent.planners.providers",
@@ -147,24 +150,26 @@ def fork(
     stderr: int | None = None,
     imports: Sequence[str] = (),
     terminal: int | None = None,
+    piped: bool = False,
 ) -> Any:
     """Start `python WORDS` (`-m MODULE ...`, `-c PROGRAM ...` or `SCRIPT ...`, perhaps after `-W error`) with text pipes and return it.
 
-    `imports` names what it would import besides. `terminal` is a terminal that it has instead of the pipes, in a session of its own.
+    `imports` names what it would import besides. `terminal` is a terminal that it has instead of the pipes, in a session of its own; with `piped`
+    its standard output is a pipe all the same.
     """
     environment = dict(os.environ if env is None else env)
     if sys.platform != "linux" or any(name.startswith("COVERAGE_PROCESS") for name in environment):
         command = [sys.executable, *words]
         if terminal is not None:
             return subprocess.Popen(
-                command, cwd=cwd, env=environment, stdin=terminal, stdout=terminal, stderr=terminal,
-                start_new_session=True, preexec_fn=_has_a_terminal,  # noqa: PLW1509 - no threads here
+                command, cwd=cwd, env=environment, stdin=terminal, stdout=subprocess.PIPE if piped else terminal, stderr=terminal,
+                text=True, start_new_session=True, preexec_fn=_has_a_terminal,  # noqa: PLW1509 - no threads here
             )  # fmt: skip
         return subprocess.Popen(command, cwd=cwd, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True)
     mine: list[IO[Any] | None] = []
     theirs: list[int] = []
     for number, wanted in enumerate((stdin, subprocess.PIPE, stderr)):
-        if terminal is not None:
+        if terminal is not None and not (piped and number == 1):
             give = os.dup(terminal)
             mine.append(None)
         elif wanted == subprocess.PIPE:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import sqlite3
 import sys
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -147,6 +151,78 @@ async def test_a_program_in_the_sandbox_cannot_change_the_file_of_a_memory_in_th
     await run("Note the news", step, memory=memory, agent=agent, workspace=room)
     there = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert "free" in there and not [name for name, data in there.items() if b"forged" in data]
+    await memory.close()
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"the sandbox is NOT TESTED here: {WHY_NOT}")
+@pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
+@pytest.mark.parametrize("path", ["kept.db", "kept.db-journal", "kept.db-wal", "kept.db-shm", "kept/memory/-/clerk/news.md"])
+@in_loop
+async def test_a_program_in_the_sandbox_writes_nothing_to_a_memory_that_nobody_has_open(path: str, there: bool, tmp_path: Path) -> None:
+    """SQLite would take up the pages of such a file when the memory is opened; and in a folder that is vouched for every file counts."""
+    memories: list[Any] = [SqliteMemory(tmp_path / "kept.db"), FileMemory(tmp_path / "kept", vouched=True)]
+    kept = memories["/" in path]
+    if there:
+        await kept.write(MemoryItem(id="mine", scope="-/clerk", content=SAID), host="")
+        await kept.close()
+    room = WorkspaceConfig(root=str(tmp_path), sandbox="require")
+    script = f"echo free > free; mkdir -p $(dirname {path}); echo forged > {path}; mv {path} {path}.x; rm -rf {path}; echo forged > {path}"
+    step = call("exec", command="sh", args=["-c", script])
+    agent = Agent(name="clerk", tools=["exec"], memory={"recall": False})
+    result, _ = await run("Note the news", step, memory=kept, agent=agent, workspace=room)
+    assert (tmp_path / "free").exists(), result.tool_calls
+    assert not (tmp_path / path).is_file() or b"forged" not in (tmp_path / path).read_bytes()
+    assert [one.content for one in await kept.list(host="")] == ([SAID] if there else [])
+    for memory in memories:
+        await memory.close()
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"the sandbox is NOT TESTED here: {WHY_NOT}")
+@pytest.mark.parametrize("kind", ["files", "sqlite"])
+@in_loop
+async def test_what_is_remembered_while_a_program_runs_in_the_sandbox_is_kept(kind: str, tmp_path: Path) -> None:
+    """The first item of a memory makes its files: they are not taken for some that the program made."""
+    memory: Any = FileMemory(tmp_path / "kept", vouched=True) if kind == "files" else SqliteMemory(tmp_path / "kept.db")
+    for pipe in ("begun", "go"):
+        os.mkfifo(tmp_path / pipe)
+    step = call("exec", command="sh", args=["-c", "echo yes > begun; cat go"])
+    room = WorkspaceConfig(root=str(tmp_path), sandbox="require")
+    agent = Agent(name="clerk", tools=["exec"], memory={"recall": False})
+    running = asyncio.create_task(run("Note it", step, memory=memory, agent=agent, workspace=room))
+    assert await asyncio.to_thread((tmp_path / "begun").read_text) == "yes\n"
+    await memory.write(MemoryItem(id="mine", scope="-/clerk", content=SAID), host="")
+    await memory.close()
+    await asyncio.to_thread((tmp_path / "go").write_text, "on")
+    await running
+    assert [one.content for one in await memory.list(host="")] == [SAID]
+    await memory.close()
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"the sandbox is NOT TESTED here: {WHY_NOT}")
+@in_loop
+async def test_a_program_in_the_sandbox_rolls_a_memory_back_to_nothing_of_its_own(tmp_path: Path) -> None:
+    """It makes a journal whose pages are a copy of the memory with another account, as SQLite itself would write it, and leaves it beside the memory."""
+    memory = SqliteMemory(tmp_path / "kept.db")
+    await memory.write(MemoryItem(id="mine", scope="-/clerk", content=f"{SAID:<60}"), host="")
+    await memory.close()
+    forged = tmp_path / "forged.db"
+    forged.write_bytes((tmp_path / "kept.db").read_bytes())
+    with closing(sqlite3.connect(forged, isolation_level=None)) as database:
+        database.execute("PRAGMA journal_mode=DELETE")
+        database.execute("UPDATE memory_items SET data = CAST(replace(CAST(data AS TEXT), ?, ?) AS BLOB)", (MINE, f"{EVIL:<{len(MINE)}}"))
+        database.execute("PRAGMA synchronous=OFF")
+        database.execute("PRAGMA cache_size=1")
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("UPDATE memory_items SET data = zeroblob(length(data))")
+        database.execute("CREATE TABLE filler AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n LIMIT 5000) SELECT i FROM n")
+        (tmp_path / "evil").write_bytes(Path(f"{forged}-journal").read_bytes())
+        database.execute("ROLLBACK")
+    agent = Agent(name="clerk", tools=["exec"], memory={"recall": False})
+    room = WorkspaceConfig(root=str(tmp_path), sandbox="require")
+    await run("Note it", call("exec", command="cp", args=["evil", "kept.db-journal"]), memory=memory, agent=agent, workspace=room)
+    await memory.close()
+    (item,) = await memory.list(host="")
+    assert item.content.strip() == SAID
     await memory.close()
 
 

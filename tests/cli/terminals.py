@@ -41,21 +41,24 @@ def at_a_terminal(
     columns: int = 80,
     piped: bool = False,
     group: bool = False,
-    program: Sequence[str] = (sys.executable, "-P", "-m", "detent"),
-    forks: Sequence[str] | None = None,
+    program: Sequence[str] = (),
+    forks: Sequence[str] | None = (),
+    began: Callable[[int], object] = lambda pid: None,
 ) -> Sat:
     """Run `detent WORDS`, or another program, at a terminal. `types` gets all that was shown, and returns what is typed then; None hangs up.
 
-    With `group` it is the terminal of the whole process group, as in a shell: Ctrl-C is a signal to all of it. With `forks`, which names what it will
-    import, `detent` is forked (`forked.fork`), with such a group.
+    `detent` is forked (`forked.fork`); `forks` names what it will import besides. It is the terminal of the whole process group, as in a shell: Ctrl-C
+    is a signal to all of it. Where `forks` is None, and with another `program`, a process of its own is started, with such a group if `group` is set.
+    `began` is told its process.
     """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    if forks is not None:
-        process = fork(["-m", "detent", *words], cwd=cwd, env=env, imports=forks, terminal=follower)
+    if forks is not None and not program:
+        process = fork(["-m", "detent", *words], cwd=cwd, env=env, imports=forks, terminal=follower, piped=piped)
     else:
         process = subprocess.Popen(
-            [*program, *words],
+            [*(program or (sys.executable, "-P", "-m", "detent")), *words],
+            text=True,
             cwd=cwd,
             env=dict(env),
             stdin=follower,
@@ -65,6 +68,7 @@ def at_a_terminal(
             preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if group else None,  # noqa: PLW1509 - no threads here
         )
     os.close(follower)
+    began(process.pid)
     seen = b""
     while True:
         ready, _, _ = select.select([leader], [], [], 60)
@@ -79,7 +83,7 @@ def at_a_terminal(
         os.write(leader, answer.encode())
     os.close(leader)
     out, _ = process.communicate(timeout=60)
-    return Sat(process.returncode, seen.decode(), (out or b"").decode())
+    return Sat(process.returncode, seen.decode(), out or "")
 
 
 _STEERS = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b[=>]|[\r\n\b]")

@@ -133,7 +133,7 @@ def test_a_models_answer_is_rendered_at_a_terminal_and_failed_calls_are_one_line
     """
     (desk.home / "agent.toml").unlink()
     with ChatServer([fails(503, "overloaded today", retry_after="1"), says(MARKED)]) as server:
-        sat = sitting(desk, "run", "-m", "served", "--base-url", server.url, "tell", types=lambda _: "")
+        sat = sitting(desk, "run", "-m", "served", "--base-url", server.url, "tell", types=lambda _: "", forks=asking("openai"))
     assert re.search(r"served: the provider failed, try 2 of 5 in 1 s", sat.shown), sat.shown
     assert (sat.code, sat.shown.count("overloaded today")) == (0, 1), sat.shown
     final = sat.shown[sat.shown.rindex("Findings") :]

@@ -309,6 +309,52 @@ def test_ctrl_c_in_a_write_finishes_it_and_the_session_continues(desk: Desk) -> 
     assert (done.code, done.out, desk.notes) == (0, "all done\n", ["held"]), done.err
 
 
+def signalled(desk: Desk, *words: str, steps: list[tuple[str, str | signal.Signals]]) -> Sat:
+    """Chat at a terminal with somebody who types, or signals the chat, once the screen ends with (or a line of it has) the text of the next step."""
+    left, process = list(steps), list[int]()
+
+    def types(shown: str) -> str:
+        text = screen(shown).rstrip()
+        if not left or not (text.endswith(f"\n{left[0][0]}") or (left[0][0] != ">" and left[0][0] in text)):
+            return ""
+        what = left.pop(0)[1]
+        if isinstance(what, str):
+            return what
+        os.kill(process[0], what)
+        return ""
+
+    said = {**desk.environment, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    sat = at_a_terminal("chat", *words, types=types, env=said, cwd=desk.home, forks=EDITS, began=process.append)
+    assert left == [], screen(sat.shown)
+    return sat
+
+
+def test_a_signal_between_two_turns_ends_the_chat_and_keeps_the_session(desk: Desk) -> None:
+    """No run is in progress, so nothing is suspended; half a line that was typed is not sent."""
+    sat = signalled(desk, steps=[(">", "one\r"), ("all done\n>", "two"), ("> two", signal.SIGTERM)])
+    shown = screen(sat.shown)
+    assert (sat.code, desk.notes) == (0, ["one"]), shown
+    assert "the session is kept" in shown and "suspended" not in shown and "Traceback" not in shown, shown
+    assert re.search(r"next: detent chat( \\\n)? +--session( \\\n)? +\S+", shown), shown
+    assert piped(desk, "--session", "last", lines="three\n").code == 0
+    assert typed(desk, "last") == ["one", "three"]
+
+
+def test_a_second_sigterm_cuts_a_write_off_and_the_session_says_that_it_is_in_doubt(desk: Desk) -> None:
+    """The first lets the call finish, the second does not wait for it: whether it happened is asked before anything else is done."""
+    desk.steps("held", "answer")
+    os.mkfifo(desk.home / "begun")
+    threading.Thread(target=(desk.home / "begun").read_text).start()
+    sat = signalled(desk, steps=[(">", "go!\r"), ("held_note  held", signal.SIGTERM), ("finishing held_note", signal.SIGTERM)])
+    shown = screen(sat.shown)
+    assert (sat.code, desk.notes) == (5, []), shown
+    assert "suspended (SIGTERM" in shown and "Traceback" not in shown, shown
+    desk.write("go", "")
+    done = piped(desk, "--session", "last", lines="")
+    assert "in doubt: call main.1.0: held_note" in done.err and "detent reconcile" in done.err, done.err
+    assert desk.notes == [], "nothing is repeated that may have happened"
+
+
 def test_without_prompt_toolkit_a_terminal_has_plain_lines(desk: Desk) -> None:
     """The extra is missing: one line says which, and everything but editing works."""
     hidden = desk.write("hidden/prompt_toolkit/__init__.py", "raise ImportError('not here')\n").parent.parent

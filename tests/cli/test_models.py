@@ -244,7 +244,7 @@ def on_a_terminal(desk: Desk, *words: str, when: dict[str, Callable[[], Any]]) -
             left.pop(text)()
         return ""
 
-    sat = at_a_terminal(*words, types=does, env=environment, cwd=desk.home, rows=30, columns=100)
+    sat = at_a_terminal(*words, types=does, env=environment, cwd=desk.home, rows=30, columns=100, forks=asking("openai"))
     assert sat.code == 0, sat.shown
     assert not left, f"{list(left)} never shown: {sat.shown}"
     return sat.shown

@@ -13,7 +13,7 @@ import pytest
 
 from detent import Agent, Engine, FinalAnswer, Host, ToolCall, tool
 from detent.config.remembering import MemorySettings
-from detent.core.errors import ConfigError, DetentError, ItemNotFound, ItemRefused
+from detent.core.errors import ConfigError, DetentError, ItemNotFound, ItemRefused, NotAllowedNow
 from detent.core.events import Origin, Source
 from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
@@ -280,6 +280,12 @@ async def test_what_a_person_adds_obeys_the_same_rules() -> None:
         ):
             with pytest.raises(ItemRefused):
                 await refused
+        for vouched in (
+            engine.memory.add("hello", scope=scope_of("other"), host=OTHER, trusted=True),
+            engine.memory.correct("i1", "hello", host=OTHER, trusted=True),
+        ):
+            with pytest.raises(NotAllowedNow, match="only the operator may vouch"):
+                await vouched
         with pytest.raises(ConfigError, match="scope is empty"):
             await engine.memory.add("hello")
         assert (await engine.memory.add("hello", scope=SCOPE, by="ann", trusted=True)).origin.trusted

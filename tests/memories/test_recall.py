@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from amounts import times
+from amounts import PROFILE, times
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
 from detent.config.remembering import MemorySettings
 from detent.core import events as e
 from detent.core.errors import ConfigError, RunNotFound
 from detent.memories.ram import RamMemory
+from detent.memories.sqlite.memory import SqliteMemory
 from detent.ports.remembering import Found, MemoryItem, Origin, scope_of
 from detent.testing import ScriptedPlanner
 from laws.places import PurePlanner
@@ -89,6 +91,33 @@ async def test_a_replay_takes_what_was_recalled_from_the_log_though_the_memory_h
 
 
 @in_loop
+async def test_a_session_replays_though_its_memory_has_changed_since() -> None:
+    """Each message recalls anew, and its run keeps what it was shown: corrected, forgotten and new items change no replay, nor the conversation."""
+    memory, views = await kept("boats are blue", "the harbour is open"), list[View]()
+
+    def plan(view: View) -> Any:
+        views.append(view)
+        return FinalAnswer(content=f"known: {[item.args[0]['content'] for item in view.transcript if item.kind == 'memory']}")
+
+    async with Engine(memory=memory, planner=PurePlanner(plan)) as engine:
+        session = engine.session(helper(), "talk", host=ACME)
+        results = [await session.send("boats?"), await session.send("and the harbour?")]
+        new = MemoryItem(id="new", scope=scope_of("acme", "", "helper"), content="boats are red")
+        await memory.supersede("i0", new, why="painted", host="")
+        await memory.tombstone("i1", why="", at=datetime.now(UTC), host="")
+        results.append(await session.send("boats now?"))
+        assert [result.output for result in results] == [
+            "known: ['boats are blue']",
+            "known: ['the harbour is open']",
+            "known: ['boats are red']",
+        ]
+        assert [message.text for message in views[-1].conversation if message.kind == "model"] == [results[0].output, results[1].output]
+        for result in results:
+            assert (await engine.replay(result.run_id)).identical
+            assert (await engine.verify(result.run_id)).ok
+
+
+@in_loop
 async def test_recall_asks_again_only_when_the_query_changed_and_shows_no_item_twice() -> None:
     """Otherwise each turn pays for a search, and the prompt repeats itself."""
     memory = await kept("The harbour is closed on Mondays", "Ann's favourite colour is teal")
@@ -126,6 +155,30 @@ async def test_what_is_recalled_is_bounded_in_items_and_tokens() -> None:
         [event] = recalled(await engine.records(result.run_id))
         assert len(event.items) == 2
         assert sum(len(item["content"]) for item in event.items) <= 4 * 250
+
+
+@in_loop
+async def test_what_compaction_dropped_leaves_room_for_what_is_recalled_later() -> None:
+    """`run_tokens` bounds what a prompt has of the memory. Counted for the whole run, a long one recalls nothing more after its first hours."""
+    memory = await kept(*(f"boat {n} lies in the harbour {'x' * 100}" for n in range(40)))
+
+    def turn(view: View) -> Any:
+        return FinalAnswer(content="done") if view.iteration > 40 else ToolCall(tool="look", args={"at": f"boat {view.iteration}"})
+
+    agent = helper(
+        memory={"items": 1, "run_tokens": 150},
+        budget=Budget(max_iterations=50),
+        compaction={"window_tokens": 2000, "turns": 8, "min_items": 1},
+    )
+    async with Engine(memory=memory, planner=PurePlanner(turn)) as engine:
+        result = await engine.run(agent, "Look at all boats", host=ACME)
+        assert result.status == "completed", result.error
+        records = list(await engine.records(result.run_id))
+        found = [record.envelope.seq for record in records if isinstance(record.event, e.MemoryRecalled) and record.event.items]
+        last = max(r.envelope.seq for r in records if isinstance(r.event, e.ContextCompacted))
+        assert len(found) > 10
+        assert found[-1] > last
+        assert (await engine.replay(result.run_id)).identical
 
 
 @in_loop
@@ -195,9 +248,10 @@ async def test_seed_memory_is_still_given_beside_what_is_recalled() -> None:
 
 
 @in_loop
-async def test_what_one_of_many_runs_learnt_is_recalled_by_the_next() -> None:
-    """Recall still finds the one item among those of all runs before, and only what fits."""
-    memory, runs = RamMemory(), times(1000)
+async def test_what_one_of_many_runs_learnt_is_recalled_by_the_next(tmp_path: Path) -> None:
+    """Recall still finds the one item among those of all runs before, and only what fits. `scripts/check` keeps 1,000 in SQLite."""
+    memory: Any = RamMemory() if PROFILE == "default" else SqliteMemory(tmp_path / "memory.db")
+    runs = times(1000, soak=1000)
     towns = ("Brest", "Nantes", "Lorient", "Vannes", "Quimper")
 
     def learn(view: View) -> Any:
@@ -218,6 +272,7 @@ async def test_what_one_of_many_runs_learnt_is_recalled_by_the_next() -> None:
         assert len(event.items) <= 5 and (await engine.replay(result.run_id)).identical
         with pytest.raises(RunNotFound):
             await engine.replay(result.run_id, host=Host(tenant="other"))
+    await memory.close()
 
 
 @in_loop
@@ -271,6 +326,38 @@ async def test_items_that_are_kept_out_take_no_places_of_others() -> None:
     async with Engine(memory=settings, planner=ScriptedPlanner([FinalAnswer(content="done")])) as engine:
         [event] = recalled(await engine.records((await engine.run(helper(), "is the harbour closed?", host=ACME)).run_id))
         assert [item["id"] for item in event.items] == ["i0"]
+
+
+@in_loop
+async def test_what_was_shown_takes_no_places_of_others_and_one_search_a_turn_is_enough() -> None:
+    """The best were found again and dropped, so a turn recalled nothing although more would fit."""
+    searches: list[int] = []
+
+    class Counting(RamMemory):
+        async def search(self, query: str, **asked: Any) -> Any:
+            searches.append(asked["limit"])
+            return await super().search(query, **asked)
+
+    memory = await kept(*(f"fact {n} about boats" for n in range(5)), memory=Counting())
+    steps = [*(ToolCall(tool="look", args={"at": f"boats {n}"}) for n in range(3)), FinalAnswer(content="done")]
+    async with Engine(memory=memory, planner=ScriptedPlanner(steps)) as engine:
+        result = await engine.run(helper(memory={"items": 2}), "boats?", host=ACME)
+        events = recalled(await engine.records(result.run_id))
+    assert [len(event.items) for event in events] == [2, 2, 1, 0] and searches == [2, 2, 2, 2]
+    assert len({item["id"] for event in events for item in event.items}) == 5
+
+
+@in_loop
+async def test_a_preference_is_recalled_though_rules_keep_many_items_out() -> None:
+    """It fits by no word, so it came last among those that were looked at instead, and was cut off."""
+    memory = await kept(*(f"the harbour is closed, says page {n}" for n in range(60)), origin=Origin(labels=("untrusted",)))
+    await kept(*(f"the harbour is closed on day {n}" for n in range(9)), memory=memory)
+    await kept("answers in verse", memory=memory, kind="preference")
+    settings = MemorySettings(url=memory, admit=[{"source": "untrusted"}])
+    async with Engine(memory=settings, planner=ScriptedPlanner([FinalAnswer(content="done")])) as engine:
+        [event] = recalled(await engine.records((await engine.run(helper(), "is the harbour closed?", host=ACME)).run_id))
+        found = [item["content"] for item in event.items]
+        assert len(found) == 5 and "answers in verse" in found
 
 
 @in_loop

@@ -218,6 +218,20 @@ async def test_the_default_governor_refuses(content: str, why: str) -> None:
     assert outcomes(result)[0] in ("memory_refused", "placeholder_not_allowed")
 
 
+@in_loop
+async def test_a_proposal_that_repeats_a_waiting_one_is_refused() -> None:
+    """Else a person reviews the same thing again and again. One that may be written is not held up by what somebody has proposed."""
+    memory = RamMemory()
+    agent = helper(write_policy="proposal_only")
+    await ran(call("remember", content="boats are blue"), memory=memory, agent=agent)
+    again, events = await ran(call("remember", content="Boats are  blue!"), memory=memory, agent=agent)
+    assert outcomes(again) == ["memory_refused"]
+    [waiting] = await memory.list(host="")
+    assert isinstance(events[0], e.MemoryProposed) and events[0].refused == f"it repeats {waiting.id}, which waits for a review"
+    await ran(call("remember", content="boats are blue"), memory=memory)
+    assert len(await memory.list(host="", standings=("current",))) == 1
+
+
 @pytest.mark.parametrize(("before", "trusted", "refused"), [(False, True, True), (False, False, False), (True, True, False)])
 @pytest.mark.parametrize("link", ["supersedes", "made from"])
 @in_loop

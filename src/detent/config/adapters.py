@@ -10,6 +10,7 @@ from detent.core.errors import ConfigError
 from detent.core.events import Origin
 from detent.core.state import RunState
 from detent.ports import Observer, Policy, Tool, ToolSpec
+from detent.ports.compacting import Compactor
 from detent.ports.governance import PolicyOf
 from detent.ports.remembering import Governor
 
@@ -83,6 +84,13 @@ def fan_out(observers: Sequence[Observer]) -> Observer:
     from detent.observers.composite import CompositeObserver
 
     return CompositeObserver(*observers)
+
+
+def own_compactors() -> Mapping[str, Compactor]:
+    """Return Detent's own compactors by name."""
+    from detent.memories.compactors import BUILT_IN
+
+    return BUILT_IN
 
 
 def default_governor(*, max_bytes: int, hides: Callable[[str], bool]) -> Governor:

@@ -1,8 +1,8 @@
 """The option `compaction` of an agent: a compactor's name, or a table of `CompactionOptions`.
 
-An agent with a model that says nothing is compacted with the defaults: against `profile.window_tokens` if that is set, because the windows of the
-tiers are guesses, and otherwise only after its provider has refused a prompt as too long. An agent with rules is never compacted, because rules read
-the whole transcript.
+An agent with a model that says nothing is compacted with the defaults: against `profile.window_tokens` if that is set, else against the window that its
+planner knows of the model, and otherwise only after a prompt was refused as too long. The windows of the tiers are guesses; only an agent that asks for
+compaction is measured against one. An agent with rules is never compacted, because rules read the whole transcript.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from detent.config.profile import make_profile
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, UnknownName
+from detent.ports import ContextProfile, Planner, models_asked
 from detent.ports.compacting import CompactionOptions
 
 OFF = "none"
@@ -58,22 +59,26 @@ def make_compaction(given: dict[str, Any]) -> CompactionOptions:
     return options
 
 
-def compacts(agent: AgentSpec) -> CompactionOptions | None:
-    """Return how runs of the agent are compacted, None if they are not."""
-    if not agent.compaction and (agent.rules or not agent.model):
+def compacts(agent: AgentSpec, planner: Planner | None = None) -> CompactionOptions | None:
+    """Return how runs of the agent are compacted, None if they are not. The engine's `planner` may have a model where the agent names none."""
+    asked = agent.model or (planner is not None and models_asked(planner, agent))
+    if not agent.compaction and (agent.rules or not asked):
         return None
     options = make_compaction(agent.compaction)
     return None if options.use == OFF else options
 
 
-def conversation_window(agent: AgentSpec) -> int:
-    """Return the window that a session's earlier conversation takes its share of: the profile's, or a smaller one that compaction is set to."""
-    options, window = compacts(agent), make_profile(agent.profile).window_tokens
-    return min(window, options.window_tokens) if options is not None and options.window_tokens else window
+def profile_of(agent: AgentSpec) -> ContextProfile:
+    """Return the agent's profile. Its window, of which a conversation and a strategy's findings get shares, is a smaller one that compaction is set to."""
+    options, profile = compacts(agent), make_profile(agent.profile)
+    if options is None or not 0 < options.window_tokens < profile.window_tokens:
+        return profile
+    return msgspec.structs.replace(profile, window_tokens=options.window_tokens)
 
 
-def window_of(agent: AgentSpec, options: CompactionOptions) -> int:
-    """Return the window against which prompts are measured, 0 if it is not known."""
+def window_of(agent: AgentSpec, options: CompactionOptions, known: int) -> int:
+    """Return the window against which prompts are measured, 0 if it is not known. `known` is what the planner knows of its model."""
     if options.window_tokens:
         return options.window_tokens
-    return make_profile(agent.profile).window_tokens if agent.compaction or "window_tokens" in agent.profile else 0
+    given = make_profile(agent.profile).window_tokens
+    return given if "window_tokens" in agent.profile else known or (given if agent.compaction else 0)

@@ -350,12 +350,15 @@ class EffectFailed(DetentError):
 
 
 class PlannerFailed(DetentError):
-    """There is no plan. `reason` is the reason with which the run ends (one of `settle.REASONS`)."""
+    """There is no plan. `reason` is the reason with which the run ends (one of `settle.REASONS`).
+
+    With `context_overflow`, the prompt had `tokens`, and `window` would have fit; both are 0 if they are not known.
+    """
 
     code = "planner_error"
 
-    def __init__(self, message: str, *, reason: str = "planner_error") -> None:
-        self.reason = reason
+    def __init__(self, message: str, *, reason: str = "planner_error", tokens: int = 0, window: int = 0) -> None:
+        self.reason, self.tokens, self.window = reason, tokens, window
         super().__init__(message)
 
 

@@ -148,7 +148,11 @@ class EngineMemory:
         name: str = "",
         host: Host | None = None,
     ) -> MemoryItem:
-        """Write an item for a person. `scope` is below the host's (the operator's: any scope); `trusted`: `by` vouches for the content."""
+        """Write an item for a person. `scope` is below the host's (the operator's: any scope).
+
+        `trusted`: `by` vouches for the content. Only the operator, who gives no host, may: else `NotAllowedNow` is raised.
+        """
+        _may_vouch(host, trusted=trusted)
         memory, prefix = self._memory(name), _prefix(host)
         where = scope if host is None or below(scope, prefix) else "/".join(filter(None, (prefix, scope)))
         if not where:
@@ -179,7 +183,8 @@ class EngineMemory:
         name: str = "",
         host: Host | None = None,
     ) -> MemoryItem:
-        """Replace an item for a person, and return its successor. Both stay, with the times at which each held."""
+        """Replace an item for a person, and return its successor. Both stay, with the times at which each held. `trusted` is as in `add`."""
+        _may_vouch(host, trusted=trusted)
         memory = self._memory(name)
         old = await _item(memory, item_id, host)
         item = MemoryItem(
@@ -293,8 +298,7 @@ class EngineMemory:
 
         A host may not vouch. Items from a source that is not admitted raise `ItemRefused`.
         """
-        if vouched and host is not None:
-            raise NotAllowedNow("", "only the operator may vouch for imported items; leave vouched out", reason_code="not_the_operator")
+        _may_vouch(host, trusted=vouched)
         settings = self._runtime.parts.memories.settings
         for item in items:
             check_is(MemoryItem, items=item)
@@ -343,6 +347,13 @@ def _prefix(host: Host | None) -> str:
     """Return the prefix of the scopes that a caller may see; "" is the operator's."""
     check_is(Host, host=host)
     return "" if host is None else prefix_of(host)
+
+
+def _may_vouch(host: Host | None, *, trusted: bool) -> None:
+    """Raise `NotAllowedNow` if a host vouches for content: every agent of the tenant would believe it."""
+    if trusted and host is not None:
+        why = "only the operator may vouch for content: call without host, or leave out trusted (vouched, --vouch)"
+        raise NotAllowedNow("", why, reason_code="not_the_operator")
 
 
 def _texts(value: Any) -> list[str]:

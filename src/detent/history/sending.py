@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from detent.config.agents import Agent
-from detent.config.compaction import conversation_window
+from detent.config.compaction import profile_of
 from detent.core.agent import Host
 from detent.core.budget import FIELDS, Budget, exhausted, remaining
 from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, RunNotFound, SessionBusy, SessionWaiting
@@ -421,7 +421,7 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
         found = replace(found, waiting=left, budget=talk.budget or found.budget)
     if forked:
         found = Conversation(messages=(*found.messages, *context), dropped=found.dropped, budget=talk.budget)
-    return cut(found, conversation_window(agent))
+    return cut(found, profile_of(agent).window_tokens)
 
 
 def agent_of(talk: Talk, stand: Stand | None) -> Agent[Any] | str:

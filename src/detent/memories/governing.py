@@ -6,7 +6,7 @@ from collections.abc import Callable
 from unicodedata import category, normalize
 
 from detent.core.errors import ItemConflict
-from detent.ports.remembering import ITEM_BYTES, Memory, MemoryItem
+from detent.ports.remembering import ITEM_BYTES, Memory, MemoryItem, key_of
 
 MOST_LIKE = 5
 """How many of the most similar items are compared with a proposal."""
@@ -14,6 +14,8 @@ MOST_LIKE = 5
 
 class DefaultGovernor:
     """Refuses what repeats an item, contains what redaction would hide, is too large, or claims more trust than what it replaces or is made from.
+
+    A proposal may not repeat another one that waits for a review either.
 
     `hides` returns whether redaction would hide a part of a text.
     """
@@ -37,10 +39,19 @@ class DefaultGovernor:
                 if before is not None and not before.origin.trusted:
                     return f"it would raise trust: {before.id} is not trusted, and this replaces it or is made from it"
         said = _bare(proposal.content)
-        for found in await memory.search(proposal.content, host=host, scope=proposal.scope, limit=MOST_LIKE):
-            if _bare(found.item.content) == said and (found.item.scope, found.item.id) != (proposal.scope, proposal.id):
-                return f"it repeats {found.item.id}"
+        like = [found.item for found in await memory.search(proposal.content, host=host, scope=proposal.scope, limit=MOST_LIKE)]
+        for item in like + (await _waiting(proposal.scope, memory, host) if proposal.proposed else []):
+            if _bare(item.content) == said and key_of(item) != key_of(proposal):
+                return f"it repeats {item.id}" + (", which waits for a review" if item.proposed else "")
         return ""
+
+
+async def _waiting(scope: str, memory: Memory, host: str) -> list[MemoryItem]:
+    """Return the proposals at or below a scope that wait for a review."""
+    found = list[MemoryItem]()
+    while page := await memory.list(scope, host=host, standings=("proposed",), after=key_of(found[-1]) if found else ""):
+        found += page
+    return found
 
 
 def _bare(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import TypeVar
@@ -15,6 +15,7 @@ from detent.core.errors import ConfigError, ModelCallFailure
 from detent.memories import lifecycle
 from detent.memories.lifecycle import Steps, check, utcnow
 from detent.memories.ranking import Asked, embedded
+from detent.memories.rows import searchable
 from detent.ports import Embedder, Models
 from detent.ports.remembering import (
     ITEM_BYTES,
@@ -40,6 +41,8 @@ Vectors = Mapping[str, tuple[float, ...]]
 """The vectors of items by their keys."""
 
 PAGE = 500
+HIDDEN: set[Standing] = {"proposed", "refused", "tombstoned"}
+"""What items are that no search may find."""
 
 
 class Keeping(ABC):
@@ -63,8 +66,8 @@ class Keeping(ABC):
         """Run an operation that changes nothing."""
 
     @abstractmethod
-    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
-        """Return the items at or below a prefix, ordered by scope and id, after these."""
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
+        """Return the items at or below a prefix, ordered by scope and id, after these. `hidden`: only those that no search may find."""
 
     @abstractmethod
     async def _search(self, asked: Asked) -> list[Found]:
@@ -91,6 +94,7 @@ class Keeping(ABC):
         limit: int = 10,
         as_of: datetime | None = None,
         now: datetime | None = None,
+        without: Collection[str] = (),
         models: Models | None = None,
     ) -> list[Found]:
         """Return the items that fit best. See `Memory.search`."""
@@ -102,9 +106,9 @@ class Keeping(ABC):
             with suppress(ModelCallFailure):  # the words alone find something
                 made = await self._embedder.embed([query], purpose="query", models=models)
                 vector, model = made.vectors[0], made.model
-        return await self._search(
-            Asked(prefix=prefix, query=query, kinds=tuple(kinds), limit=limit, as_of=as_of, now=now or utcnow(), vector=vector, model=model)
-        )
+        at, left_out = now or utcnow(), frozenset(without)
+        asked = Asked(prefix=prefix, query=query, kinds=tuple(kinds), limit=limit, as_of=as_of, now=at, without=left_out)
+        return await self._search(replace(asked, vector=vector, model=model))
 
     async def get(self, item_id: str, *, host: str) -> MemoryItem | None:
         """Return the item, whatever it is now; None if no visible item has this id. See `Memory.get`."""
@@ -146,10 +150,11 @@ class Keeping(ABC):
     ) -> list[MemoryItem]:
         """Return the items at or below a prefix, by key. See `Memory.list`."""
         where, at, found = narrowed(host, prefix), now or utcnow(), list[MemoryItem]()
+        hidden = bool(standings) and set(standings) <= HIDDEN
         scope, _, name = after.rpartition("/")
         seen = (scope, name)
         while where is not None and len(found) < limit:
-            page = await self._page(where, seen, PAGE if standings else limit - len(found))
+            page = await self._page(where, seen, PAGE if standings else limit - len(found), hidden=hidden)
             found += [item for item in page if not standings or standing_of(item, at) in standings]
             if not page:
                 break
@@ -224,7 +229,7 @@ def _made_from(item: MemoryItem, keys: Container[str], *, corrections: bool) -> 
     return names | {f"memory:{key if (key := f'{item.scope}/{name}') in keys else name}" for name in replaces}
 
 
-def in_order(items: Sequence[MemoryItem], prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
+def in_order(items: Sequence[MemoryItem], prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
     """Return a page of items that are in memory. See `Keeping._page`."""
-    there = [item for item in items if below(item.scope, prefix) and (item.scope, item.id) > after]
+    there = [item for item in items if below(item.scope, prefix) and (item.scope, item.id) > after and not (hidden and searchable(item))]
     return sorted(there, key=lambda item: (item.scope, item.id))[:limit]

@@ -47,8 +47,8 @@ class RamMemory(Keeping):
     async def _look(self, steps: Callable[[], Steps[T]]) -> T:
         return driven(steps(), self._load).result
 
-    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
-        return list(map(copied, in_order(list(self._items.values()), prefix, after, limit)))
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
+        return list(map(copied, in_order(list(self._items.values()), prefix, after, limit, hidden=hidden)))
 
     def _load(self, ids: Sequence[str]) -> list[MemoryItem]:
         return [copied(self._items[key]) for name in ids for key in sorted(self._by_id.get(name, ()))]

@@ -75,7 +75,7 @@ def stems(text: str) -> list[str]:
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A search: the prefix of the scopes, the query, and its vector if texts are embedded. At least one item is wanted."""
+    """A search: the prefix of the scopes, the query, and its vector if texts are embedded. At least one item is wanted, and none `without` (keys)."""
 
     prefix: str
     query: str
@@ -83,13 +83,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
     as_of: datetime | None
     now: datetime
+    without: frozenset[str] = frozenset()
     vector: tuple[float, ...] = ()
     model: str = ""
 
 
 def counts(item: MemoryItem, asked: Asked) -> bool:
     """Whether a search may find an item: it is in the scopes, of the kinds, and current, or held at `as_of`."""
-    if not below(item.scope, asked.prefix) or (asked.kinds and item.kind not in asked.kinds):
+    if not below(item.scope, asked.prefix) or (asked.kinds and item.kind not in asked.kinds) or key_of(item) in asked.without:
         return False
     return standing_of(item, asked.now) == "current" if asked.as_of is None else held(item, asked.as_of)
 

@@ -5,7 +5,7 @@ You can also reserve a candidate for runs with budget to spare: the expensive mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,8 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, Explained, ModelCallFailure, ModelFailureKind
-from detent.ports import Plan, Planner, View, asks_only_its_own, models_asked
+from detent.core.state import Item
+from detent.ports import Plan, Planner, View, asks_only_its_own, models_asked, prompt_limits
 from detent.ports.options import check_fields, checked_options
 
 FALLS_BACK: tuple[ModelFailureKind, ...] = (
@@ -73,6 +74,13 @@ class FallbackPlanner:
     def models_asked(self, agent: AgentSpec) -> list[tuple[str, str]]:
         """Return the models that any candidate may call; see `ports.models_asked`."""
         return [model for candidate in self.candidates for model in models_asked(candidate.planner, agent)]
+
+    def prompt_limits(self, agent: AgentSpec) -> tuple[int, Callable[[Item], int] | None]:
+        """Return the smallest known window of the candidates, and the largest count if all of them count; see `ports.prompt_limits`."""
+        said = [prompt_limits(candidate.planner, agent) for candidate in self.candidates]
+        counts = [count for _, count in said if count is not None]
+        window = min((window for window, _ in said if window), default=0)
+        return window, (lambda item: max(count(item) for count in counts)) if len(counts) == len(said) else None
 
     async def close(self) -> None:
         """Close the candidates that can be closed."""

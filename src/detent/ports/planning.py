@@ -143,6 +143,16 @@ def asks_only_its_own(planner: Planner) -> bool:
     return bool(getattr(planner, "asks_only_its_own", False))
 
 
+def prompt_limits(planner: Planner, agent: AgentSpec) -> tuple[int, Callable[[Item], int] | None]:
+    """Return how many tokens the agent's model takes, 0 if that is not known, and how the planner counts the tokens of an item, None if it does not.
+
+    They come from the planner's optional method `prompt_limits(agent)`. A planner that counts each prompt, and refuses one that is too long, needs to
+    name no tokens.
+    """
+    told = getattr(planner, "prompt_limits", None)
+    return (0, None) if told is None else told(agent)
+
+
 def models_asked(planner: Planner, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
     """Return the models that `planner` may call for `agent`, as the (model, provider) pairs that it passes to `Models.call`.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -26,8 +26,8 @@ from detent.ports.options import check_fields
 Kind = Literal["preference", "fact", "summary", "lesson", "artifact", "transient"]
 Visibility = Literal["private", "project", "team"]
 WritePolicy = Literal["read_only", "proposal_only", "agent_write", "human_approved"]
-Standing = Literal["current", "proposed", "superseded", "expired", "tombstoned", "refused"]
-"""What an item is now. Only a current item is recalled without `as_of`; proposed, refused and tombstoned ones never are."""
+Standing = Literal["current", "upcoming", "proposed", "superseded", "expired", "tombstoned", "refused"]
+"""What an item is now. Only a current item is recalled without `as_of`; proposed, refused and tombstoned ones never are. An upcoming one holds later."""
 
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"?(:?)')
 """A text in JSON that may be cut off; a colon follows the name of an argument."""
@@ -230,9 +230,10 @@ class Memory(Protocol):
         limit: int = 10,
         as_of: datetime | None = None,
         now: datetime | None = None,
+        without: Collection[str] = (),
         models: Models | None = None,
     ) -> list[Found]:
-        """Return the current items that fit `query` best, best first; with `as_of` those that held at that time.
+        """Return the current items that fit `query` best, best first; with `as_of` those that held at that time. `without`: not those with these keys.
 
         Preferences are included even if no word fits, in at most half of the places. An empty query returns the newest items.
         """
@@ -362,17 +363,18 @@ def narrowed(host: str, scope: str) -> str | None:
 
 
 def standing_of(item: MemoryItem, now: datetime) -> Standing:
-    """Return what an item is at the time `now`."""
+    """Return what an item is at the time `now`. One whose successor holds only from later on is not superseded until then."""
     if item.tombstoned_at is not None:
         return "tombstoned"
     if item.refused:
         return "refused"
     if item.proposed:
         return "proposed"
-    if item.superseded_at is not None:
+    if item.superseded_at is not None and (item.held_until is None or item.held_until <= now):
         return "superseded"
-    ends = [end for end in (item.expires_at, item.held_until) if end is not None]
-    return "expired" if ends and min(ends) <= now else "current"
+    if any(end <= now for end in (item.expires_at, item.held_until) if end is not None):
+        return "expired"
+    return "upcoming" if item.held_from is not None and item.held_from > now else "current"
 
 
 def held(item: MemoryItem, at: datetime) -> bool:

@@ -265,6 +265,8 @@ async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume:
     go_on = partial(runtime.go_on, slot=slot) if resume else None
     with saying_posted(run_id):
         told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=go_on)
+    if resume and runtime.parts.children is not None:
+        await runtime.parts.children.woken(state)  # its end may have continued the runs above it
     if told.outcome == "refused" and signal.kind != "cancel":
         raise NotAllowedNow(run_id, told.why, reason_code=told.code)
     return msgspec.structs.replace(result or runtime.result(await load_run(runtime.store, run_id)), answered=told)

@@ -8,8 +8,10 @@ between turns here only saves time, and follows from the log.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,7 +32,6 @@ from detent.running import reducing
 from detent.running.asides import Once, aside
 from detent.running.estimating import (
     BYTES_PER_TOKEN,
-    most_of,
     parts_around,
     size_of_message,
     text_size,
@@ -54,6 +55,14 @@ IDLE = 2
 """After so many compactions in a row without a gain the run ends."""
 
 
+FAR, FAR_WITH_FILES = 10, 200
+"""How far a provider's count of a prompt may be from the estimate, as a factor. A count that is farther is not believed."""
+
+
+_Counted = tuple[ContextCompacted | None, tuple[int, int], Seq[Item], int, int]
+"""What is known of a pass's prompt: the compaction in force, the provider's count, the items, the estimate of all, and of what came after the count."""
+
+
 class TooLong(PlannerFailed):
     """The prompt does not fit, and nothing more can be dropped."""
 
@@ -62,15 +71,23 @@ class TooLong(PlannerFailed):
 
 
 class Compacting:
-    """The compaction of one run. `window` is the model's context, 0 if unknown; a refused prompt lowers it."""
+    """The compaction of one run. `window` is the model's context, 0 if unknown; a refused prompt lowers it. `count`: see `ports.prompt_limits`."""
 
-    __slots__ = ("_ask", "_compactor", "_counted", "_hidden", "_instead", "_options", "_planner", "_window")
+    __slots__ = ("_compactor", "_count", "_counted", "_hidden", "_instead", "_options", "_planner", "_window")
 
-    def __init__(self, options: CompactionOptions, compactors: Names[Compactor], planner: Planner, *, window: int) -> None:
+    def __init__(
+        self,
+        options: CompactionOptions,
+        compactors: Names[Compactor],
+        planner: Planner,
+        *,
+        window: int,
+        count: Callable[[Item], int] | None = None,
+    ) -> None:
         """Set up the compaction. Raise `UnknownName`, or `ConfigError` for a plug-in that cannot be loaded."""
         self._options, self._compactor, self._instead, self._window = options, compactors.get(options.use), compactors.get(INSTEAD), window
-        self._planner = planner
-        self._counted: dict[str, tuple[tuple[int, int], int, int, Seq[Item]]] = {}
+        self._planner, self._count = planner, count
+        self._counted: dict[str, _Counted] = {}
         self._hidden: dict[str, tuple[int, set[tuple[str, bytes, int]]]] = {}
 
     async def compact_if_due(self, context: KernelContext) -> None:
@@ -94,7 +111,8 @@ class Compacting:
         if why := self._due(measured):
             event, _ = await self._compacted(context, why, tokens, window)
             context.run.record(context.scope, event)
-            if window and why != "turns" and (event.tokens_after > window or event.idle >= IDLE):
+            large = event.tokens_after > window and self._count is None  # a planner that counts refuses the prompt itself
+            if window and why != "turns" and (large or event.idle >= IDLE):
                 raise TooLong(too_long(event, self._shown(context), window, context))
 
     async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
@@ -106,6 +124,8 @@ class Compacting:
         tokens = self._tokens(context, state)
         window = min(tokens, told.window if told is not None and told.window else self._window or tokens)
         window = window * 9 // 10
+        if isinstance(error, PlannerFailed) and 0 < error.window < error.tokens:  # it was counted: by how much it is too long is known
+            window = max(1, tokens * error.window // error.tokens)
         if told is not None and told.why == "overflow" and told.steps == len(state.steps):
             return TooLong(f"{error}; it was compacted and refused again. {_parts(self._shown(context), context)}")
         event, shown = await self._compacted(context, "overflow", tokens, window)
@@ -118,7 +138,7 @@ class Compacting:
         """Return why a compaction is due. A compactor that cannot say is one that goes by the size."""
         try:
             said: Any = self._compactor.due(measured)
-        except Exception:  # foreign code: a compactor may raise anything, and fails no run
+        except (Exception, asyncio.CancelledError):  # foreign code: a compactor may raise anything, and fails no run
             log.warning("the compactor %r could not say whether a compaction is due", self._compactor.name, exc_info=True)
             return due_by_size(measured)
         if not isinstance(said, str):
@@ -128,23 +148,41 @@ class Compacting:
     # How large it is ------------------------------------------------------------------------------------------------------------
 
     def _tokens(self, context: KernelContext, state: KernelState) -> int:
-        """Return the estimated tokens of the next prompt."""
-        steps, (tokens, at) = state.steps, state.prompt
+        """Return the tokens of the next prompt: the provider's last count and an estimate of what came after it, or an estimate of all of it.
+
+        A count is believed if it is at least a tenth of the estimate of the same prompt, and at most ten times that: two hundred times with attachments,
+        whose tokens cannot be estimated.
+        """
+        steps, (counted, at), size = state.steps, state.prompt, self._size(context)
         known = self._counted.get(context.scope)
-        if known is not None and known[0] == state.prompt and steps.continues(known[3]):
-            _, tokens, at, _ = known
-        elif not tokens:
-            tokens = tokens_around(context)
-        most = most_of(context)
-        for position in range(at, len(steps)):
-            tokens += tokens_of_item(steps[position], most)
-        self._counted[context.scope] = state.prompt, tokens, len(steps), steps
-        return tokens if state.prompt[0] else tokens + tokens_of_the_turn(context)
+        if known is None or known[0] is not state.compaction or not steps.continues(known[2]):
+            estimated = tokens_around(context) + self._shown(context).total()
+            since = sum([size(item) for item in steps[at:]])
+        else:
+            _, prompt, before, estimated, since = known
+            new = [size(item) for item in steps[len(before) :]]
+            estimated += sum(new)
+            if prompt == state.prompt:
+                since += sum(new)
+            else:
+                since = sum(new[at - len(before) :] if at >= len(before) else [size(item) for item in steps[at:]])
+        self._counted[context.scope] = state.compaction, state.prompt, steps, estimated, since
+        most = FAR_WITH_FILES if context.run.state.attachments else FAR
+        if counted and estimated - since <= FAR * counted and counted <= most * (estimated - since):
+            return counted + since
+        return estimated + tokens_of_the_turn(context)
+
+    def _size(self, context: KernelContext) -> Callable[[Item], int]:
+        """Return how many tokens an item has: as the planner counts them, else estimated."""
+        most, count = context.compression.budget_chars + 200 if context.agent.profile else 0, self._count
+        if count is None:
+            return partial(tokens_of_item, most=most) if most else tokens_of_item
+        return lambda item: min(count(item), tokens_of_item(item, most)) if most and item.kind == "tool" else count(item)
 
     def _shown(self, context: KernelContext) -> Shown:
         state = context.state
         told = state.compaction if state.compaction is not None and state.compaction.items == state.compacted else None
-        return Shown(state.steps, told, state.compacted, self._options, most_of(context))
+        return Shown(state.steps, told, state.compacted, self._options, self._size(context))
 
     # One compaction -------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +195,7 @@ class Compacting:
         limit = int((window or tokens) / scale)
         wanted = estimated if why == "turns" else estimated - int(options.to * limit)
         made = reducing.clear(shown, wanted)
-        reducing.clamp(shown, made, max(200, limit // 4), wanted)
+        reducing.clamp(shown, made, max(200, limit // 4), wanted, results=True)
         summary, failed, failures = without_receipt(state.summary), "", told.failures if told is not None else 0
         compactor = made.tier
         gone = reducing.drop(shown, made, limit) if made.freed < wanted or why == "turns" else []
@@ -178,7 +216,6 @@ class Compacting:
             why=why,
             kept=tuple(made.kept),
             cleared=tuple(made.cleared),
-            clamped=made.clamped,
             cut=made.cut,
             earlier=made.earlier,
             steps=len(state.steps),
@@ -195,23 +232,26 @@ class Compacting:
         """Make what may not be dropped smaller, step by step, until `must` tokens are free: results, the conversation, plans and words."""
         messages = context.run.world.conversation
         for share in (8, 16, 32):
-            reducing.clamp(shown, made, max(100, limit // share), must)
+            reducing.clamp(shown, made, max(100, limit // share), must, results=True)
             while made.earlier < len(messages) and (
                 made.freed < must or (made.earlier and messages[made.earlier].kind in ("model", "tool"))
             ):
                 made.freed += tokens_in(size_of_message(messages[made.earlier]))  # no answer stays without its question
                 made.earlier += 1
-            reducing.shorten(shown, made, max(100, limit // share), must)
+            reducing.clamp(shown, made, max(100, limit // share), must, results=False)
 
     async def _summary(self, context: KernelContext, shown: Shown, gone: list[int], limit: int, failures: int) -> tuple[str, str, str]:
         """Return the summary of what is dropped, why the compactor gave none, and who wrote it."""
         before = without_receipt(context.state.summary)
         most = max(400, min(self._options.max_summary_bytes, limit * BYTES_PER_TOKEN // 8))
+        most = min(most, max(100, sum(map(shown.tokens, gone)) * BYTES_PER_TOKEN // 2) + text_size(before))  # it must save something
         items = [shown.steps[p] for p in gone]
         items = items if ours(type(self._compactor)) else list(map(copied, items))
         dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal, ask_bytes=limit * BYTES_PER_TOKEN // 2)
         failed = OPEN if failures >= self._options.max_failures else ""
         if not failed:
+            task = asyncio.current_task()
+            stops = task.cancelling() if task is not None else 0
             try:
                 said: Any = await self._compactor.compact(dropped, ask=self._asks(context))
                 if isinstance(said, str) and said.strip():
@@ -220,7 +260,9 @@ class Compacting:
                 failed = "empty_summary"
             except (StoreError, Suspended, Interrupted):
                 raise
-            except Exception as error:  # noqa: BLE001 - foreign code: no compactor fails a run
+            except (Exception, asyncio.CancelledError) as error:  # foreign code: a compactor may raise anything
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > stops:
+                    raise  # it is this run that is stopped
                 failed = (await context.run.world.scrub(raised_by(error, f"the compactor {self._compactor.name!r}"), known=context.known))[
                     :400
                 ]
@@ -281,8 +323,7 @@ def receipt(shown: Shown, made: Reduction, *, rereads: bool) -> str:
     parts = [
         f"{dropped:,} items up to turn {shown.steps[made.items - 1].iteration} are not shown" if dropped else "",
         f"{len(made.cleared)} old results are cleared" if made.cleared else "",
-        f"{len(made.clamped)} long results are cut" if made.clamped else "",
-        f"{len(made.cut)} other long parts are cut in the middle" if made.cut else "",
+        f"{len(made.cut)} long parts are cut in the middle" if made.cut else "",
         f"the {made.earlier} oldest messages of the conversation are left out" if made.earlier else "",
     ]
     removed = ", ".join(filter(None, parts)) or "nothing could be removed"

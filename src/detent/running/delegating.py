@@ -40,6 +40,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     goal: str
     variables: dict[str, Any] = {}
     budget: dict[str, Any] = {}
+    on_parent_end: e.OnParentEnd = "cancel"
     tools: tuple[str, ...] | None = None
     scopes: tuple[str, ...] | None = None
 
@@ -244,6 +245,7 @@ def _spawn(call: CallState, state: RunState, first: Budget, left: Budget, *, par
         budget=budget,
         reserved=sums_of(budget),
         variables=call.args.get("variables", {}),
+        on_parent_end=call.args.get("on_parent_end", "cancel"),
         tools=None if tools is None else tuple(tools),
         scopes=None if scopes is None else tuple(scopes),
     )

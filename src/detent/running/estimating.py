@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
+from detent.config.adapters import is_attachment
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.state import Item
 from detent.kernel.context import KernelContext
@@ -39,11 +40,6 @@ def text_size(text: str) -> int:
 def json_size(value: Any) -> int:
     """Return the bytes of JSON data."""
     return len(msgspec.json.encode(value)) if value else 0
-
-
-def most_of(context: KernelContext) -> int:
-    """Return how many bytes of a result the planner is shown at most."""
-    return context.compression.budget_chars + 200 if context.agent.profile else _WHOLE
 
 
 def tokens_of_item(item: Item, most: int = _WHOLE) -> int:
@@ -76,8 +72,9 @@ def holds_files(item: Item) -> bool:
         said: Any = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return False
-    files: Any = said if isinstance(said, list) else said.get("attachments", [said])
-    return isinstance(files, list) and all(isinstance(file, dict) and {"type", "data"} <= file.keys() for file in cast("list[Any]", files))
+    if isinstance(said, dict):
+        said = cast("dict[str, Any]", said).get("attachments", [said])
+    return isinstance(said, list) and all(map(is_attachment, cast("list[Any]", said)))
 
 
 def earlier_of(context: KernelContext) -> Sequence[Message]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from detent.config.compaction import compacts
+from detent.config.compaction import profile_of
 from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
-from detent.config.profile import compression_for, make_profile
+from detent.config.profile import compression_for
 from detent.config.remembering import Memories
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
@@ -140,13 +140,13 @@ def nameless(name: str, agent: AgentSpec, parts: Parts) -> bool:
     return tool_for(name, agent) is None and meta_tool_of_some_kernel(name, parts) is None
 
 
-def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str], agent: AgentSpec | None = None) -> dict[str, str]:
+def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str], *, compacts: bool = False) -> dict[str, str]:
     """Return the digests that a later resume compares: policy, kernel, each tool's schema, each capability's descriptor, and the version of the
-    estimator of prompts if runs of the agent are compacted.
+    estimator of prompts if the run `compacts`.
     """
     named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
     described = {f"capability:{name}": digest for name, digest in capabilities.items()}
-    sized = {"estimator": ESTIMATOR} if agent is not None and compacts(agent) is not None else {}
+    sized = {"estimator": ESTIMATOR} if compacts else {}
     return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described, **sized}
 
 
@@ -176,7 +176,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool], *
     agent: AgentSpec = journal.state.agent
     tools = held(tools, journal.state.levels)
     tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
-    profile = make_profile(agent.profile)
+    profile = profile_of(agent)
     return Run(
         journal=journal,
         world=world,

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.config.compaction import profile_of
 from detent.config.planners import check_settings
-from detent.config.profile import compression_for, make_profile, tier_for
+from detent.config.profile import compression_for, tier_for
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
@@ -65,7 +66,7 @@ def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> 
     """Assemble the one context of a pass. The parts of every strategy and every pass are put together only here."""
     state = run.state
     agent = own_agent(state.agent, given)
-    profile = run.profile if agent.profile == state.agent.profile else make_profile(agent.profile)
+    profile = run.profile if agent.profile == state.agent.profile else profile_of(agent)
     agent = agent if given.instructions is None else msgspec.structs.replace(agent, instructions=given.instructions)
     own = meta_tools_of(kernel, agent.tools if given.tools is None else given.tools)
     known = {**run.tools, **own} if own else run.tools

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,16 +22,16 @@ from detent.core.state import Item, KernelState, RunState
 from detent.kernel.context import KernelContext
 from detent.ports.outside import BoundReached, Interrupted
 from detent.ports.raised import raised_by
-from detent.ports.remembering import Found, Memory, Origin, below, standing_of, unproven
+from detent.ports.remembering import Found, Memory, Origin, below, key_of, standing_of, unproven
 
 log = logging.getLogger("detent")
 
 QUERY_CHARS = 2000
 SNIPPET_CHARS = 200
-AMONG = 50
-"""How many items are looked at where `admit` rules leave some out. Else a few of those would keep all others from being recalled."""
 SEARCH_S = 10.0
-"""How long a search may take. After that the run continues without its memory, and the log says so."""
+"""How long the searches of a turn may take. After that the run continues without its memory, and the log says so."""
+MORE = 4
+"""How many times as much the next search asks for, if `admit` rules left out some of what was found."""
 EPOCH = datetime.fromtimestamp(0, UTC)
 _SHOWN = ("id", "scope", "content", "confidence", "write_policy", "created_at", "held_from", "held_until", "supersedes")
 
@@ -62,21 +62,31 @@ class Recalling:
         context.run.record(context.scope, event)
         await context.commit()
 
-    async def _found(self, query: str, context: KernelContext, known: Container[tuple[str, str]]) -> tuple[list[dict[str, Any]], str]:
-        """Return the items that the pass has not been shown (`known`), as the log keeps them, and why the memory failed."""
+    async def _found(self, query: str, context: KernelContext, known: Collection[str]) -> tuple[list[dict[str, Any]], str]:
+        """Return the items that the pass has not been shown (`known`), as the log keeps them, and why the memory failed.
+
+        One search is enough, unless the run may not be shown some of what it found.
+        """
         gateway: Any = context.run.world.models(context)
+        seen, new, limit = set(known), list[Found](), self._use.items
+        asked: dict[str, Any] = {
+            "host": self._prefix,
+            "scope": self._scope,
+            "kinds": self._use.kinds,
+            "as_of": self._use.at(),
+            "models": gateway,
+        }
         try:
             async with asyncio.timeout(SEARCH_S):
-                search = self._memory.search(
-                    query,
-                    host=self._prefix,
-                    scope=self._scope,
-                    kinds=self._use.kinds,
-                    limit=max(self._use.items, AMONG) if self._settings.admit else self._use.items,
-                    as_of=self._use.at(),
-                    models=gateway,
-                )
-                new = [one for one in await search if (one.item.scope, one.item.id) not in known and self._fits(one)]
+                while len(new) < self._use.items:
+                    found = [
+                        one for one in await self._memory.search(query, limit=limit, without=seen, **asked) if key_of(one.item) not in seen
+                    ]
+                    new += filter(self._fits, found)
+                    if len(found) < limit:
+                        break
+                    seen |= {key_of(one.item) for one in found}
+                    limit *= MORE
             return [self._data(one) for one in new[: self._use.items]], ""
         except (BoundReached, Divergence, Interrupted, Suspended):
             raise
@@ -95,7 +105,7 @@ class Recalling:
         if not (isinstance(item.content, str) and below(item.scope, self._prefix) and below(item.scope, self._scope)):
             return False
         kept_out = ("tombstoned", "proposed", "refused", *(() if self._use.as_of else ("superseded",)))
-        return standing_of(item, item.created_at or EPOCH) not in kept_out and not self._settings.admits(item.origin)
+        return standing_of(item, item.superseded_at or item.created_at or EPOCH) not in kept_out and not self._settings.admits(item.origin)
 
     def _data(self, found: Found) -> dict[str, Any]:
         """Return an item as the log keeps it, with the write policy that holds for it. Provenance compares the content with the seal of its origin."""
@@ -123,24 +133,24 @@ class _Shown:
 
     def __init__(self) -> None:
         self.count, self.compacted, self.tokens, self.said = 0, 0, 0, ""
-        self.ids: set[tuple[str, str]] = set()
+        self.ids: set[str] = set()
 
     def read(self, state: KernelState) -> None:
         """Read the items that are new. After a compaction, what it dropped may be recalled again."""
         if state.compacted > self.compacted:
-            self.compacted = state.compacted
-            self.ids = {name for item in state.steps[self.compacted : self.count] if item.kind == "memory" for name in _names(item)}
+            self.compacted, self.tokens, self.ids = state.compacted, 0, set()
+            self.count = min(self.count, self.compacted)
         for index, item in enumerate(state.steps[self.count :], self.count):
-            if item.kind == "memory":
-                self.ids |= _names(item) if index >= self.compacted else set[tuple[str, str]]()
+            if item.kind == "memory" and index >= self.compacted:
+                self.ids |= _names(item)
                 self.tokens += sum(tokens_of(one["content"]) for one in item.arguments)
             elif item.kind == "user":
                 self.said = item.text
         self.count = len(state.steps)
 
 
-def _names(item: Item) -> set[tuple[str, str]]:
-    return {(one.get("scope", ""), one["id"]) for one in item.arguments}
+def _names(item: Item) -> set[str]:
+    return {f"{one.get('scope', '')}/{one['id']}" for one in item.arguments}
 
 
 def query_of(state: KernelState, task: str, said: str) -> str:

@@ -105,7 +105,7 @@ class OfCall:
         run, old = self._run, await self._items(items)
         may, keys = self._may_write(old), [key_of(item) for item in old]
         made = self._item(f"Forget {', '.join(item.id for item in old)}. {why}".strip(), kind="transient", why=why)
-        made = replace(made, metadata={FORGETS: keys}, expires_at=None)
+        made = replace(made, metadata={FORGETS: keys}, expires_at=None, proposed=not may)
         await self._governed(made)
         if not may:
             return await self._propose(made)
@@ -123,6 +123,7 @@ class OfCall:
             item = replace(item, origin=unproven(item.origin, "untrusted"))
         if kept_out := run.settings.admits(item.origin):
             raise ToolFailed(f"nothing was written: {kept_out}", error_code="memory_refused")
+        item = replace(item, proposed=not may)
         await self._governed(item)
         if not may:
             return await self._propose(item)
@@ -144,7 +145,7 @@ class OfCall:
     async def _propose(self, item: MemoryItem) -> dict[str, Any]:
         run = self._run
         with _refusing():
-            await self._memory.write(replace(item, proposed=True), host=run.scope)
+            await self._memory.write(item, host=run.scope)
         self._record(MemoryProposed(item_id=item.id, item=_shown(item), memory=run.name, call=self._call))
         return {"status": "proposed", "id": item.id, "note": "a person decides on it; until then nothing has changed"}
 

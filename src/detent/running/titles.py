@@ -15,9 +15,9 @@ from detent.core.actions import FinalAnswer
 from detent.core.agent import AgentSpec
 from detent.core.errors import StoreError, Suspended
 from detent.core.events import ASIDE, TITLE, EffectRecorded
-from detent.core.state import RunState
+from detent.core.state import Item, RunState
 from detent.kernel.journal import Journal
-from detent.ports import Models, Plan, Planner, View, models_asked
+from detent.ports import Models, Plan, Planner, View, models_asked, prompt_limits
 from detent.ports.outside import Interrupted
 from detent.running.asides import Once, aside
 from detent.secrecy.redact import Redactor
@@ -62,6 +62,10 @@ class Titling:
     def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
         """Return the models that are called for the agent; see `ports.models_asked`."""
         return models_asked(self._planner, agent)
+
+    def prompt_limits(self, agent: AgentSpec) -> tuple[int, Callable[[Item], int] | None]:
+        """See `ports.prompt_limits`."""
+        return prompt_limits(self._planner, agent)
 
     async def _title(self, view: View, models: Models) -> str:
         """Return the small model's title for the run, "" if it gives nothing usable."""

@@ -1,7 +1,8 @@
 """Reflexion: generate, let a critic review, improve. Calls that had an effect are not repeated.
 
 Model calls: k + n·(1 + k) for n rounds and k turns a pass. A round in which the critic is satisfied has only the critic's call. If the critic
-fails, the finished draft is kept.
+fails, the finished draft is kept. A later pass sees the earlier ones in less than half of the window: the draft, the critique and the results, each
+with how much of it is not shown.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ async def _improve(run: StrategyRun, options: ReflexionOptions, answer: Passed |
     effects = {spec.name for spec in run.tools if not (spec.read_only or spec.idempotent)}
     done = sorted({item.tool for item in results if item.ok and item.executed and item.tool in effects})
     meta: dict[str, Any] = {"blocked_tools": done} if done and options.block == "tools" else {}
-    draft = "" if answer is None else part(run, answer.output, most=room(run))
+    draft = "" if answer is None else part(run, answer.output, most=room(run) // 2)
     task = (
-        f"{run.goal}{section('Your earlier answer', draft)}{section('What is wrong with it', critique)}"
+        f"{run.goal}{section('Your earlier answer', draft)}{section('What is wrong with it', part(run, critique, most=room(run) // 4))}"
         f"{section('What the tools gave; do not ask for it again', observed(run, results, recalls=True))}\n\n"
         "Give the whole answer again, with this put right."
     )

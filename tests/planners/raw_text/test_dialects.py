@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -101,18 +102,26 @@ def test_an_answer_that_was_cut_off_is_no_call() -> None:
 
 
 def test_the_prompt_fits_the_window_of_the_profile_or_what_is_said() -> None:
-    """The oldest turns are left out."""
-    long = [f'{{"type": "area", "country": "France", "reason": "{n} {"x" * 400}"}}' for n in range(8)]
-    for more in ({}, {"on_device": {"max_prompt_tokens": 400}}):
+    """The oldest turns are left out, by compaction: the model is told so."""
+
+    @tool(side_effect="read")
+    async def note(text: str) -> str:
+        """Note a text."""
+        return "noted"
+
+    long = [json.dumps({"type": "note", "text": f"{n} {'x' * 400}"}) for n in range(12)]
+    for more in ({}, {"on_device": {"max_prompt_tokens": 900}}):
         asked = Asked([*long, ANSWER])
 
         async def main() -> None:
-            async with Engine(planner=ModelPlanner(asked.model), tools=[area], guards={}) as engine:  # noqa: B023
-                agent = Agent(name="g", tools=["area"], model_settings={**TEXT, **more}, profile={"window_tokens": 533})  # noqa: B023
-                await engine.run(agent, "How large is France?")
+            async with Engine(planner=ModelPlanner(asked.model), tools=[note], guards={}) as engine:  # noqa: B023
+                agent = Agent(name="g", tools=["note"], model_settings={**TEXT, **more}, profile={"window_tokens": 1200})  # noqa: B023
+                result = await engine.run(agent, "How large is France?")
+                assert result.status == "completed", result.error
 
         asyncio.run(main())
-        assert len(asked.messages) > 4 and len(asked.messages[-1]) < 2 * len(asked.messages) - 4
+        assert len(asked.messages) == 13 and len(asked.messages[-1]) < 13
+        assert "[context compacted]" in asked.said(12)
 
 
 @pytest.mark.parametrize(("profile", "shown"), [({}, 4000), ({"tool_result_max_chars": 600}, 600)], ids=["none", "600"])
@@ -141,7 +150,7 @@ def test_a_long_result_is_cut_as_the_profile_says_and_recalled_by_its_key_whole(
 
 @pytest.mark.parametrize("recall", [True, False])
 def test_results_that_the_window_has_no_room_for_are_recalled_by_their_keys_too(recall: bool) -> None:
-    """None of them is longer than the profile shows; together they do not fit, and the last is missing altogether."""
+    """None of them is longer than the profile shows; together they do not fit, and each is cut."""
 
     @tool(side_effect="read")
     async def entries(letter: str) -> str:
@@ -157,8 +166,9 @@ def test_results_that_the_window_has_no_room_for_are_recalled_by_their_keys_too(
             assert (await engine.run(agent, "How many?")).output == "543940"
 
     asyncio.run(main())
-    assert "xxx" in asked.said(1) and "yyy" not in asked.said(1) and "more characters" in asked.said(1)
-    assert ('[recall with key \\"main.1.0\\" or \\"main.1.1\\" gives the rest]' in asked.said(1)) is recall
+    assert "xxx" in asked.said(1) and "yyy" in asked.said(1) and "characters are left out here" in asked.said(1)
+    assert ('recall with key \\"main.1.0\\" reads it again' in asked.said(1)) is recall
+    assert ('recall with key \\"main.1.1\\" reads it again' in asked.said(1)) is recall
 
 
 @pytest.mark.parametrize(

@@ -120,35 +120,64 @@ def test_messages_take_turns() -> None:
     assert roles == ["system", "user", *["assistant", "user"] * 3]
 
 
-@pytest.mark.parametrize("budget", [500, 700, 1500, 3500, 100_000])
-def test_history_is_trimmed_by_whole_turns_to_the_token_budget(budget: int) -> None:
-    """The newest turns stay, whole; system and goal are the same bytes; the size is what was asked for."""
-    planner = OnDevicePlanner(Says("x"), max_prompt_tokens=budget)
-    request = planner.request(view(*LONG))
+def test_a_prompt_has_all_turns_or_is_refused_with_its_size() -> None:
+    """What is left out of a prompt is decided in one place, and recorded: a planner that drops turns by itself does so in silence."""
+    request = OnDevicePlanner(Says("x"), max_prompt_tokens=100_000).request(view(*LONG))
     counted = sum(count_by_length(m.content) for m in request.messages)
-    assert counted <= budget
     assert abs(request.tokens - counted) <= 1
-    assert request.messages[:2] == planner.request(view()).messages[:2]
-    history = request.messages[2:]
-    assert len(history) % 2 == 0
-    kept = [json.loads(m.content)["args"]["path"] for m in history if m.role == "assistant"]
-    assert kept == [f"f{i}" for i in range(41 - len(kept), 41)]
-    assert all(f"text of file {path[1:]} " in m.content for path, m in zip(kept, history[1::2], strict=True))
-    if budget == 100_000:
-        assert len(kept) == 40
-    else:
-        one_more = planner.request(view(*LONG[2 * (39 - len(kept)) :])) if len(kept) < 40 else request
-        assert len(one_more.messages) == len(request.messages)
+    assert [json.loads(m.content)["args"]["path"] for m in request.messages if m.role == "assistant"] == [f"f{i}" for i in range(1, 41)]
+    assert OnDevicePlanner(Says("x"), max_prompt_tokens=request.tokens).request(view(*LONG)) == request
+    with pytest.raises(PlannerFailed, match=f"the prompt has {request.tokens} tokens") as caught:
+        OnDevicePlanner(Says("x"), max_prompt_tokens=request.tokens - 1).request(view(*LONG))
+    assert caught.value.reason == "context_overflow"
 
 
-def test_the_last_observation_stays_even_where_it_must_be_cut() -> None:
-    """Its beginning is shown, and how much is missing."""
-    big = turn(41, ToolCall(tool="read_file", args={"path": "big"}), "y" * 100_000)
-    planner = OnDevicePlanner(Says("x"), max_prompt_tokens=800, max_observation_chars=50_000)
-    request = planner.request(view(*LONG, *big))
-    assert "yyyy" in request.messages[-1].content
-    assert "more characters" in request.messages[-1].content
-    assert sum(count_by_length(m.content) for m in request.messages) <= 800
+@pytest.mark.parametrize("budget", [700, 3500])
+def test_a_long_run_fits_the_token_budget_by_compaction(budget: int) -> None:
+    """Results that are too long even alone, and many turns: each prompt fits, nobody set anything, and the model is told what is gone."""
+
+    @tool(side_effect="read")
+    def read_file(path: str) -> str:
+        """Read a file."""
+        return f"text of file {path} {'y' * 60_000 if path == '7' else 'z' * 400}"
+
+    says = Says(*[call("read_file", path=str(n)) for n in range(30)], final("done"))
+    planner = OnDevicePlanner(says, max_prompt_tokens=budget, max_observation_chars=50_000)
+
+    async def main() -> None:
+        async with Engine(planner=planner, tools=[read_file]) as engine:
+            result = await engine.run(Agent(name="a", tools=["read_file"], budget=Budget(max_iterations=40)), "Read them.")
+            assert (result.status, result.output) == ("completed", "done"), result.error
+            assert (await engine.replay(result.run_id)).identical
+
+    asyncio.run(main())
+    assert all(sum(count_by_length(m.content) for m in request.messages) <= budget for request in says.asked)
+    assert "text of file 29" in shown(says.asked[-1])
+    assert "[context compacted]" in shown(says.asked[-1])
+
+
+def test_a_goal_and_a_call_that_are_longer_than_the_prompt_are_cut_in_it() -> None:
+    """A pasted document, and a file that the model writes: their ends are shown, and nobody had to set anything."""
+
+    @tool(side_effect="read")
+    def read_file(path: str) -> str:
+        """Read a file."""
+        return "short"
+
+    says = Says(call("read_file", path=f"BEGIN{'p' * 30_000}END"), call("read_file", path="b"), final("done"))
+    planner = OnDevicePlanner(says, max_prompt_tokens=900)
+
+    async def main() -> None:
+        async with Engine(planner=planner, tools=[read_file]) as engine:
+            goal = f"HEAD {'word ' * 8000} TAIL"
+            result = await engine.run(Agent(name="a", tools=["read_file"]), goal)
+            assert (result.status, result.output) == ("completed", "done"), result.error
+            assert (await engine.replay(result.run_id)).identical
+
+    asyncio.run(main())
+    assert all(sum(count_by_length(m.content) for m in request.messages) <= 900 for request in says.asked)
+    for word in ("Goal: HEAD word", "word  TAIL", "BEGINppp", "pppEND"):
+        assert word in shown(says.asked[1]).replace("\\n", "\n"), word
 
 
 def test_results_are_shown_as_a_model_with_native_calls_sees_them() -> None:
@@ -263,12 +292,15 @@ def test_a_limit_of_the_budget_is_not_asked_against_again() -> None:
     assert "Be much shorter" in says.prompts[1]
 
 
-def test_corrections_take_their_room_from_history() -> None:
-    """The whole prompt stays within the budget while there is history to give way."""
-    says = Says("x" * 3000 + "{", final("x"))
-    plan(OnDevicePlanner(says, max_prompt_tokens=1500, prose=False), view(*LONG))
-    assert all(sum(count_by_length(m.content) for m in r.messages) <= 1500 for r in says.asked)
-    assert len(says.asked[1].messages) < len(says.asked[0].messages) + 2
+def test_corrections_that_do_not_fit_are_left_out_the_oldest_first() -> None:
+    """A correction is worth less than the work: it never makes a prompt too long."""
+    bad = "x" * 3000 + "{"
+    size = OnDevicePlanner(Says("x")).request(view(*LONG[:20])).tokens
+    for room, corrections in ((500, [0, 1, 1]), (50, [0, 0, 0])):
+        says = Says(bad, bad, final("x"))
+        plan(OnDevicePlanner(says, max_prompt_tokens=size + room, prose=False), view(*LONG[:20]))
+        assert all(sum(count_by_length(m.content) for m in r.messages) <= size + room for r in says.asked)
+        assert [(len(r.messages) - len(says.asked[0].messages)) // 2 for r in says.asked] == corrections
 
 
 # Accounting and streaming -----------------------------------------------------------------------------------------------------

@@ -96,6 +96,22 @@ class RecallsExpired(RamMemory):
         return await super().search(query, host=host, now=datetime.min.replace(tzinfo=utcnow().tzinfo), **options)
 
 
+class RecallsTooEarly(RamMemory):
+    """What holds later is found now."""
+
+    async def search(self, query: str, *, host: str, **options: Any) -> list[Found]:
+        later = [one for one in self._items.values() if one.held_from and one.held_from > (options.get("now") or utcnow())]
+        more = [Found(item=one, score=1.0) for one in later if not options.get("as_of")]
+        return await super().search(query, host=host, **options) + more
+
+
+class ShowsAgain(RamMemory):
+    """Ignores what shall be left out."""
+
+    async def search(self, query: str, *, host: str, without: Any = (), **options: Any) -> list[Found]:
+        return await super().search(query, host=host, **options)
+
+
 class RecallsProposals(RamMemory):
     async def write(self, item: MemoryItem, *, host: str, **options: Any) -> MemoryItem:
         return await super().write(replace(item, proposed=False), host=host, **options)
@@ -189,6 +205,8 @@ BROKEN: dict[type[RamMemory], str] = {
     BelievesImports: "an_import_raises_no_trust",
     RecallsSuperseded: "a_superseded_item_is_kept_and_not_recalled",
     RecallsExpired: "an_expired_item_is_not_recalled",
+    RecallsTooEarly: "what_holds_only_later_is_not_found_before",
+    ShowsAgain: "what_is_left_out_takes_no_place",
     RecallsProposals: "a_proposal_is_recalled_once_it_is_accepted",
     KeepsForgottenWords: "a_tombstone_has_no_content",
     ForgetsOneByOne: "several_are_forgotten_together_or_not_at_all",

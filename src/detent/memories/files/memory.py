@@ -58,12 +58,16 @@ class FileMemory(Keeping):
         self._workspace = None if workspace is None else FileEntries(workspace)
         self._vouched = vouched
         if vouched:  # what it holds is trusted, so no tool writes there
-            governs(self.path)
+            governs(self.path, by=self)
         self._busy = threading.Lock()
         self._seen: dict[str, tuple[Stamp, MemoryItem | None]] = {}
         self._items: dict[str, MemoryItem] = {}
         self._names: dict[str, str] = {}
         renew_in_children(self)
+
+    def hold(self) -> None:
+        """Create the directory."""
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def forked(self) -> None:
         """Start anew in a forked child: a thread of the parent may have held the lock."""
@@ -102,8 +106,8 @@ class FileMemory(Keeping):
     async def _look(self, steps: Callable[[], Steps[T]]) -> T:
         return await self._run(lambda: driven(steps(), self._load).result)
 
-    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
-        return await self._run(lambda: list(map(copied, in_order(list(self._items.values()), prefix, after, limit))))
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
+        return await self._run(lambda: list(map(copied, in_order(list(self._items.values()), prefix, after, limit, hidden=hidden))))
 
     async def _run(self, work: Callable[[], T], *, fresh: bool = True) -> T:
         def alone() -> T:

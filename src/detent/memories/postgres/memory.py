@@ -111,8 +111,8 @@ class PostgresMemory(Keeping):
 
         return await self._use(work)
 
-    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
-        where = tables.IN_SCOPE if prefix else "true"
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
+        where = f"{'state = 0' if hidden else 'true'} AND {tables.IN_SCOPE if prefix else 'true'}"
         return await self._items(tables.PAGE.format(where=where), {"prefix": prefix, "scope": after[0], "id": after[1], "most": limit})
 
     def _row(self, item: MemoryItem, made: Vectors) -> dict[str, Any]:
@@ -210,16 +210,15 @@ async def _driven(steps: Steps[T], db: Connection) -> Change[T]:
 def _findable(asked: Asked) -> tuple[str, dict[str, Any]]:
     """Return the condition, and its values, under which a search may find a row."""
     prefix = asked.prefix
-    if asked.as_of is None:
-        parts = ["state = 1", "(ends IS NULL OR ends > %(at)s)"]
-    else:
-        parts = ["state > 0", "begins <= %(at)s", "(ends IS NULL OR ends > %(at)s)"]
+    parts = [tables.CURRENT if asked.as_of is None else tables.HELD]
     if prefix:
         parts += ["tenant = %(tenant)s", tables.IN_SCOPE]
     if asked.kinds:
         parts.append("kind = ANY(%(kinds)s)")
-    at = microseconds(asked.as_of or asked.now)
-    return " AND ".join(parts), {"at": at, "prefix": prefix, "tenant": prefix.partition("/")[0], "kinds": list(asked.kinds)}
+    if asked.without:
+        parts.append("scope || '/' || id <> ALL(%(without)s)")
+    at, tenant = microseconds(asked.as_of or asked.now), prefix.partition("/")[0]
+    return " AND ".join(parts), {"at": at, "prefix": prefix, "tenant": tenant, "kinds": list(asked.kinds), "without": list(asked.without)}
 
 
 def _query(sql: str) -> Any:

@@ -17,6 +17,7 @@ TABLES = (
         data text NOT NULL, PRIMARY KEY (id, scope))""",
     "CREATE INDEX IF NOT EXISTS memory_items_by_scope ON memory_items (scope, id)",
     "CREATE INDEX IF NOT EXISTS memory_items_by_age ON memory_items (tenant, created) WHERE state > 0",
+    "CREATE INDEX IF NOT EXISTS memory_items_hidden ON memory_items (scope, id) WHERE state = 0",
     "CREATE INDEX IF NOT EXISTS memory_items_by_word ON memory_items USING gin (words)",
     "INSERT INTO memory_version SELECT 1 WHERE NOT EXISTS (SELECT FROM memory_version)",
 )
@@ -31,6 +32,10 @@ ON CONFLICT (id, scope) DO UPDATE SET state = excluded.state, begins = excluded.
     data = excluded.data, words = excluded.words,
     model = CASE WHEN excluded.state = 0 THEN NULL ELSE coalesce(excluded.model, memory_items.model) END,
     vector = CASE WHEN excluded.state = 0 THEN NULL ELSE coalesce(excluded.vector, memory_items.vector) END"""
+CURRENT = "state > 0 AND (ends > %(at)s OR (ends IS NULL AND state = 1)) AND (begins <= %(at)s OR begins = created)"
+"""Whether an item is current at a time; one that does not say since when it holds is current as soon as it is there."""
+HELD = "state > 0 AND (ends > %(at)s OR ends IS NULL) AND begins <= %(at)s"
+"""Whether an item held at a time."""
 IN_SCOPE = "(scope = %(prefix)s OR (scope > %(prefix)s || '/' AND scope < %(prefix)s || '0'))"
 BY_WORDS = """
 SELECT data FROM memory_items WHERE words @@ to_tsquery('simple', %(query)s) AND {where}

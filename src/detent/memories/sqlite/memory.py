@@ -52,7 +52,7 @@ class SqliteMemory(Keeping):
         self.path = Path(path).absolute()
         self.url = f"sqlite:///{path}"
         # What it holds can be trusted, so no tool of a workspace writes there.
-        governs(*(f"{self.path}{ending}" for ending in ("", "-wal", "-shm", "-journal")))
+        governs(*(f"{self.path}{ending}" for ending in ("", "-wal", "-shm", "-journal")), by=self)
         self._busy_timeout_s = busy_timeout_s
         self._vectors_here = vectors.Vectors(extension=extension)
         self._opening = threading.Lock()
@@ -64,6 +64,10 @@ class SqliteMemory(Keeping):
     def way(self) -> str:
         """How meanings are compared: sqlite-vec with its version, or why not; "words only" without an embedder."""
         return "words only" if self._embedder is None else f"words and meaning, by {self._vectors_here.way}"
+
+    def hold(self) -> None:
+        """Open the file. Nobody can put another log beside a file that is open, and SQLite takes no journal that lies there for its own."""
+        self._with_db(lambda db: None)
 
     def forked(self) -> None:
         """Start closed in a forked child."""
@@ -93,8 +97,8 @@ class SqliteMemory(Keeping):
     async def _look(self, steps: Callable[[], Steps[T]]) -> T:
         return await self._run(lambda db: driven(steps(), lambda ids: tables.load(db, ids)).result)
 
-    async def _page(self, prefix: str, after: tuple[str, str], limit: int) -> list[MemoryItem]:
-        return await self._run(lambda db: list(tables.page(db, prefix, after, limit)))
+    async def _page(self, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> list[MemoryItem]:
+        return await self._run(lambda db: list(tables.page(db, prefix, after, limit, hidden=hidden)))
 
     def _committed(self, db: Db, steps: Callable[[], Steps[T]], made: Vectors) -> T:
         db.execute("BEGIN IMMEDIATE")

@@ -25,6 +25,7 @@ CREATE TABLE memory_items (
     n INTEGER PRIMARY KEY, tenant INTEGER NOT NULL, state INTEGER NOT NULL, begins INTEGER, ends INTEGER, created INTEGER NOT NULL, kind TEXT NOT NULL,
     scope TEXT NOT NULL, id TEXT NOT NULL, data BLOB NOT NULL, UNIQUE (id, scope));
 CREATE INDEX memory_preferences ON memory_items (tenant, created) WHERE state > 0 AND kind = 'preference';
+CREATE INDEX memory_hidden ON memory_items (scope, id) WHERE state = 0;
 CREATE TABLE memory_vectors (n INTEGER PRIMARY KEY, model TEXT NOT NULL, vector BLOB NOT NULL)
 """
 INDEX = "CREATE VIRTUAL TABLE {table} USING fts5(content, context, content='', tokenize=\"porter unicode61 remove_diacritics 2\")"
@@ -148,6 +149,10 @@ def purge(db: Db, tenant: int) -> None:
     db.execute(f"INSERT INTO {index_of(tenant)} ({index_of(tenant)}) VALUES ('optimize')")
 
 
+CURRENT = "i.state>0 AND (i.ends>? OR (i.ends IS NULL AND i.state=1)) AND (i.begins<=? OR i.begins=i.created)"
+"""Whether an item is current at a time; one that does not say since when it holds is current as soon as it is there."""
+HELD = "i.state>0 AND (i.ends>? OR i.ends IS NULL) AND i.begins<=?"
+"""Whether an item held at a time."""
 IN_SCOPE = "(i.scope = ? OR (i.scope > ? AND i.scope < ?))"
 """Whether a scope equals or is below a prefix. Bytes are compared, so no character of the prefix is a pattern."""
 
@@ -157,9 +162,10 @@ def scope_values(prefix: str) -> tuple[str, str, str]:
     return prefix, f"{prefix}/", f"{prefix}0"
 
 
-def page(db: Db, prefix: str, after: tuple[str, str], limit: int) -> Iterator[MemoryItem]:
-    """Yield the items at or below a prefix, ordered by scope and id."""
+def page(db: Db, prefix: str, after: tuple[str, str], limit: int, *, hidden: bool) -> Iterator[MemoryItem]:
+    """Yield the items at or below a prefix, ordered by scope and id; with `hidden` only those that no search may find."""
     where, values = (f"{IN_SCOPE} AND ", scope_values(prefix)) if prefix else ("", ())
+    where = f"i.state=0 AND {where}" if hidden else where
     sql = f"SELECT i.data FROM memory_items i WHERE {where}(i.scope, i.id) > (?, ?) ORDER BY i.scope, i.id LIMIT ?"
     for (data,) in db.execute(sql, (*values, *after, limit)):
         yield read_item(data)
@@ -168,14 +174,14 @@ def page(db: Db, prefix: str, after: tuple[str, str], limit: int) -> Iterator[Me
 def findable(asked: Asked) -> tuple[str, list[str | int]]:
     """Return the condition, and its values, under which a search may find a row of `memory_items i` of one tenant."""
     at = microseconds(asked.now if asked.as_of is None else asked.as_of) or 0
-    parts, values = ["i.state=1", "(i.ends IS NULL OR i.ends>?)"], list[str | int]([at])
-    if asked.as_of is not None:
-        parts[0] = "i.state>0 AND i.begins<=?"
-        values.append(at)
+    parts, values = [CURRENT if asked.as_of is None else HELD], list[str | int]([at, at])
     if "/" in asked.prefix:
         parts.append(IN_SCOPE)
         values += scope_values(asked.prefix)
     if asked.kinds:
         parts.append(f"i.kind IN ({', '.join('?' * len(asked.kinds))})")
         values += asked.kinds
+    if asked.without:
+        parts.append(f"i.scope || '/' || i.id NOT IN ({', '.join('?' * len(asked.without))})")
+        values += asked.without
     return " AND ".join(parts), values

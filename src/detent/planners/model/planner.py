@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ import msgspec
 
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
+from detent.core.state import Item
 from detent.planners.model.attachments import not_taken
 from detent.planners.model.exchange import Exchange
 from detent.planners.model.messages import Renderer, Rendering
@@ -24,7 +26,7 @@ from detent.planners.model.output_modes import mode_for, refuse_mode, refuse_mod
 from detent.planners.model.prompt import Head, make_head
 from detent.planners.model.taken import refuse_unknown, taken
 from detent.planners.model.turn import Turn
-from detent.planners.model.without_tools import check_text, draws, make_writer, writes_text
+from detent.planners.model.without_tools import check_text, draws, make_writer, text_limits, writes_text
 from detent.planners.providers import ModelRef, address_hint, key_hint_at, keys_in_use, make_model
 from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.planners.settings import ModelSettings, for_provider, read_settings
@@ -55,6 +57,7 @@ class ModelPlanner:
         self._renderings: OrderedDict[tuple[str, str, str, str], Rendering] = OrderedDict()
         self._limits: dict[tuple[str, str], int] = {}
         self._named: set[tuple[str, str]] = set()
+        self._known: dict[tuple[Any, bytes], tuple[int, Callable[[Item], int] | None]] = {}
         self._writers: WeakKeyDictionary[Exchange, dict[int, OnDevicePlanner]] = WeakKeyDictionary()
         renew_in_children(self)
 
@@ -103,6 +106,24 @@ class ModelPlanner:
         named = [name for name in (given, agent.small_model) if isinstance(name, str) and name]
         objects = [(f"{given.system}:{given.model_name}", given.system)] if hasattr(given, "system") else []
         return [*objects, *((name, ModelRef(name=name, base_url=base_url).billed_by) for name in named)]
+
+    def prompt_limits(self, agent: AgentSpec) -> tuple[int, Callable[[Item], int] | None]:
+        """Return the context window that pydantic-ai knows of the agent's model; see `ports.prompt_limits`. Text is counted by `OnDevicePlanner`."""
+        settings = read_settings({**self._settings, **agent.model_settings})
+        given: Any = agent.model if self._given is None else self._given
+        key = given if isinstance(given, str) else id(given), msgspec.json.encode({**self._settings, **agent.model_settings})
+        if key not in self._known:
+            try:
+                model: Any = make_model(_ref(given, settings)) if isinstance(given, str) else given
+            except ConfigError:  # its call says so
+                return 0, None
+            if not hasattr(model, "profile"):
+                return 0, None
+            if writes_text(model, settings):
+                self._known[key] = text_limits(settings, agent)
+            else:
+                self._known[key] = int(model.profile.get("context_window") or 0), None
+        return self._known[key]
 
     async def close(self) -> None:
         """Close the clients that this event loop opened."""

@@ -1,14 +1,17 @@
 """Models of a provider that call no tools: they get the tools in words, and write their calls like a raw-text model.
 
-Such a model is used as a text generator. `OnDevicePlanner` reads, repairs, trims and counts the calls in its text.
+Such a model is used as a text generator. `OnDevicePlanner` reads, repairs and counts the calls in its text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from detent.core.agent import AgentSpec
+from detent.core.state import Item
 from detent.planners.model.exchange import Exchange
 from detent.planners.model.provider_parts import EPOCH, made_files
 from detent.planners.raw_text.generation import Generation, Message, Request
@@ -37,6 +40,11 @@ def draws(model: Any, view: View) -> bool:
 def check_text(settings: ModelSettings) -> None:
     """Raise `ConfigError` if texts cannot be read here, or the sizes are invalid."""
     OnDevicePlanner(_nobody, **_options(settings, 1000))
+
+
+def text_limits(settings: ModelSettings, agent: AgentSpec) -> tuple[int, Callable[[Item], int] | None]:
+    """Return how the writer of a model counts; see `ports.prompt_limits`."""
+    return OnDevicePlanner(_nobody, **_options(settings, 1000)).prompt_limits(agent)
 
 
 def make_writer(exchange: Exchange, settings: ModelSettings, *, window_tokens: int) -> OnDevicePlanner:

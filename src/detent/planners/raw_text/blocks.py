@@ -1,12 +1,11 @@
-"""The transcript as messages, in whole turns, and which of them fit into a token budget.
+"""The transcript as messages, in whole turns.
 
-A block is an action and all its results. Blocks are kept or dropped whole, the newest are kept first, the last one always.
+A block is an action and all its results. A prompt over its token budget is refused, and compaction then decides what is left out.
 Rendered blocks are cached, which saves time and changes nothing: the same view gives the same messages in a fresh process.
 """  # row K122
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,31 +19,27 @@ from detent.planners.earlier import spoken
 from detent.planners.raw_text.compact_prompt import action_text, outcome_text, plan_text
 from detent.planners.raw_text.generation import Message
 from detent.planners.text.surrogates import whole_text
-from detent.planners.trimming import CountTokens, clipped, compression_of
+from detent.planners.trimming import CountTokens, compression_of
 from detent.ports import ResultCompression, View
 
 MOST_RUNS = 32
 """The number of passes whose rendering is cached."""
-
-MOST_KEYS = 8
-"""How many keys of results are named if the last turn does not fit. They are the last keys, because those are cut first."""
 
 _How = tuple[ResultCompression, bool]
 """How much of a result is shown, and whether the agent has `recall`."""
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """One turn: the model's action, the results that it was told, and how to read what was not shown (`rest`)."""
+    """One turn: the model's action, and the results that it was told."""
 
     action: str
     outcome: str
-    rest: str = ""
 
 
 class Rendered:
-    """The blocks of one pass. `ends[i]` is the total of tokens up to block `i`."""
+    """The blocks of one pass, and their `tokens`."""
 
-    __slots__ = ("done", "ends", "first", "head", "last", "messages")
+    __slots__ = ("done", "first", "head", "last", "messages", "tokens")
 
     def __init__(self, first: Item | None) -> None:
         self.first = first
@@ -52,7 +47,7 @@ class Rendered:
         self.done = 0
         self.head: list[str] = []
         self.messages: list[Message] = []
-        self.ends: list[int] = []
+        self.tokens = 0
 
 
 class Renderer:
@@ -79,6 +74,11 @@ class Renderer:
             known.done, known.last = start, items[start - 1]
         return known, _block(items[start:], how)
 
+    def tokens_of(self, item: Item) -> int:
+        """Return the tokens of an item, without what the agent's profile cuts."""
+        shown = ResultCompression(budget_chars=self.longest)
+        return self._count(plan_text(item) if item.kind == "model" else outcome_text(item, shown, recalls=False))
+
     def _remembered(self, view: View, how: _How) -> Rendered:
         """Return the cached rendering of this pass; an empty one if the transcript is not the rendered one with additions at its end."""
         key, items = (view.run_id, view.scope, how), view.transcript
@@ -98,17 +98,11 @@ class Renderer:
         for start, end in pairwise([*starts, len(items)]):
             block = _block(items[start:end], how)
             known.messages += _messages(block)
-            known.ends.append((known.ends[-1] if known.ends else 0) + self.tokens(block))
-
-    def tokens(self, block: Block) -> int:
-        """Return the tokens of a block."""
-        return self._count(block.action) + self._count(block.outcome)
+            known.tokens += self._count(block.action) + self._count(block.outcome)
 
 
 def _block(items: Sequence[Item], how: _How) -> Block:
-    keys = [f'"{item.call_id}"' for item in items[1:] if how[1] and item.kind == "tool" and item.ok and not item.meta]
-    rest = f"\n[recall with key {' or '.join(keys[-MOST_KEYS:])} gives the rest]" if keys else ""
-    return Block(whole_text(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.", rest)
+    return Block(whole_text(plan_text(items[0])), "\n".join(_outcomes(items[1:], how)) or "Go on.")
 
 
 def _outcomes(items: Sequence[Item], how: _How) -> list[str]:
@@ -144,17 +138,7 @@ def earlier_messages(view: View, longest: int) -> list[Message]:
     ]
 
 
-def _newest(messages: Sequence[Message], left: int, count: CountTokens) -> list[Message]:
-    """Return as many of the newest messages as fit into `left` tokens. The first is not an answer whose message is missing."""
-    first = len(messages)
-    while first and (left := left - count(messages[first - 1].content)) >= 0:
-        first -= 1
-    while first < len(messages) and messages[first].role == "assistant":
-        first += 1
-    return list(messages[first:])
-
-
-def fit(
+def whole(
     system: str,
     head: str,
     rendered: Rendered,
@@ -164,85 +148,32 @@ def fit(
     budget: int,
     count: CountTokens,
     system_tokens: int,
-    reserved: int = 0,
     earlier: Sequence[Message] = (),
-    whole: bool = False,
 ) -> tuple[tuple[Message, ...], int]:
-    """Return the messages that fit, and their number of tokens, as `fit_run` does, with the newest of the `earlier` ones before them that still fit."""
-    messages, used = fit_run(
-        system, head, rendered, last, tail, budget=budget, count=count, system_tokens=system_tokens, reserved=reserved, whole=whole
-    )
-    kept = _newest(earlier, budget - reserved - used, count)
-    if not kept:
-        return messages, used
-    used += sum(count(message.content) for message in kept)
-    if kept[-1].role == "user":  # two messages of the user in a row would be refused by some chat templates
-        return (messages[0], *kept[:-1], Message("user", f"{kept[-1].content}\n{messages[1].content}"), *messages[2:]), used
-    return (messages[0], *kept, *messages[1:]), used
+    """Return the messages, and their number of tokens: system, the earlier ones of the session, goal, turns, tail.
 
-
-def fit_run(
-    system: str,
-    head: str,
-    rendered: Rendered,
-    last: Block | None,
-    tail: str,
-    *,
-    budget: int,
-    count: CountTokens,
-    system_tokens: int,
-    reserved: int = 0,
-    whole: bool = False,
-) -> tuple[tuple[Message, ...], int]:
-    """Return the messages that fit into `budget` tokens, and their number of tokens: always system, goal, tail and the last block, which may be
-    clipped.
-
-    `reserved` tokens are kept free for later messages, as far as history can be dropped.
-    Raises `PlannerFailed` (`context_overflow`) if system, goal and tail alone do not fit; with `whole` also where a block would be left out, because
-    the run is compacted then.
+    Raises `PlannerFailed` (`context_overflow`) if they have more than `budget` tokens. Nothing is left out here: compaction decides what is.
     """
     head = "\n".join([head, *rendered.head])
-    left = budget - system_tokens - count(head) - count(tail)
-    if left < 0:
+    used = system_tokens + count(head) + count(tail) + rendered.tokens + sum(count(message.content) for message in earlier)
+    if last is not None:
+        used += count(last.action) + count(last.outcome)
+    if used > budget:
         raise PlannerFailed(
-            f"the prompt without any history has {budget - left} tokens, more than max_prompt_tokens={budget} allows; "
-            "shorten instructions, goal or examples, offer fewer tools, or raise max_prompt_tokens to what the model's context holds",
+            f"the prompt has {used} tokens, more than max_prompt_tokens={budget} allows; shorten instructions, goal or examples, offer fewer tools, "
+            "or raise max_prompt_tokens to what the model's context holds",
             reason="context_overflow",
+            tokens=used,
+            window=budget,
         )
-    used, left = budget - left, max(0, left - reserved)
+    if earlier and earlier[-1].role == "user":  # two messages of the user in a row would be refused by some chat templates
+        earlier, head = earlier[:-1], f"{earlier[-1].content}\n{head}"
+    opening = (Message("system", system), *earlier)
     if last is None:
-        return (Message("system", system), Message("user", _joined(head, tail))), used
-    last, size = _clip(last, left, count)
-    used, left = used + size, left - size
-    total = rendered.ends[-1] if rendered.ends else 0
-    kept = bisect_left(rendered.ends, total - left) if total > left else -1
-    if whole and kept >= 0:
-        raise PlannerFailed(f"the prompt has {used + total} tokens, more than max_prompt_tokens={budget} allows", reason="context_overflow")
-    messages = (
-        Message("system", system),
-        Message("user", head),
-        *rendered.messages[2 * (kept + 1) :],
-        Message("assistant", last.action),
-        Message("user", _joined(last.outcome, tail)),
-    )
-    return messages, used + total - (rendered.ends[kept] if kept >= 0 else 0)
+        return (*opening, Message("user", _joined(head, tail))), used
+    turns = (*rendered.messages, Message("assistant", last.action), Message("user", _joined(last.outcome, tail)))
+    return (*opening, Message("user", head), *turns), used
 
 
 def _joined(text: str, tail: str) -> str:
     return f"{text}\n\n{tail}" if tail else text
-
-
-def _clip(block: Block, left: int, count: CountTokens) -> tuple[Block, int]:
-    """Return the last block with as much of its outcome as fits into `left` tokens, and its size."""
-    action = count(block.action)
-    size = action + count(block.outcome)
-    if size <= left:
-        return block, size
-    if action > left // 2:
-        block = Block(clipped(block.action, max(40, left)), block.outcome, block.rest)
-        action = count(block.action)
-    length, outcome = len(block.outcome), block.outcome
-    while length > 40 and action + count(outcome) > left:
-        length = length * 3 // 4
-        outcome = clipped(block.outcome, length) + block.rest
-    return Block(block.action, outcome), action + count(outcome)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
+from detent.core.state import Item
 from detent.planners.providers import LOCAL, ModelRef, refuse_unsendable
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
 from detent.planners.raw_text.planner import OnDevicePlanner
@@ -43,6 +45,10 @@ class RawTextModels:
         """Return the models that are called for the agent; see `ports.models_asked`. Raises as `check`."""
         names = sorted({agent.model, agent.small_model or agent.model})
         return [asked for name in names for asked in self._planner(agent, name).models_asked(agent)]
+
+    def prompt_limits(self, agent: AgentSpec) -> tuple[int, Callable[[Item], int] | None]:
+        """See `ports.prompt_limits`."""
+        return self._planner(agent, agent.model).prompt_limits(agent)
 
     async def plan(self, view: View) -> Plan:
         """Return the next action of the agent's model; a simple pass uses its small model. Raises as `OnDevicePlanner.plan`."""

@@ -1,6 +1,6 @@
 """`OnDevicePlanner`: a raw-text model as a planner. All help for a weak model is inside `plan()`.
 
-    view -> prompt (stable prefix, newest turns, tail) -> generate -> read -> [told what was wrong, generate again] -> verify -> Plan
+    view -> prompt (stable prefix, turns, tail) -> generate -> read -> [told what was wrong, generate again] -> verify -> Plan
 
 The planner is a function of the view and of the generator's output. It keeps only renderings between two calls, so a run that resumes in a fresh
 process sends the same bytes. Every generation passes the run's gateway (`view.models`) if there is one, including repairs and guided
@@ -18,9 +18,10 @@ import msgspec
 from detent.core.actions import Abstain, AnyAction, FinalAnswer, Thought, ToolCall, is_blank
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError, MalformedPlan, UnknownName
+from detent.core.state import Item
 from detent.planners.raw_text.action_schema import SchemaChecks, action_schema
 from detent.planners.raw_text.asking import Asked, Asking, asked_as
-from detent.planners.raw_text.blocks import Renderer, earlier_messages, fit
+from detent.planners.raw_text.blocks import Renderer, earlier_messages, whole
 from detent.planners.raw_text.compact_prompt import Example, ToolStyle, goal_text, system_text, tail_text
 from detent.planners.raw_text.generation import Message, Request, TextGenerator
 from detent.planners.text.json_objects import as_written, mends_in
@@ -73,7 +74,7 @@ class OnDevicePlanner:
     the generator's, else the agent's. `examples`: few-shot examples.
 
     Raises `ConfigError` for invalid options. `plan` raises `MalformedPlan` when repairs are used up, and `PlannerFailed`
-    (`context_overflow`) if the prompt without history is larger than `max_prompt_tokens`.
+    (`context_overflow`) if the prompt is larger than `max_prompt_tokens`: the run is then compacted, and the planner called once more.
     """
 
     asks_only_its_own = True
@@ -115,6 +116,10 @@ class OnDevicePlanner:
         """Return the model that is called for the agent; see `ports.models_asked`."""
         return [asked_as(self._generate, self.model, agent)]
 
+    def prompt_limits(self, agent: AgentSpec) -> tuple[int, Callable[[Item], int] | None]:
+        """See `ports.prompt_limits`. Each prompt is counted here, so no window is named."""
+        return 0, self._renderer.tokens_of
+
     async def plan(self, view: View) -> Plan:
         """Return the model's next action. Raise `MalformedPlan` if repairs do not help."""
         prefix = self._prefix_of(view)
@@ -126,12 +131,11 @@ class OnDevicePlanner:
     def request(self, view: View, told: Sequence[Message] = ()) -> Request:
         """Return the request for this view, with the corrections `told` after it.
 
-        A pure function of these. The space for corrections is taken from the history.
+        A pure function of these. Corrections that do not fit are left out, the oldest first.
         """
         prefix = self._prefix_of(view)
         rendered, last = self._renderer.render(view)
-        size = sum(self._count(message.content) for message in told)
-        messages, used = fit(
+        messages, used = whole(
             prefix.system,
             goal_text(view),
             rendered,
@@ -139,11 +143,11 @@ class OnDevicePlanner:
             tail_text(view),
             earlier=earlier_messages(view, self._renderer.longest),
             budget=self._prompt_tokens,
-            reserved=size,
             count=self._count,
             system_tokens=prefix.system_tokens,
-            whole=bool(view.agent.compaction) and view.agent.compaction.get("use") != "none",
         )
+        while used + (size := sum(self._count(message.content) for message in told)) > self._prompt_tokens:
+            told = told[2:]
         return Request(messages=(*messages, *told), tokens=used + size, max_tokens=self._output_tokens, schema=prefix.schema)
 
     def _prefix_of(self, view: View) -> _Prefix:

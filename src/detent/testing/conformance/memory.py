@@ -214,6 +214,18 @@ class MemoryContract(ScopeContract, LifeContract):
         assert len(await memory.search("invoice", host="acme", limit=100)) == 12
         await memory.close()
 
+    async def test_what_is_left_out_takes_no_place(self, maker: MemoryMaker) -> None:
+        """Else a run that was shown the best items would be shown nothing more. Names are whole: another item may have the same id elsewhere."""
+        memory = maker.memory()
+        for n in range(6):
+            await memory.write(item(f"i{n}", f"Invoice {n} is due.", kind="preference" if n == 0 else "fact"), host="acme")
+        await memory.write(item("i5", "Invoice 5 is due.", scope="acme/shop"), host="acme")
+        without = [f"acme/i{n}" for n in range(2, 6)]
+        for query in ("invoice", "", "nothing of it"):
+            found = names(await memory.search(query, host="acme", limit=3, without=without))
+            assert sorted(found) == (["i0"] if query.startswith("nothing") else ["i0", "i1", "i5"]), query
+        await memory.close()
+
     async def test_only_the_kinds_that_were_asked_for(self, maker: MemoryMaker) -> None:
         """Without kinds, all of them."""
         memory = maker.memory()

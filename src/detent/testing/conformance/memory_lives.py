@@ -31,11 +31,26 @@ class LifeContract:
         made = await memory.supersede("old", new, why="Moved.", host="acme")
         assert (made.supersedes, made.held_from, made.created_at) == (("old",), LATER + DAY, LATER)
         assert names(await memory.search("invoice due", host="acme", now=LATER + DAY)) == ["new"]
-        told = await memory.explain("old", host="acme", now=LATER)
+        told = await memory.explain("old", host="acme", now=LATER + DAY)
         assert (told.standing, told.item.superseded_by, told.item.why) == ("superseded", "new", "Moved.")
         assert (told.item.created_at, told.item.superseded_at, told.item.held_until) == (START, LATER, LATER + DAY)
         assert [one.id for one in (await memory.explain("new", host="acme")).chain] == ["old"]
-        assert {one.id: standing_of(one, LATER) for one in await memory.export(host="acme")} == {"new": "current", "old": "superseded"}
+        now = LATER + DAY
+        assert {one.id: standing_of(one, now) for one in await memory.export(host="acme")} == {"new": "current", "old": "superseded"}
+        await memory.close()
+
+    async def test_what_holds_only_later_is_not_found_before(self, maker: MemoryMaker) -> None:
+        """Else an agent acts today on next year's price. Until then what it replaces is found, and `as_of` finds what holds at that time."""
+        memory = maker.memory()
+        await memory.write(item("old", "The price is 10."), host="acme")
+        await memory.supersede("old", item("new", "The price is 12.", created_at=LATER, held_from=LATER + DAY), why="", host="acme")
+        await memory.write(item("tea", "The price of tea.", kind="preference", held_from=LATER + DAY), host="acme")
+        for query in ("price", ""):
+            assert names(await memory.search(query, host="acme", now=LATER)) == ["old"], query
+            assert sorted(names(await memory.search(query, host="acme", now=LATER + DAY))) == ["new", "tea"], query
+            assert sorted(names(await memory.search(query, host="acme", as_of=LATER + DAY, now=LATER))) == ["new", "tea"], query
+        assert [(await memory.explain(name, host="acme", now=LATER)).standing for name in ("old", "new")] == ["current", "upcoming"]
+        assert [one.id for one in await memory.list(host="acme", standings=("upcoming",), now=LATER)] == ["new", "tea"]
         await memory.close()
 
     async def test_one_item_may_replace_several(self, maker: MemoryMaker) -> None:

@@ -3,9 +3,10 @@
     bound   read-only: every existing protected file and directory, at any depth (not in node_modules, where everything is code), the other names
             of a protected file (hard links), and the config, hooks and other running or redirecting files of a repository
     pinned  the directories on the way, mounted over themselves: a mount point cannot be renamed or removed, so no other directory can replace it
-    held    a missing `detent.toml`: a file with a comment takes its name and is removed afterwards
-    swept   new governing names at the top of the workspace or in its repository, and the targets of links and git configurations: when the program
-            has ended, they are renamed to NAME.refused, and a changed link with such a name is restored
+    held    a missing `detent.toml`: a file with a comment takes its name and is removed afterwards; and a memory that nobody has open: it is
+            opened, because SQLite applies a log or a journal that it finds beside a closed file
+    swept   new governing names at the top of the workspace or in its repository, the targets of links and git configurations, and registered files
+            that were missing: when the program has ended, they are renamed to NAME.refused, and a changed link with such a name is restored
 
 Files are opened without following links and passed as descriptors, so only checked files are mounted.
 """
@@ -20,7 +21,8 @@ import stat
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from detent.core.errors import NotExecuted
+from detent.core.errors import DetentError, NotExecuted
+from detent.ports.governing_files import hold_in, missing_in
 from detent.tools.workspace.confine import DIRECTORY_FLAGS, MAX_DEPTH, Workspace
 from detent.tools.workspace.protection import GIT, GIT_FILES, HEAD, VENV_MARKS, VENV_PARTS, fold, is_bare, name_governs
 from detent.tools.workspace.redirections import UNSEARCHED
@@ -44,6 +46,12 @@ class Shield:
 
     def __init__(self, workspace: Workspace) -> None:
         self._root, self._protection = workspace.root, workspace.protection
+        try:
+            hold_in(self._root)
+        except (DetentError, OSError) as error:
+            raise NotExecuted(
+                f"nothing was started: a memory in the workspace cannot be held: {error}", error_code="sandbox_failed"
+            ) from error
         self._in_use = self._protection.in_use()
         self._bound: set[str] = set()
         self._repositories: set[str] = set()
@@ -54,9 +62,8 @@ class Shield:
         self.options: list[str] = []
         self._before: set[str] | None = None
         self._mode = Path(self._root).stat().st_mode
-        self._missing = {
-            path: self._first_missing(path) for path in self._protection.led_to() if not os.path.lexists(f"{self._root}/{path}")
-        }
+        not_there = {path for path in self._protection.led_to() if not os.path.lexists(f"{self._root}/{path}")}
+        self._missing = {path: self._first_missing(path) for path in not_there | missing_in(self._root)}
         self._bare = is_bare(Path(self._root))
         self._held = _hold(self._root)
         try:

@@ -36,8 +36,6 @@ from detent.ports.outside import BoundReached, World, made, time_left
 from detent.ports.phases import KernelInput
 from detent.ports.verifying import Answers
 
-LEAST_USD = 1e-9
-"""What sums of costs may be off by."""
 PHASE_EVENTS = (e.NoteWritten, e.AnswerObjected, e.ContextCompacted, e.MemoryRecalled, e.MemoryProposed, EffectRecorded)
 """The events that a phase may record itself. All others come from `plan` and `execute`."""
 
@@ -157,8 +155,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         state = self.run.journal.state
         if (bound := reached(state, state.passes[self.scope], only=dimensions, begun=begun)) is not None:
             raise BoundReached(bound)
-        if cost and (most := state.budget.max_cost_usd) is not None and (used := state.counted.cost_usd or 0.0) + cost > most + LEAST_USD:
-            raise BoundReached(Exhausted("cost_usd", most, used))
+        if cost and (most := state.budget.max_cost_usd) is not None and (used := state.counted.cost_usd or 0.0) + cost - 1e-9 > most:
+            raise BoundReached(Exhausted("cost_usd", most, used))  # sums of costs are never exact
 
     def refuse_past_calls_of(self, tool: str, *, begun: list[tuple[CallState, str]]) -> None:
         """Raise `BoundReached` if the tool has been called as often as allowed. Calls in `begun` with a digest are not counted yet."""

@@ -15,6 +15,7 @@ from detent.core.budget import Budget, Usage
 from detent.core.codec import read_record
 from detent.core.fold import evolve
 from detent.core.state import RunState
+from detent.metering.tenants import TenantBudget
 from detent.running.delegating import SUMS
 from detent.stores.ram import RamStore
 from teams.family import call, start
@@ -135,5 +136,83 @@ def test_no_bound_of_the_tree_is_exceeded_at_any_record(seed: int) -> None:
                         below = used_below(one.run_id, states, own)
                         assert not (wrong := over(below, one.budget)), (run_id, record.envelope.seq, one.run_id, wrong)
             assert states[done.run_id].usage == done.usage
+
+    asyncio.run(main())
+
+
+def test_a_tenants_account_has_what_children_used_once() -> None:
+    """Each run pays for itself: what is reserved for a child is no use, and what it used is not paid again by its parent."""
+    worker = Agent(name="worker", tools=[pay])
+    boss = Agent(name="boss", tools=[pay, "spawn_agent", "join_agent"], subagents={"worker": worker})
+
+    class Pays:
+        async def plan(self, view: Any) -> Any:
+            if view.agent.name == "worker":
+                return FinalAnswer(content="paid") if view.results else Plan(actions=(call("pay", cents=1), call("pay", cents=2)))
+            match len(view.results):
+                case 0:
+                    return Plan(actions=(start("worker"), start("worker")))
+                case 2:
+                    return call("spawn_agent", agent="worker", goal="pay too")
+                case 3:
+                    return call("pay", cents=3)
+                case 4:
+                    return call("join_agent", child=view.results[2].content["child"])
+                case _:
+                    return FinalAnswer(content="done")
+
+    async def main() -> None:
+        budgets = {"acme": TenantBudget(max_tool_calls=12, max_runs=1)}
+        async with Engine(planner=Pays(), approver="caller", tenant_budgets=budgets) as engine:
+            done = await engine.run(boss, "pay", host=Host(tenant="acme"))
+            assert done.output == "done" and done.usage.tool_calls == 11, done.error
+            spent = await engine.tenants.spent("acme")
+            assert (spent.tool_calls, spent.runs) == (11, 1) and spent.cost_usd == pytest.approx(0.07)
+
+    asyncio.run(main())
+
+
+def test_calls_of_one_tool_are_reserved_as_well() -> None:
+    """A tool that may be called four times is called four times in the whole tree, whoever calls it first."""
+    worker = Agent(name="worker", tools=[pay])
+    boss = Agent(name="boss", tools=[pay], subagents={"worker": worker})
+
+    class Greedy:
+        async def plan(self, view: Any) -> Any:
+            if view.agent.name == "boss" and not view.results:
+                return Plan(actions=(start("worker", budget={"max_calls_of": {"pay": 3}}), start("worker")))
+            return call("pay", cents=1)
+
+    store = Kept()
+
+    async def main() -> None:
+        async with Engine(store=store, planner=Greedy(), approver="caller") as engine:
+            done = await engine.run(boss, "pay", budget=Budget(max_calls_of={"pay": 4}))
+            paid = [run for run, lines in store.commits for line in lines if b'"tool_started"' in line and b"pay" in line]
+            assert done.state.calls_of["pay"] == 4 and done.reason == "budget_exhausted"
+            assert (
+                sum(
+                    record.event.cost_usd == 0.01
+                    for _, lines in store.commits
+                    for record in map(read_record, lines)
+                    if isinstance(record.event, e.ToolStarted)
+                )
+                == 4
+            ), paid
+
+    asyncio.run(main())
+
+
+def test_a_call_that_costs_more_than_is_left_is_not_begun() -> None:
+    """Its price is known before it begins, so the bound of cost is never exceeded by it."""
+
+    class Pays:
+        async def plan(self, view: Any) -> Any:
+            return call("pay", cents=1)
+
+    async def main() -> None:
+        async with Engine(planner=Pays(), approver="caller") as engine:
+            done = await engine.run(Agent(name="one", tools=[pay]), "pay", budget=Budget(max_cost_usd=0.025))
+            assert done.reason == "budget_exhausted" and done.usage.cost_usd == pytest.approx(0.02)
 
     asyncio.run(main())

@@ -11,7 +11,7 @@ import msgspec
 from detent.core import events as e
 from detent.core.settle import Settled
 from detent.core.state import Child, RunState
-from detent.running.posting import takes_the_tree
+from detent.running.posting import end_error, takes_the_tree
 
 HELD = "end"
 """The label of the value that has the end of a run while children are waited for."""
@@ -59,15 +59,16 @@ def departures(state: RunState) -> list[e.AnyEvent]:
     """Return the records that split off each open child that is left: what was reserved for it counts as used here from now on."""
     return [
         e.SubagentJoined(
-            child=child.child, status="running", outcome="left", reason="its parent has ended", usage=child.held, error=_left(child)
+            child=child.child,
+            status="running",
+            outcome="left",
+            reason="its parent has ended",
+            usage=child.held,
+            error=end_error(child, "left", "it continues without its parent", ""),
         )
         for child in state.children.values()
         if child.status == "open" and not child.cancel
     ]
-
-
-def _left(child: Child) -> e.ToolError:
-    return e.ToolError(code="child_left", message=f"agent {child.agent!r} continues without its parent", details={"run": child.child})
 
 
 def _key(state: RunState) -> str:

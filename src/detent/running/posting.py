@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from detent.core.events import ToolError
 from detent.core.state import Child, RunState
 from detent.ports import Signal, posted_to
 
@@ -11,6 +12,12 @@ from detent.ports import Signal, posted_to
 def ending(child: str, seq: int = 0) -> Signal:
     """Return the signal that a child has ended, or was given up, at a record of its log."""
     return Signal(id=f"child:{child}:{seq}", kind="child", payload={"child": child})
+
+
+def end_error(child: Child, outcome: str, why: str, partial: str) -> ToolError:
+    """Return the observation of the end of a child that has no answer, with what it had so far."""
+    details = {"run": child.child, "partial": partial}
+    return ToolError(code=f"child_{outcome}", message=f"agent {child.agent!r}: {why}", details=details)
 
 
 def takes_the_tree(state: RunState) -> bool:

@@ -161,14 +161,18 @@ def depth_of(state: RunState) -> int:
 def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
     """Return what these calls, which have begun, record. The sums that a run has left are shared by the children of a batch."""
     starts = [call for call in calls if _starts(call) and child_id(state.run_id, call.call_id) not in state.children]
-    left = remaining(state.budget, state.counted, running_s=state.running_ms / 1000, total_s=state.total_s)
     made: list[e.AnyEvent] = []
-    count = len(state.children)
+    count, first = len(state.children), left_of(state, state.counted, state.calls_of)
+    counted, calls_of, left = state.counted, dict(state.calls_of), first
     for call in calls:
         try:
             if _starts(call):
-                found = _spawn(call, state, portion_left=left, parts=len(starts), count=count)
-                count += isinstance(found[0], e.SubagentSpawned)
+                found = _spawn(call, state, first, left, parts=len(starts), count=count)
+                if isinstance(found[0], e.SubagentSpawned):
+                    counted, count = counted.plus(found[0].reserved), count + 1
+                    for tool, most in tuple(found[0].budget.max_calls_of or ()):
+                        calls_of[tool] = calls_of.get(tool, 0) + most
+                    left = left_of(state, counted, calls_of)
             else:
                 found = _about(call, state)
         except Refused as refused:
@@ -183,6 +187,13 @@ def in_two(calls: Sequence[CallState], state: RunState) -> tuple[list[e.AnyEvent
     made = records(calls, state)
     later = [event for event in made if isinstance(event, e.ToolFinished) and event.call in accepted and event.error is None]
     return [event for event in made if event not in later], later, {accepted[event.call] for event in later}
+
+
+def left_of(state: RunState, used: Usage, calls_of: dict[str, int]) -> Budget:
+    """Return what is left of the bounds of a run that has used this much."""
+    left = remaining(state.budget, used, running_s=state.running_ms / 1000, total_s=state.total_s)
+    most: dict[str, int] = dict(state.budget.max_calls_of or ())
+    return msgspec.structs.replace(left, max_calls_of={tool: max(0, n - calls_of.get(tool, 0)) for tool, n in most.items()} or None)
 
 
 def as_calls(plan: Plan, agent: AgentSpec) -> Plan:
@@ -230,7 +241,8 @@ def _starts(call: CallState) -> bool:
     return call.tool == "spawn_agent" or call.tool.startswith(PREFIX)
 
 
-def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int, count: int) -> list[e.AnyEvent]:
+def _spawn(call: CallState, state: RunState, first: Budget, left: Budget, *, parts: int, count: int) -> list[e.AnyEvent]:
+    """Return what a call that starts a child records. `first` was left when the batch began, `left` is left beside the children before this one."""
     child, waits = child_id(state.run_id, call.call_id), call.tool != "spawn_agent"
     name = call.tool.removeprefix(PREFIX) if waits else str(call.args["agent"])
     known = subagents_of(state.agent)
@@ -253,7 +265,7 @@ def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int
         raise Refused("scopes_not_allowed", f"this run has no scopes {', '.join(other)}, so its children have none of these")
     own = said.budget if isinstance(said, AgentSpec) else Budget()
     asked = msgspec.convert(call.args.get("budget", {}), Budget).over(own)
-    budget = portion(portion_left, asked, parts)
+    budget = portion(first, left, asked, parts)
     if empty := next((f"max_{one}" for one in SUMS if getattr(budget, f"max_{one}") == 0), ""):
         raise Refused("budget_exhausted", f"nothing of {empty} is left for a child")
     spawned = e.SubagentSpawned(
@@ -299,23 +311,24 @@ def _finished(call: CallState, result: dict[str, Any]) -> e.ToolFinished:
     return e.ToolFinished(call=call.call_id, result=msgspec.Raw(msgspec.json.encode(result)))
 
 
-def portion(left: Budget, asked: Budget, parts: int) -> Budget:
-    """Return the bound of one of `parts` children: what is asked for, else an equal part of what is left beside one for the parent.
+def portion(first: Budget, left: Budget, asked: Budget, parts: int) -> Budget:
+    """Return the bound of one of `parts` children: what is asked for, else an equal part of what was left at `first`, with one for the parent.
 
-    `left` is what the parent has left (`remaining`). Sums are never above that; times and depths are the smaller ones. A part may be 0.
+    `left` is what is left now. Sums are never above that; times and depths are the smaller ones. A part may be 0.
     """
     said: dict[str, Any] = {}
     for name in FIELDS:
-        rest, own = getattr(left, name), getattr(asked, name)
+        rest, own, whole = getattr(left, name), getattr(asked, name), getattr(first, name)
         if rest is None:
             continue
         if name.removeprefix("max_") in SUMS and own is None:
-            said[name] = rest / (parts + 1) if name == "max_cost_usd" else rest // (parts + 1)
+            said[name] = min(rest, whole / (parts + 1) if name == "max_cost_usd" else whole // (parts + 1))
         else:
             said[name] = rest if own is None else min(rest, own)
-    most: dict[str, int] = dict(left.max_calls_of or ())
+    most: dict[str, int] = dict(first.max_calls_of or ())
+    rests: dict[str, int] = dict(left.max_calls_of or ())
     wanted: dict[str, int] = dict(asked.max_calls_of or ())
-    shares = {tool: min(limit, wanted[tool]) if tool in wanted else limit // (parts + 1) for tool, limit in most.items()}
+    shares = {tool: min(rests[tool], wanted.get(tool, limit // (parts + 1))) for tool, limit in most.items()}
     return msgspec.structs.replace(asked, **said, max_calls_of={**wanted, **shares} or None)
 
 

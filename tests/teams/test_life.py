@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import virtual_time
-from detent import Bounds, Budget, ChildBounds, FinalAnswer, Stop, Suspended, ToolCall
+from detent import Bounds, Budget, ChildBounds, FinalAnswer, Stop, Suspended, ToolCall, tool
 from detent.core import events as e
-from detent.ports import RunQuery, View
+from detent.core.errors import FatalToolError
+from detent.ports import Passed, RunQuery, StrategyRun, View
 from detent.running.working import StoreBacklog, hand
 from detent.stores.ram import RamStore
 from detent.testing import CrashingStore
@@ -111,8 +113,12 @@ def test_an_open_child_ends_as_its_call_says_when_its_parent_answers(on_end: str
             assert not state.held.iterations and (state.usage.iterations >= spawned.reserved.iterations) is (on_end == "leave")
             team.go.set()
             if on_end == "leave":
-                child = await engine.resume(joined.child) if not engine.runtime.parts.watcher.control(joined.child) else None
-                assert child is None or child.status == "completed"
+                while not (child := await engine.load(joined.child)).terminal:
+                    await asyncio.sleep(0.1)
+                assert child.status == "completed" and child.delegated is not None and child.delegated.left
+                head = await store.head(joined.child)
+                assert head is not None and (head.parent, child.delegated.root) == ("", "root")  # a root that names its origin
+                await same_again(engine, joined.child)
             else:
                 assert (await engine.load(joined.child)).reason == ("cancelled" if on_end == "cancel" else "final_answer")
             await same_again(engine, "root")
@@ -368,5 +374,45 @@ def test_a_child_in_any_state_is_cancelled_with_its_parent(status: str) -> None:
             assert team.kept == []
             assert not (await engine.load("root")).held.iterations
             await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+def test_a_strategy_does_not_work_on_while_the_end_of_its_run_is_held() -> None:
+    """A fatal tool ended the run; it waits for its child's end; a strategy that tries something else on failure would begin that."""
+
+    async def twice(run: StrategyRun) -> Passed:
+        first = await run.kernel("first")
+        return first if first.reason == "final_answer" else await run.kernel("second", task="try again")
+
+    @tool(side_effect="write")
+    def explode() -> str:
+        """Fail for good."""
+        raise FatalToolError("no")
+
+    async def main() -> None:
+        team, store = Team(spawn("hang"), ToolCall(tool="explode", args={})), RamStore()
+        team.tools.append(explode)
+        boss = msgspec.structs.replace(team.boss, tools=(*team.boss.tools, "explode"), strategy="twice")
+        async with team.engine(store, strategies={"twice": twice}) as engine:
+            done = await engine.run(boss, "share", run_id="root")
+            assert (done.reason, list((await engine.load("root")).passes)) == ("fatal_tool_error", ["first"])
+            assert [one.outcome for one in await events_of(engine, "root", e.SubagentJoined)] == ["cancelled"]
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+def test_a_child_that_is_left_before_it_began_begins() -> None:
+    """It queued behind another one. Its parent has paid for it, and nobody would start it afterwards."""
+
+    async def main() -> None:
+        team, store = Team(spawn("hang"), spawn("keep 1", on_parent_end="leave")), RamStore()
+        async with team.engine(store, bounds=Bounds(children=ChildBounds(at_once=1))) as engine:
+            assert (await engine.run(team.boss, "share", run_id="root")).status == "completed"
+            (left,) = [one.child for one in await events_of(engine, "root", e.SubagentJoined) if one.outcome == "left"]
+            while not (await engine.load(left)).terminal:
+                await asyncio.sleep(0.1)
+            assert team.kept == ["1"]
 
     virtual_time.run(main())

@@ -79,6 +79,17 @@ class ChildrenHere:
                 return True
         return news()
 
+    async def begun(self, state: RunState) -> None:
+        """See `Children.begun`."""
+        mine = self._tasks.setdefault(state.run_id, {})
+        for child in state.children.values():
+            while child.status == "open" and not child.cancel and await self._runtime.store.head(child.child) is None:
+                if child.child not in mine:
+                    mine[child.child] = self._hold(self._advance(state, child), child.child)
+                await asyncio.wait([mine[child.child]], timeout=LOOK_S / 10)
+                if mine[child.child].done():
+                    break  # it cannot begin here: that is logged
+
     def left(self, run_id: str, why: str) -> None:
         """See `Children.left`."""
         mine = self._tasks.pop(run_id, {})
@@ -94,7 +105,12 @@ class ChildrenHere:
 
     def ended(self, state: RunState) -> None:
         """See `Children.ended`. While this engine is a worker, the parent is due like any run."""
-        if state.delegated is None or self._runtime.underway.shifts or self._runtime.parts.watcher.control(state.parent) is not None:
+        if (
+            state.delegated is None
+            or state.delegated.left
+            or self._runtime.underway.shifts
+            or self._runtime.parts.watcher.control(state.parent) is not None
+        ):
             return
         task = self._hold(self._continue(state.parent), state.parent)
         woken = self._woken.setdefault(state.delegated.root, set())

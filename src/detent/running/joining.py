@@ -91,6 +91,12 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
     )
 
 
+async def was_left(state: RunState, store: EventStore) -> bool:
+    """Whether the parent of a run has recorded that it left it."""
+    above = await load_run(store, state.parent)
+    return state.run_id in above.children and above.children[state.run_id].status == "left"
+
+
 def _waits(child: Child, parent: RunState) -> str:
     """Return the call that waits for a child; none if its pass has ended with the run."""
     return child.waits if child.scope in parent.passes and parent.passes[child.scope].status not in CLOSED else ""

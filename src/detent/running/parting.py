@@ -11,7 +11,7 @@ import msgspec
 from detent.core import events as e
 from detent.core.settle import Settled
 from detent.core.state import Child, RunState
-from detent.running.posting import end_error, takes_the_tree
+from detent.running.posting import takes_the_tree
 
 HELD = "end"
 """The label of the value that has the end of a run while children are waited for."""
@@ -64,11 +64,15 @@ def departures(state: RunState) -> list[e.AnyEvent]:
             outcome="left",
             reason="its parent has ended",
             usage=child.held,
-            error=end_error(child, "left", "it continues without its parent", ""),
+            error=_left(child),
         )
         for child in state.children.values()
         if child.status == "open" and not child.cancel
     ]
+
+
+def _left(child: Child) -> e.ToolError:
+    return e.ToolError(code="child_left", message=f"agent {child.agent!r} continues without its parent", details={"run": child.child})
 
 
 def _key(state: RunState) -> str:

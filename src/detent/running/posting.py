@@ -28,15 +28,22 @@ def takes_the_tree(state: RunState) -> bool:
 def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]]:
     """Return what `lines`, which lead to `state`, tell other runs of the family: that this one ended or was given up, and whom it cancels.
 
-    A child that is lost is cancelled: whoever opens it again can only record its end.
+    A child that is lost is cancelled: whoever opens it again can only record its end. A child that is left hears that it is a root now.
     """
     posts: list[tuple[str, Signal]] = []
-    if state.delegated is not None and (state.terminal or state.dead_letter) and _has(lines, b"run_finished", b"dead_lettered"):
+    if (
+        state.delegated is not None
+        and not state.delegated.left
+        and (state.terminal or state.dead_letter)
+        and _has(lines, b"run_finished", b"dead_lettered")
+    ):
         posts.append((state.parent, ending(state.run_id, state.seq)))
     if state.children and _has(lines, b"subagent_cancelled"):
         posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "open" and child.cancel]
     if state.children and _has(lines, b"subagent_joined"):
         posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "lost"]
+        left = [child.child for child in state.children.values() if child.status == "left"]
+        posts += [(child, Signal(id="parent:left", kind="child", payload={"child": child})) for child in left]
     return [(run_id, posted_to(run_id, signal)) for run_id, signal in posts]
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from detent.config.groups import ChildBounds
-from detent.core.errors import DetentError, RunBusy, RunNotFound, Suspended
+from detent.core.errors import ConfigError, DetentError, RunBusy, RunNotFound, Suspended, UnknownName
 from detent.core.events import RunStarted
 from detent.core.state import Child, RunState
 from detent.kernel.journal import Journal
@@ -22,7 +22,7 @@ from detent.ports import posted_to
 from detent.running import inheriting, starting
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.joining import ENDED
-from detent.running.posting import cancelling, ending
+from detent.running.posting import cancelling, ending, unstarted
 from detent.running.runtime import Runtime
 
 log = logging.getLogger("detent")
@@ -172,7 +172,11 @@ class ChildrenHere:
                 await runtime.worker_host.submit(child.child)
         except (RunBusy, Suspended):
             return  # somebody else has it, or this process stops
-        except DetentError:
+        except DetentError as error:
+            control = runtime.parts.watcher.control(state.run_id)
+            if control is not None and isinstance(error, ConfigError) and not isinstance(error, UnknownName):
+                control.deliver([unstarted(child.child, str(error))])
+                return
             log.exception("child %s of run %s cannot be advanced here", child.child, state.run_id)
 
     async def _begun(self, advancing: Advancing, *, starts: RunStarted, alone: bool) -> Journal | RunState:

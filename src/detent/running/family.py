@@ -16,7 +16,7 @@ from detent.running.delegating import changed_limits, in_two
 from detent.running.inbox import begins
 
 LOOK_S = 0.05
-"""How often a call that cancels a child looks whether the child has taken that."""
+"""How often a call that cancels a child checks whether the child has read that."""
 
 
 class Family(Calls):

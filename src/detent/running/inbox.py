@@ -47,7 +47,7 @@ async def take(signal: Signal, run: Run, store: EventStore) -> None:
                     run.journal.record(e.LeftByParent(parent=state.parent, signal=signal.id))
             elif signal.kind == "child":
                 child = state.children[scrubbed.payload["child"]]
-                if (joined := await joins(child, state, store, signal=signal.id)) is not None:
+                if (joined := await joins(child, state, store, signal=scrubbed)) is not None:
                     run.journal.record(joined, scope=child.scope)
             else:
                 run.journal.record(event_of(scrubbed, state), scope=scope_of(scrubbed, state))
@@ -127,7 +127,7 @@ def _cut(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-SPOKEN = ("reply", "result", "output", "reason", "why", "text", "attachments", "variables")
+SPOKEN = ("reply", "result", "output", "reason", "why", "cannot", "text", "attachments", "variables")
 """Parts of a signal's payload that hold somebody's words."""
 
 

@@ -25,6 +25,11 @@ def takes_the_tree(state: RunState) -> bool:
     return state.cancel is not None and any(one.kind == "cancel_requested" and one.about == "tree" for one in state.interventions)
 
 
+def unstarted(child: str, why: str) -> Signal:
+    """Return the signal that a child could not be started, for its parent in this process."""
+    return Signal(id=f"child:{child}:0", kind="child", payload={"child": child, "cannot": why})
+
+
 def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]]:
     """Return what `lines`, which lead to `state`, tell other runs of the family: that this one ended or was given up, and whom it cancels.
 

@@ -62,9 +62,10 @@ class Timed(_Shape, frozen=True, kw_only=True):
 
 
 class Joined(_Shape, frozen=True, kw_only=True):
-    """Of `child`: how a child run ended."""
+    """Of `child`: where to look for the end of a child; `cannot` says why it could not even be started."""
 
     child: str
+    cannot: str = ""
 
 
 class Sent(_Shape, frozen=True, kw_only=True):

@@ -119,6 +119,7 @@ def test_an_open_child_ends_as_its_call_says_when_its_parent_answers(on_end: str
                 head = await store.head(joined.child)
                 assert head is not None and (head.parent, child.delegated.root) == ("", "root")  # a root that names its origin
                 await same_again(engine, joined.child)
+                assert (await engine.verify(joined.child)).ok
             else:
                 assert (await engine.load(joined.child)).reason == ("cancelled" if on_end == "cancel" else "final_answer")
             await same_again(engine, "root")

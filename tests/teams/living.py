@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, tool
+from detent.core.actions import AnyAction
 from detent.core.codec import read_log
 from detent.ports import RunQuery, View
 
@@ -16,8 +17,8 @@ class Team:
     `keep N`: keep N with a tool. `ask N`: the same, which a person must approve. `hang`: wait until the test lets go. `loop`: never end.
     """
 
-    def __init__(self, *calls: ToolCall, answers: bool = True) -> None:
-        self.calls, self.answers = calls, answers
+    def __init__(self, *calls: AnyAction) -> None:
+        self.calls = calls
         self.kept: list[str] = []
         self.go, self.hangs = asyncio.Event(), asyncio.Event()
 

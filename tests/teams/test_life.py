@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import virtual_time
-from detent import Bounds, Budget, ChildBounds, FinalAnswer, Stop, Suspended, ToolCall, tool
+from detent import Bounds, Budget, CancelSubagent, ChildBounds, FinalAnswer, SpawnSubagent, Stop, Suspended, ToolCall, tool
 from detent.core import events as e
 from detent.core.errors import FatalToolError
 from detent.ports import Passed, RunQuery, StrategyRun, View
@@ -90,12 +90,14 @@ def test_a_parent_that_dies_starts_no_child_again_and_joins_each_once(at: int, w
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("by", ["call", "action"])
 @pytest.mark.parametrize(("on_end", "outcome"), [("cancel", "cancelled"), ("wait", "completed"), ("leave", "left")])
-def test_an_open_child_ends_as_its_call_says_when_its_parent_answers(on_end: str, outcome: str) -> None:
+def test_an_open_child_ends_as_its_call_says_when_its_parent_answers(on_end: Any, outcome: str, by: str) -> None:
     """The default cancels it; `wait` holds the answer; `leave` splits off what was reserved for it."""
 
     async def main() -> None:
-        team, store = Team(spawn("hang", on_parent_end=on_end)), RamStore()
+        action = SpawnSubagent(agent="worker", goal="hang", join=False, on_parent_end=on_end)
+        team, store = Team(action if by == "action" else spawn("hang", on_parent_end=on_end)), RamStore()
         async with team.engine(store) as engine:
             running = asyncio.create_task(engine.run(team.boss, "share", run_id="root"))
             await asyncio.wait([running, asyncio.create_task(team.hangs.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -253,7 +255,7 @@ def test_a_cancellation_of_a_tree_ends_children_that_would_be_waited_for_or_left
 
 
 @pytest.mark.parametrize("wait", ["none", "accepted", "ended"])
-def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: str) -> None:
+def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: Any) -> None:
     """`accepted`: until the child has recorded it; `ended`: the call has the child's end, with what it had so far."""
 
     async def main() -> None:
@@ -263,7 +265,7 @@ def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: str) -> None:
         async def plan(view: View) -> Any:
             if view.agent.name == "boss" and len(view.results) == 1:
                 await team.hangs.wait()
-                return ToolCall(tool="cancel_agent", args={"child": view.results[0].content["child"], "why": "enough", "wait": wait})
+                return CancelSubagent(child=view.results[0].content["child"], why="enough", wait=wait)
             if view.agent.name == "boss" and len(view.results) == 2:
                 child = await engine.load(view.results[0].content["child"])
                 seen.append("ended" if child.terminal else "accepted" if child.cancel else "none")

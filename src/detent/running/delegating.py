@@ -207,14 +207,15 @@ def as_calls(plan: Plan, agent: AgentSpec) -> Plan:
 def _as_call(action: AnyAction) -> AnyAction:
     match action:
         case SpawnSubagent(agent=agent, goal=goal, budget=budget):
-            said = {"goal": goal, **({"budget": budget} if budget else {})}
+            ends = {} if action.on_parent_end == "cancel" else {"on_parent_end": action.on_parent_end}
+            said = {"goal": goal, **({"budget": budget} if budget else {}), **ends}
             return (
                 ToolCall(tool=f"{PREFIX}{agent}", args=said) if action.join else ToolCall(tool="spawn_agent", args={"agent": agent, **said})
             )
         case JoinSubagent(child=child):
             return ToolCall(tool="join_agent", args={"child": child})
-        case CancelSubagent(child=child):
-            return ToolCall(tool="cancel_agent", args={"child": child})
+        case CancelSubagent(child=child, why=why, wait=wait):
+            return ToolCall(tool="cancel_agent", args={"child": child, "why": why, "wait": wait})
         case _:
             return action
 

@@ -16,7 +16,7 @@ from detent.running.delegating import changed_limits, in_two
 from detent.running.inbox import begins
 
 LOOK_S = 0.05
-"""How often a call that cancels a child looks whether the child has taken that."""
+"""How often a call that cancels a child checks whether the child has read that."""
 
 
 class Family(Calls):
@@ -55,6 +55,11 @@ class Family(Calls):
             except asyncio.CancelledError:
                 if not self.control.interrupted():
                     raise
+
+    async def children_begun(self, run: Run) -> None:
+        """See `World.children_begun`."""
+        if self._children is not None:
+            await self._children.begun(run.state)
 
     async def children_move(self, run: Run) -> bool:
         """See `World.children_move`. The time that it waits is not running time."""

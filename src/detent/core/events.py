@@ -770,12 +770,13 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):
-    """Somebody wants the run to end."""
+    """Somebody wants the run to end. `about` is `tree` if open children that would be waited for, or left, are to end too."""
 
     by: str = ""
     why: str = ""
     via: str = ""
     signal: str = ""
+    about: Literal["", "tree"] = ""
 
 
 # Children and memory ----------------------------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from detent.config.groups import ChildBounds
 from detent.core import events as e
 from detent.core.actions import AnyAction, CancelSubagent, JoinSubagent, SpawnSubagent, ToolCall
 from detent.core.agent import AgentSpec
@@ -26,8 +27,8 @@ PREFIX = "agent_"
 """The beginning of the name of a tool that starts one agent and waits for it."""
 SUMS = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
 """The dimensions that add up over runs side by side; times and depths do not."""
-DEPTH, CHILDREN, AT_ONCE = 8, 64, 8
-"""How deep below the root a child may be, how many children a run may start, and how many of them run at the same time."""
+_LIMITS = -4, "children"
+"""The phase and the label of the value that has the limits of an engine that are not the usual ones."""
 
 
 MANAGING = ("spawn_agent", "join_agent", "cancel_agent")
@@ -58,9 +59,10 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cancelled(Joined, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of `cancel_agent`."""
+    """The arguments of `cancel_agent`; `wait`: for nothing, until the child has taken the cancellation, or until it has ended."""
 
     why: str = ""
+    wait: Literal["none", "accepted", "ended"] = "none"
 
 
 class Refused(DetentError):
@@ -179,6 +181,14 @@ def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
     return made
 
 
+def in_two(calls: Sequence[CallState], state: RunState) -> tuple[list[e.AnyEvent], list[e.ToolFinished], set[str]]:
+    """Return what these calls record now, what they record once children have taken a cancellation, and these children."""
+    accepted = {call.call_id: call.args["child"] for call in calls if call.tool == "cancel_agent" and call.args.get("wait") == "accepted"}
+    made = records(calls, state)
+    later = [event for event in made if isinstance(event, e.ToolFinished) and event.call in accepted and event.error is None]
+    return [event for event in made if event not in later], later, {accepted[event.call] for event in later}
+
+
 def left_of(state: RunState, used: Usage, calls_of: dict[str, int]) -> Budget:
     """Return what is left of the bounds of a run that has used this much."""
     left = remaining(state.budget, used, running_s=state.running_ms / 1000, total_s=state.total_s)
@@ -208,6 +218,25 @@ def _as_call(action: AnyAction) -> AnyAction:
             return action
 
 
+def limits_of(state: RunState) -> ChildBounds:
+    """Return how many children the run may start, and how deep: what its log has of the engine's limits, else the usual ones."""
+    said = state.effects.get(f"{_LIMITS[0]}:{_LIMITS[1]}:0")
+    return ChildBounds() if said is None else msgspec.convert(said, ChildBounds)
+
+
+def changed_limits(state: RunState, limits: ChildBounds) -> list[e.EffectRecorded]:
+    """Return the record of an engine's limits if the run's log has others; how many advance at once decides nothing that is recorded."""
+    limits = msgspec.structs.replace(limits, at_once=ChildBounds().at_once)
+    if limits == limits_of(state):
+        return []
+    return [e.EffectRecorded(phase=_LIMITS[0], label=_LIMITS[1], value=msgspec.to_builtins(limits))]
+
+
+def says_limits(event: e.AnyEvent | None) -> bool:
+    """Whether a record is one of `changed_limits`."""
+    return isinstance(event, e.EffectRecorded) and (event.phase, event.label) == _LIMITS
+
+
 def _starts(call: CallState) -> bool:
     return call.tool == "spawn_agent" or call.tool.startswith(PREFIX)
 
@@ -222,10 +251,13 @@ def _spawn(call: CallState, state: RunState, first: Budget, left: Budget, *, par
         return done or [e.SubagentAwaited(child=child, call=call.call_id)]
     if name not in known:
         raise Refused("unknown_agent", f"there is no agent {name!r} to start; this agent may start: {', '.join(known)}")
-    if depth_of(state) >= DEPTH:
-        raise Refused("too_deep", f"this run is {depth_of(state)} levels below the root, and may start no children: {DEPTH} are allowed")
-    if count >= CHILDREN:
-        raise Refused("too_many_children", f"this run has started {count} children, {CHILDREN} are allowed")
+    limits = limits_of(state)
+    if depth_of(state) >= limits.depth:
+        raise Refused(
+            "too_deep", f"this run is {depth_of(state)} levels below the root, and may start no children: {limits.depth} are allowed"
+        )
+    if count >= limits.per_run:
+        raise Refused("too_many_children", f"this run has started {count} children, {limits.per_run} are allowed")
     said, tools, scopes = known[name], call.args.get("tools"), call.args.get("scopes")
     if isinstance(said, AgentSpec) and (other := [tool for tool in tools or () if tool not in said.tools]):
         raise Refused("tools_not_allowed", f"agent {name!r} has no tools {', '.join(other)}; it has: {', '.join(said.tools) or 'none'}")
@@ -264,6 +296,8 @@ def _about(call: CallState, state: RunState) -> list[e.AnyEvent]:
             if known.status != "open" or known.cancel
             else [e.SubagentCancelled(child=child, why=call.args.get("why", ""), call=call.call_id)]
         )
+        if known.status == "open" and call.args.get("wait") == "ended":
+            return [*cancelled, e.SubagentAwaited(child=child, call=call.call_id)]
         return [*cancelled, _finished(call, {"child": child, "status": known.status if known.status != "open" else "cancelling"})]
     if known.status == "open":
         return [e.SubagentAwaited(child=child, call=call.call_id)]

@@ -24,7 +24,12 @@ def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]
     A child that is lost is cancelled: whoever opens it again can only record its end.
     """
     posts: list[tuple[str, Signal]] = []
-    if state.delegated is not None and (state.terminal or state.dead_letter) and _has(lines, b"run_finished", b"dead_lettered"):
+    if (
+        state.delegated is not None
+        and not state.ancestors
+        and (state.terminal or state.dead_letter)
+        and _has(lines, b"run_finished", b"dead_lettered")
+    ):
         posts.append((state.parent, ending(state.run_id, state.seq)))
     if state.children and _has(lines, b"subagent_cancelled"):
         posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "open" and child.cancel]

@@ -18,7 +18,7 @@ from detent.core.state import RunState
 from detent.metering.tenants import TenantBudget
 from detent.running.delegating import SUMS
 from detent.stores.ram import RamStore
-from teams.family import call, start
+from teams.family import Family, call, start
 
 
 @tool(side_effect="write", cost_usd=0.01)
@@ -168,6 +168,20 @@ def test_a_tenants_account_has_what_children_used_once() -> None:
             assert done.output == "done" and done.usage.tool_calls == 11, done.error
             spent = await engine.tenants.spent("acme")
             assert (spent.tool_calls, spent.runs) == (11, 1) and spent.cost_usd == pytest.approx(0.07)
+
+    asyncio.run(main())
+
+
+def test_children_of_one_batch_share_what_is_left() -> None:
+    """What the first one asks for is not there for the second; the others get their part of what was left when the batch began."""
+    boss = Agent(name="boss", subagents={"worker": Agent(name="worker", tools=[pay])})
+    batch = [start("worker", budget={"max_tool_calls": 12}), start("worker", budget={"max_tool_calls": 12}), start("worker")]
+
+    async def main() -> None:
+        async with Engine(planner=Family(boss=batch, worker=[call("pay", cents=1)]), approver="caller") as engine:
+            done = await engine.run(boss, "pay", budget=Budget(max_tool_calls=23))
+            bounds = [child.spawned.budget.max_tool_calls for child in done.state.children.values()]
+            assert bounds == [12, 8] and done.output == [[1], [1], "budget_exhausted"]
 
     asyncio.run(main())
 

@@ -32,7 +32,7 @@ from detent.running.admission import new_run_id
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S, refuse_reopening
 from detent.running.declarations import declared_of, kept_policy, levels_of, one_level
-from detent.running.delegating import tool_for
+from detent.running.delegating import subagents_of, tool_for
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
 from detent.running.parts import digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
@@ -109,7 +109,18 @@ async def admitted(
         runtime.planners.needed(spec)
     tools = tools_of(RunState(run_id="", agent=spec), runtime.parts)
     admission.refuse_control_in_reach(runtime.store, runtime.parts.secrets, spec, tools)
+    _refuse_unusable_below(runtime, spec, started.host)
     return started
+
+
+def _refuse_unusable_below(runtime: Runtime, spec: AgentSpec, host: Host) -> None:
+    """Raise `ConfigError` for an agent below that could not run for this host: a child never gets more than its parent has."""
+    parts = runtime.parts
+    for one in subagents_of(spec).values():
+        if isinstance(one, AgentSpec):
+            tools = tools_of(RunState(run_id="", agent=one), parts)
+            admission.usable(one, host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
+            _refuse_unusable_below(runtime, one, host)
 
 
 async def run(

@@ -52,7 +52,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
 
     rules: Sequence[dict[str, Any]] = ()
     policy: Sequence[Any] | dict[str, Any] = ()
-    sees: str | Callable[..., Any] = "goal"
+    sees: str | Callable[..., Any] = "goal"  # pyright: ignore[reportIncompatibleVariableOverride] - the log has the name of a function
     mcp: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
     output_type: type[OutputT] | None = None
 

@@ -300,9 +300,10 @@ class Origins:
         """Return the child that returned this outcome of a call, unless it is declared how far the output of its tool is trusted."""
         if not waits and item.tool != "join_agent":
             return None
-        found, given = waits.get(item.call_id), cast("dict[str, Any]", item.arguments or {})
-        if found is None and item.tool == "join_agent" and item.executed:
-            found = children.get(given.get("child", ""))
+        found = waits.get(item.call_id)
+        if found is None and item.tool == "join_agent":
+            said: Any = item.arguments
+            found = children.get(said.get("child", "")) if isinstance(said, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         return None if found is None or self._declared(item.tool) else found
 
     def needle(self, value: Any) -> Needle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -69,7 +70,8 @@ class Wild:
                 case 3 if started:
                     batch.append(call(random.choice(["join_agent", "cancel_agent"]), child=random.choice(started)))
                 case 4:
-                    batch.append(call("spawn_agent", agent="next", goal=f"{view.goal}/{view.iteration}.{number}"))
+                    end = random.choice(["cancel", "wait", "leave"])
+                    batch.append(call("spawn_agent", agent="next", goal=f"{view.goal}/{view.iteration}.{number}", on_parent_end=end))
                 case _:
                     asked = random.choice([{}, {}, {"max_tool_calls": random.randint(1, 9)}, {"max_cost_usd": 0.02}])
                     batch.append(start("next", goal=f"{view.goal}/{view.iteration}.{number}", budget=asked))
@@ -117,6 +119,7 @@ def test_no_bound_of_the_tree_is_exceeded_at_any_record(seed: int) -> None:
         max_tool_calls=random.randint(3, 120),
         max_failures=random.randint(4, 40),
         max_cost_usd=random.choice([None, 0.05, 0.2]),
+        max_calls_of=random.choice([None, {"pay": 5}, {"pay": 20, "fails": 3}]),
     )
     store = Kept()
 
@@ -136,6 +139,8 @@ def test_no_bound_of_the_tree_is_exceeded_at_any_record(seed: int) -> None:
                         below = used_below(one.run_id, states, own)
                         assert not (wrong := over(below, one.budget)), (run_id, record.envelope.seq, one.run_id, wrong)
             assert states[done.run_id].usage == done.usage
+            made = Counter(item.tool for one in states.values() for known in one.passes.values() for item in known.results if item.executed)
+            assert all(made[name] <= most for name, most in dict(budget.max_calls_of or ()).items()), (made, budget)
 
     asyncio.run(main())
 

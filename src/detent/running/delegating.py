@@ -331,7 +331,7 @@ def _again(call: CallState, known: Child, state: RunState) -> list[e.AnyEvent]:
 
 def _not_inherited(child: Child) -> Refused:
     why = f"child {child.child!r} of the run above had not returned when this fork was branched, and the fork starts nothing (effects: dry_run)"
-    return Refused(NOT_INHERITED, why)
+    return Refused("not_inherited", why)
 
 
 def _finished(call: CallState, result: dict[str, Any]) -> e.ToolFinished:

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from detent.config.adapters import origin_of
 from detent.core.agent import AgentSpec, Host
 from detent.core.errors import UnknownName
 from detent.core.events import Delegated, RunStarted, SideEffect
@@ -73,7 +72,7 @@ async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted
             depth=depth_of(state) + 1,
             path=(*(above.path if above else (state.agent.name,)), child.agent),
             conversation=sees,
-            origin=origin_of(state, child.spawned.call, given, conversation),
+            origin=runtime.parts.tracing.origin_of(state, child.spawned.call, given, conversation),
             policies=(*(above.policies if above else ()), link),
         ),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.adapters import Tracing
 from detent.config.compaction import profile_of
 from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
@@ -95,6 +96,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     memories: Memories = msgspec.field(default_factory=Memories)
     ended: Callable[[RunState], None] = lambda state: None
     children: Children | None = None
+    tracing: Tracing = msgspec.field(default_factory=Tracing)
     sees: dict[str, Callable[..., Any]] = msgspec.field(default_factory=dict[str, Callable[..., Any]])
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)

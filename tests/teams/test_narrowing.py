@@ -11,6 +11,7 @@ import pytest
 from detent import Agent, Engine, FinalAnswer, Host, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
+from detent.policies import TieredPolicy
 from detent.ports import RunQuery, Verdict
 from teams.family import SENT, Family, below, call, keep, records_of, send, start, wipe
 
@@ -259,5 +260,22 @@ def test_what_the_parent_keeps_out_of_its_log_is_kept_out_of_the_childs() -> Non
                 assert b"K-123456" not in b"".join(await engine.store.read(run_id))
             joined = [event for event in await records_of(engine, done.run_id) if isinstance(event, e.SubagentJoined)]
             assert "<secret:" in joined[0].output
+
+    asyncio.run(main())
+
+
+def test_a_child_can_be_cancelled_and_judged_anew_where_its_policy_is_not(tmp_path: Path) -> None:
+    """No call is decided when a run ends, so nothing is missing; a candidate policy is tried on the calls of children as on any others."""
+    store = f"sqlite:///{tmp_path}/runs.db"
+    planner = Family(boss=[start("worker")], worker=[call("wipe", place="home")])
+
+    async def main() -> None:
+        async with Engine(store=store, planner=planner, policy=Careful(), approver="caller") as engine:
+            await engine.run(boss_and_worker(), "share")
+        async with Engine(store=store, planner=planner, tools=[wipe], approver="caller") as engine:
+            found = await engine.backtest(TieredPolicy({"destructive": "deny"}))
+            assert [change.tool for change in found.changes] == ["wipe"] and not found.skipped
+            (asked,) = await engine.approvals()
+            assert (await engine.cancel(asked.run_id, by="ann")).reason == "cancelled"
 
     asyncio.run(main())

@@ -128,7 +128,8 @@ class Delegated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """How a run became a child: the `root` of its tree, its parent's call, and the parent's record before the child was spawned (`sequence`, `digest`).
 
     `depth` counts from the root (1: its child), `path` has the agents from the root to this run. `policies` are those of the runs above, which are
-    asked before the child's own. `origin` says where the goal came from. `left`: the parent has ended and left the run, which is a root of its own now.
+    asked before the child's own. `origin` says where the goal came from. `conversation` is what the
+    child sees of its parent's messages. `left`: the parent has ended and left the run, which is a root of its own now.
     """
 
     root: str
@@ -140,6 +141,7 @@ class Delegated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     policies: tuple[dict[str, Any], ...] = ()
     origin: Origin = NO_ORIGIN
     left: bool = False
+    conversation: ArtifactRef | None = None
 
 
 class RunStarted(Event, frozen=True, kw_only=True):

@@ -230,7 +230,7 @@ class Advancing:
         if parts.titles:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
         world = self._world(journal, planner)
-        if journal.state.session is not None:
+        if journal.state.session is not None or journal.state.delegated is not None:
             world.conversation = await shown_of(parts.store, journal.state) if self.conversation is None else self.conversation
         ends = self.control.cancelled or journal.state.terminal  # no call is decided then, so no policy is missing
         links = () if ends else links_of(journal.state)

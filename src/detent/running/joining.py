@@ -125,6 +125,7 @@ def _lost(child: Child, why: str, *, signal: str, call: str, **known: Any) -> e.
         outcome="lost",
         reason=why,
         usage=child.held,
+        calls_of=dict(child.spawned.budget.max_calls_of or ()),
         call=call,
         error=end_error(child, "lost", why, known.get("partial", "")),
         signal=signal,

@@ -64,6 +64,7 @@ def departures(state: RunState) -> list[e.AnyEvent]:
             outcome="left",
             reason="its parent has ended",
             usage=child.held,
+            calls_of=dict(child.spawned.budget.max_calls_of or ()),
             error=_left(child),
         )
         for child in state.children.values()

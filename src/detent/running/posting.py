@@ -39,6 +39,7 @@ def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]
     if (
         state.delegated is not None
         and not state.delegated.left
+        and not state.ancestors
         and (state.terminal or state.dead_letter)
         and _has(lines, b"run_finished", b"dead_lettered")
     ):

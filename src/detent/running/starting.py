@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from detent.config.adapters import inlined, one_of
-from detent.config.agents import Agent
+from detent.config.agents import Agent, function_name
 from detent.config.compaction import compactor_in, compacts
 from detent.config.names import Imported, Names
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
@@ -32,7 +32,7 @@ from detent.running.admission import new_run_id
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S, refuse_reopening
 from detent.running.declarations import declared_of, kept_policy, levels_of, one_level
-from detent.running.delegating import tool_for
+from detent.running.delegating import subagents_of, tool_for
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
 from detent.running.parts import digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
@@ -40,6 +40,7 @@ from detent.running.people import me, poster
 from detent.running.results import Result
 from detent.running.rules import named
 from detent.running.runtime import Runtime
+from detent.running.seeing import refuse_unknown
 from detent.running.snapshots import load_run
 from detent.running.strategy_options import check_options, models_of, version_of
 from detent.secrecy.placing import kept_of
@@ -108,7 +109,18 @@ async def admitted(
         runtime.planners.needed(spec)
     tools = tools_of(RunState(run_id="", agent=spec), runtime.parts)
     admission.refuse_control_in_reach(runtime.store, runtime.parts.secrets, spec, tools)
+    _refuse_unusable_below(runtime, spec, started.host)
     return started
+
+
+def _refuse_unusable_below(runtime: Runtime, spec: AgentSpec, host: Host) -> None:
+    """Raise `ConfigError` for an agent below that could not run for this host: a child never gets more than its parent has."""
+    parts = runtime.parts
+    for one in subagents_of(spec).values():
+        if isinstance(one, AgentSpec):
+            tools = tools_of(RunState(run_id="", agent=one), parts)
+            admission.usable(one, host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
+            _refuse_unusable_below(runtime, one, host)
 
 
 async def run(
@@ -222,6 +234,8 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
 def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
+    if not isinstance(agent.sees, str):
+        runtime.parts.sees[function_name(agent.sees)] = agent.sees
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
     meta = [tool.spec.name for tool in kernel.meta_tools]
@@ -236,6 +250,7 @@ def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
         if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
             meta.append(name)
     runtime.parts.memories.check(agent)
+    refuse_unknown(spec, runtime.parts.sees)
     runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools and name not in meta])
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     if (compaction := compacts(spec)) is not None:
@@ -266,8 +281,13 @@ def equip(runtime: Runtime, agent: Agent) -> None:
     runtime.servers.add(agent.mcp)
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
+    if not isinstance(agent.sees, str):
+        runtime.parts.sees[function_name(agent.sees)] = agent.sees
     runtime.verifiers.add(agent.verifiers())
     runtime.verifiers.add_type(agent.answers_as())
+    for one in agent.subagents.values() if isinstance(agent.subagents, Mapping) else ():
+        if isinstance(one, Agent):
+            equip(runtime, cast("Agent[Any]", one))
 
 
 def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]:

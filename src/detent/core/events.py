@@ -823,6 +823,7 @@ class SubagentSpawned(Event, frozen=True, kw_only=True):
     reserved: Usage = NOTHING
     variables: dict[str, Any] = {}
     on_parent_end: OnParentEnd = "cancel"
+    output_schema: dict[str, Any] | None = None
 
 
 class SubagentAwaited(Event, frozen=True, kw_only=True):

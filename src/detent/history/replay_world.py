@@ -305,8 +305,8 @@ class ReplayWorld:
         context.run.record(context.scope, *records(calls, self._journal.state))
 
     async def children_move(self, run: Any) -> bool:
-        """Take the end of a child that the run waited for without coming to rest."""
-        return isinstance(self._journal.next, e.SubagentJoined) and await self.absorb(run, fresh=True)
+        """Take what reached the run while it waited for children without coming to rest."""
+        return await self.absorb(run, fresh=True)
 
     async def together(self, calls: Sequence[tuple[CallState, Begin]], context: Any) -> None:
         """Run all at once: the log has the order in which they end."""

@@ -83,7 +83,7 @@ class ChildrenHere:
             budget=child.spawned.budget.over(self._runtime.budget),
             host=state.host,
             variables=child.spawned.variables,
-            output_schema=spec.output_schema,
+            output_schema=spec.output_schema if (own := child.spawned.output_schema) is None else own or None,
             strategy=spec.strategy,
             strategy_version=version_of(self._runtime.parts.strategies.get(spec.strategy)),
             parent=state.run_id,

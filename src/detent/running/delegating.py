@@ -46,6 +46,7 @@ class Spawned(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arguments of `spawn_agent`."""
 
     agent: str
+    output_schema: dict[str, Any] | None = None
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -225,6 +226,7 @@ def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int
         budget=budget,
         reserved=sums_of(budget),
         variables=call.args.get("variables", {}),
+        output_schema=call.args.get("output_schema"),
     )
     return [spawned, *done]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext, Run
@@ -12,6 +13,7 @@ from detent.ports.delegation import Children
 from detent.running.calling import Calls
 from detent.running.delegating import records
 from detent.running.inbox import begins
+from detent.running.rules import fired
 
 
 class Family(Calls):
@@ -25,6 +27,12 @@ class Family(Calls):
     @abstractmethod
     async def absorb(self, run: Run, *, fresh: bool) -> bool:
         """See `World.absorb`."""
+
+    def _news(self, run: Run) -> bool:
+        """Return whether something has reached the run. Its timers are looked at here: nobody else does while it waits for children."""
+        if run.state.timers:
+            self.control.deliver(fired(run.state, self._clock.now()))
+        return self.control.waiting
 
     async def delegate(self, calls: Sequence[CallState], context: KernelContext) -> None:
         """See `World.delegate`. If a cancellation came first, no child begins."""
@@ -40,7 +48,7 @@ class Family(Calls):
         since = self._clock.monotonic()
         with self.control.during(0):
             try:
-                moved = await self._children.moved(run.state.run_id, lambda: self.control.waiting)
+                moved = await self._children.moved(run.state.run_id, partial(self._news, run))
             except asyncio.CancelledError:
                 if not self.control.interrupted():
                     raise

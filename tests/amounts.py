@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,6 +19,9 @@ _SAMPLE = {"default": 1, "many": 4}
 
 in_check = pytest.mark.skipif(PROFILE == "default", reason="costly, and what it promises has cheaper tests: `scripts/check` runs it")
 """Marks a test that `scripts/check` runs and `python -m pytest` does not: one of programs for developers, or a slow way to see what others see."""
+
+crossed = pytest.mark.crossed
+"""Marks tests of several parameters: by default each value of each one is tried, in `scripts/check` every combination of them."""
 
 
 def times(many: int, *, soak: int | None = None) -> int:
@@ -33,6 +36,27 @@ def sampled(points: Iterable[T], *, few: int) -> list[T]:
     if len(every) <= most:
         return every
     return [every[n] for n in sorted({round(n * (len(every) - 1) / (most - 1)) for n in range(most)})]
+
+
+def combined(tests: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests to run of one function that is `crossed`: all, or by default so many that each value of each parameter is in one."""
+    values = [{(name, _identity(value)) for name, value in _parameters(test).items()} for test in tests]
+    if PROFILE != "default":
+        return list(tests)
+    chosen, left = set[int](), set[tuple[str, Any]]().union(*values)
+    while left:
+        best = max(range(len(tests)), key=lambda n: len(values[n] & left))
+        chosen.add(best)
+        left -= values[best]
+    return [tests[n] for n in sorted(chosen)] or list(tests)
+
+
+def _parameters(test: pytest.Item) -> dict[str, Any]:
+    return getattr(getattr(test, "callspec", None), "params", {})
+
+
+def _identity(value: object) -> object:
+    return value if isinstance(value, str | int | float | None) else id(value)
 
 
 def stride(few: int, *, many: int = 1) -> int:

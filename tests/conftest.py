@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from amounts import PROFILE, times
+from amounts import PROFILE, combined, times
 from stores.postgres.cluster import own_postgres, pgvector, postgres, postgres_url
 
 __all__ = ["own_postgres", "pgvector", "postgres", "postgres_url"]  # fixtures
@@ -84,6 +84,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests of the quick folders."""
     if TESTS in item.path.parents and _quick(item.path):
         item.add_marker("quick")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out of tests that are `crossed` what is not tried by default. What is asked for by its whole name is all that there is of it, and runs."""
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("crossed") is not None:
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {item for tests in functions.values() for item in combined(tests)}
+    if left_out := [item for tests in functions.values() for item in tests if item not in kept]:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_collection_finish() -> None:

@@ -342,7 +342,7 @@ def test_a_run_without_memory_and_compaction_loads_neither() -> None:
     )
     loaded = in_a_fresh_process(f"{program}print(json.dumps(sorted(sys.modules)))")
     heavy = ("detent.history.memory", "detent.memories.ram", "detent.memories.sqlite", "detent.memories.files", "detent.memories.postgres")
-    used = ("detent.running.compacting", "detent.running.reducing", "detent.running.recalling")
+    used = ("detent.memories.compactors", "detent.running.compacting", "detent.running.reducing", "detent.running.recalling")
     assert [n for n in loaded if n.startswith((*heavy, *used))] == []
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from amounts import PROFILE, crossed
 from source_code import PACKAGE, ROOT, TESTS, imports, modules, where
 
 CONTRACT = ROOT.parent / "shared" / "contract" / "test_public_contract.py"
@@ -211,3 +212,16 @@ def test_the_check_and_the_soak_ask_for_their_profiles() -> None:
     """Without them every run would be a sample."""
     assert "export HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-many}" in (ROOT / "scripts" / "check").read_text(encoding="utf-8")
     assert '"HYPOTHESIS_PROFILE": "soak"' in (ROOT / "scripts" / "soak").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("one", ["a", "b", "c"])
+@pytest.mark.parametrize("other", range(4))
+@crossed
+def test_each_value_of_each_parameter_is_tried(one: str, other: int, request: pytest.FixtureRequest) -> None:
+    """A test that is `crossed` leaves out combinations and no value: else something that holds by promise would be tried by nobody."""
+    items = [item for item in request.session.items if item.nodeid.partition("[")[0] == request.node.nodeid.partition("[")[0]]
+    tried = {(item.callspec.params["one"], item.callspec.params["other"]) for item in items if isinstance(item, pytest.Function)}
+    assert (one, other) in tried
+    if len(tried) > 1:
+        assert len(tried) == (4 if PROFILE == "default" else 12)
+        assert ({pair[0] for pair in tried}, {pair[1] for pair in tried}) == ({"a", "b", "c"}, set(range(4)))

@@ -31,6 +31,7 @@ from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.extend import (
     Balance,
     Conflict,
+    Posts,
     Reservation,
     RunBusy,
     RunHead,
@@ -40,6 +41,7 @@ from detent.extend import (
     Spent,
     StoreError,
     intact,
+    is_erased,
     refuse_behind_cancel,
     refuse_erased,
     refuse_overfull,
@@ -180,6 +182,7 @@ class OneFileStore:
         released: Sequence[str] | None = (),
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         with self._changing(durable=durable) as shelf:
             refuse_without_claim(run_id, claim, shelf.claims[run_id].number if run_id in shelf.claims else None)
@@ -195,6 +198,10 @@ class OneFileStore:
             run.consumed.update(consumed)
             for signal_id in consumed:
                 run.inbox.pop(signal_id, None)
+            for name, signal in posts:
+                other = shelf.runs.get(name)
+                if other is not None and not is_erased(other.head) and signal.id not in other.consumed:
+                    other.inbox.setdefault(signal.id, signal)
             if spent is not None:
                 others = [s for s in shelf.spent if (s.tenant, s.day) != (spent.tenant, spent.day)]
                 same = [s for s in shelf.spent if (s.tenant, s.day) == (spent.tenant, spent.day)]

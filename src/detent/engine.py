@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 import msgspec
 
 from detent.clock import RandomIds, SystemClock
-from detent.config.adapters import governing, policy_at
+from detent.config.adapters import governing, own_compactors, policy_at
 from detent.config.agents import Agent
 from detent.config.checking import check_engine
 from detent.config.engines import Config, WorkspaceConfig
@@ -162,7 +162,6 @@ class Engine:
     ) -> None:
         check_engine(locals())
         from detent.config.assembly import made_workspace, memory_opener, store_at
-        from detent.memories.compactors import BUILT_IN as COMPACTORS
         from detent.meta_tools import BUILT_IN as BUILT_IN_META_TOOLS
         from detent.policies.combining import guards_for
         from detent.policies.guards import GUARDS
@@ -221,7 +220,7 @@ class Engine:
             kernel=kernel or make_kernel(),
             kernels=self.kernels,
             strategies=self.strategies,
-            compactors=Names[Compactor]("compactor", {**COMPACTORS, **(compactors or {})}),
+            compactors=Names("compactor", compactors, others=own_compactors),
             clock=clock,
             ids=ids or RandomIds(),
             watcher=Watcher(self.store),
@@ -238,7 +237,8 @@ class Engine:
             memories=memories,
         )
         self.extracting = Extracting(self.runtime)
-        self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin, children=ChildrenHere(self.runtime))
+        children = ChildrenHere(self.runtime, submits=worker_host is not None)
+        self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin, children=children)
         starting.know(self.runtime, agents)
 
     @classmethod

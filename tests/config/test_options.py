@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import yaml
 
+from amounts import in_check
 from detent import Agent
 from detent.config import schema_lines
 from detent.config.agents import ProgramOptions
@@ -63,6 +64,7 @@ def test_every_form_of_an_agent_has_the_options_that_are_defined() -> None:
     assert AgentFile.__struct_fields__ == (*ProgramOptions.__struct_fields__, "skills", "phases", "workspace", "sandbox")
 
 
+@in_check
 def test_an_option_is_added_in_one_place(tmp_path: Path) -> None:
     """One line and its documentation in `AgentOptions` reach program, log, file, schema and table."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))

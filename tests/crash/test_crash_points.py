@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled
+from amounts import crossed, sampled
 from crash.workload import EXPECTED, RUN, Inside, Outcome, open_calls, story, work, worker
 from detent.core import events as e
 from detent.testing.faults import Crash, CrashingStore
 from laws.checks import check_laws
 from laws.places import KINDS, Effects, Place
+
+pytestmark = crossed
 
 WRITES = ("append", "claim", "put_blob", "post", "release")
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from crash.processes import answer_of, end, start
 from crash.workload import EXPECTED, RUN, open_calls, story, work, worker
 from detent.core import events as e
 from laws.checks import check_laws
 from laws.places import Effects, Place
+
+pytestmark = crossed
 
 DEATHS: list[tuple[Any, ...]] = [
     ("planner", 1),

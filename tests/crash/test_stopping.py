@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from crash.scenes import every_store, one_call, run_main
 from detent import AskUser, Engine, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
 from detent.config.groups import Bounds
@@ -16,6 +17,8 @@ from detent.core import events as e
 from detent.core.actions import Schedule
 from laws.checks import check_laws
 from laws.places import Place, agent_of, engine_on
+
+pytestmark = crossed
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import times
+from amounts import crossed, times
 from crash.child import RACER, race_plan, race_tools
 from crash.processes import Gate, answer_of, command, end, start
 from detent import FinalAnswer, ToolCall, View, tool
@@ -20,6 +20,8 @@ from detent.testing.faults import Crash, CrashingStore
 from detent.tools.functions.settlement import NotHappened
 from laws.checks import check_laws
 from laws.places import KINDS, Effects, Place, agent_of, engine_on
+
+pytestmark = crossed
 
 Pair = tuple[Place, Effects, Any, Any]
 

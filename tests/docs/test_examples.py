@@ -38,7 +38,7 @@ VOLATILE = (
 OWN_SDK = ("anthropic", "bedrock", "google", "groq", "mistral", "openrouter")
 """Providers whose models are asked through a module of their own in pydantic-ai; all others are asked as OpenAI is."""
 RUNNING = [page for page in pages() if any(b.language in ("python", "console") for b in blocks(page))]
-TRIED = [ROOT / "README.md", *sampled(RUNNING, few=30)]
+TRIED = [ROOT / "README.md", *sampled(RUNNING, few=15)]
 """The pages that are gone through by default."""
 BY_DEFAULT = ("models-openai", "models-ollama")
 """Pages about models that are gone through by default. Each of the others needs the SDK of its vendor, which takes seconds to import."""

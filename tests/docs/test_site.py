@@ -10,7 +10,10 @@ from types import ModuleType
 
 import pytest
 
+from amounts import in_check
 from docs.pages import DOCS, ROOT, name_of, pages, rows
+
+pytestmark = in_check
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 IMPORTED = re.compile(r"^from (detent[\w.]*) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)

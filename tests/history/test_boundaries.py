@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled
+from amounts import crossed, sampled
 from detent import FinalAnswer, Host, ToolCall, tool
 from detent.core import events as e
 from detent.core.budget import Usage
@@ -22,6 +22,8 @@ from detent.stores.ram import RamStore
 from detent.testing.faults import Crash, CrashingStore, When
 from history.family import NAMES, Tools, events, finish, make_engine, open_at, parent_of, run_async
 from laws.places import KINDS, Place, agent_of, engine_on
+
+pytestmark = crossed
 
 
 @pytest.mark.parametrize("kind", KINDS)

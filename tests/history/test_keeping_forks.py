@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from detent.core import events as e
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog, NotAllowedNow, RunBusy, RunErased, RunNotFound
@@ -20,6 +21,8 @@ from detent.stores import open_store
 from detent.testing.faults import Crash, CrashingStore, T, When
 from history.family import Tools, finish, make_engine, open_at, parent_of, run_async
 from laws.places import KINDS, Place
+
+pytestmark = crossed
 
 
 async def family(engine: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from detent import Agent, Engine, FinalAnswer, ToolCall, View
 from detent.core.errors import RunErased
 from detent.history import moving
@@ -17,6 +18,8 @@ from detent.stores import open_store
 from history.family import run_async
 from laws.places import PurePlanner
 from secrecy.test_redaction import CARD, CARDS, GRANT, HIDDEN, Bank
+
+pytestmark = crossed
 
 AGENT = Agent(name="teller", tools=["card_of", "charge"], grants=[GRANT])
 OTHER = CARD[::-1]

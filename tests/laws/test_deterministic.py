@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator
 
+from amounts import crossed
 from crash.workload import EXPECTED, RUN, make_tools, plan, work, worker
 from detent import FinalAnswer, NotExecuted, Thought, ToolCall, ToolFailed, View, tool
 from detent.core import events as e
@@ -25,6 +26,8 @@ from detent.testing import ScriptedPlanner
 from detent.testing.clocks import FakeClock, SequentialIds
 from laws.checks import check_laws
 from laws.places import KINDS, Effects, Place, PurePlanner, agent_of, engine_on
+
+pytestmark = crossed
 
 
 def test_with_a_fake_clock_and_sequential_ids_two_runs_write_the_same_bytes(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from detent import Engine, FinalAnswer, Plan, Tool, ToolCall, ToolContext, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, Schedule
@@ -18,6 +19,8 @@ from detent.testing.faults import Crash, CrashingStore
 from detent.tools import Happened
 from laws.checks import check_laws
 from laws.places import KINDS, Place, agent_of, engine_on
+
+pytestmark = crossed
 
 
 class Durably(CrashingStore):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from amounts import sampled
+from amounts import crossed, sampled
 from detent import Agent, Engine, FinalAnswer, Host, ToolCall, View, tool
 from detent.core import events as e
 from detent.extend import open_memory
@@ -17,6 +17,8 @@ from detent.ports.remembering import MemoryItem, scope_of
 from detent.testing.faults import Crash, CrashingStore
 from laws.checks import check_laws
 from laws.places import Place, PurePlanner
+
+pytestmark = crossed
 
 RUN, HOST = "r1", Host(tenant="acme")
 KEPT = "r1@acme"
@@ -150,7 +152,7 @@ def test_a_death_at_any_write_leaves_one_item_for_a_call_and_one_recall_for_a_qu
             assert [told for told, _, _ in log].count(name) >= count, log
         assert sum(name in OF_MEMORY for name in counted.done) >= operations, counted.done
         points = [(at, when) for at in range(1, counted.calls + 1) for when in ("before", "after")]
-        for at, when in sampled(points, few=3 if kind == "postgres" else 5):
+        for at, when in sampled(points, few=2 if kind == "postgres" else 4):
             world = World(kind, tmp_path / f"{when}{at}", request)
             await world.fill()
             with pytest.raises(Crash):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -19,7 +21,8 @@ from detent.memories.ram import RamMemory
 from detent.ports.remembering import MemoryItem, scope_of
 from detent.running.extracting import said_in
 from detent.stores.ram import RamStore
-from detent.testing import ScriptedPlanner
+from detent.testing import FakeModel, ScriptedPlanner, calls, says
+from detent.testing.faults import Crash, CrashingStore
 
 ACME = Host(tenant="acme")
 SCOPE = scope_of("acme", "", "helper")
@@ -290,3 +293,29 @@ async def test_what_a_model_writes_into_a_call_is_not_read_either() -> None:
 async def count(of: str) -> str:
     """Count letters."""
     return f"{len(of)} letters"
+
+
+@in_loop
+async def test_what_was_proposed_before_a_crash_is_recorded_though_the_model_says_something_else_now() -> None:
+    """Otherwise a review would find proposals that no log has: each has its record, and none is there twice."""
+    memory = RamMemory()
+    answers = [["the boat is blue", "the quay is closed", "Ann has the key"], ["Ann has the key"]]
+
+    def turn(view: View) -> Any:
+        if view.scope == "memory":
+            return says(json.dumps([{"content": text, "kind": "fact"} for text in answers.pop(0)]))
+        return says("done") if view.results else calls(("look", {"at": "the boat"}))
+
+    store = RamStore()
+    crashing = CrashingStore(store.sibling(), operations=("claim",), at=2)  # the second claim is for the record of the proposals
+    with suppress(Crash):
+        async with Engine(store=crashing, memory=memory, planner=FakeModel(turn)) as engine:
+            await engine.run(helper("model"), "Where is the boat?", run_id="r", host=ACME)
+    await crashing.inner.close()
+    assert len(await memory.list(host="")) == 3
+    async with Engine(store=store, memory=memory, planner=FakeModel(turn)) as engine:
+        found = await engine.memory.propose("r@acme")
+        records = proposed(await engine.records("r@acme"))
+        assert sorted(item.content for item in found) == ["Ann has the key", "the boat is blue", "the quay is closed"]
+        assert [event.item_id for event in records if event.item] == [item.id for item in found]
+        assert len(await engine.memory.proposals(host=ACME)) == 3

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from detent import Agent, Engine, Host, Result, TenantBudget, Thought, ToolCall, tool
 from detent.core import events as e
 from detent.core.budget import Usage
@@ -27,6 +28,8 @@ from forked import fork
 from kernel.runs import END, Desk, Script, call, engine_for
 from laws.places import KINDS, Place
 from metering.providers import AGENT, MODEL, Caller, Planning, Provider, answer, engine, events_of, failure, used
+
+pytestmark = crossed
 
 ACME = Host(tenant="acme")
 HERE = Path(__file__).resolve().parent

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import stride
+from amounts import crossed, stride
 from detent import Agent, Budget, Engine, FinalAnswer, Host, Plan, TenantBudget, ToolCall, Usage, View
 from detent.config.engines import Config
 from detent.config.loading import load_config
@@ -26,6 +26,8 @@ from detent.testing.faults import Crash, CrashingStore
 from kernel.runs import Desk, Ran, Script, call, engine_for, look, ran
 from laws.places import KINDS, Place
 from metering.providers import MODEL, Caller, Planning, Provider, answer, engine
+
+pytestmark = crossed
 
 ACME = Host(tenant="acme")
 

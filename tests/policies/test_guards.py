@@ -244,7 +244,7 @@ def test_repetition_inside_a_batch_counts() -> None:
 
 def test_delegation_and_the_end_are_exempt() -> None:
     """They are bounded elsewhere."""
-    spawn = spec(SPAWN, "write")
+    spawn = spec(SPAWN, "write", delegates=True)
     assert check(repetition, call(spawn, agent="a"), after(*[did(SPAWN, agent="a")] * 9), tools={SPAWN: spawn}) is None
     for guard in (duplicate, side_effect_once, repetition):
         assert check(guard, tool_call("done", answer=1), after(*[did("done", answer=1)] * 9)) is None

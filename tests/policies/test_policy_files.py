@@ -13,7 +13,7 @@ from detent.config.loading import load_agent, load_config
 from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
 from detent.policies import load_policy
-from detent.policies.combining import governance
+from detent.policies.combining import Governance
 from detent.policies.documents import as_data, policy_document, read_policy
 from detent.policies.verdicts import SPAWN
 from policies.calls import call, spec, state
@@ -86,7 +86,7 @@ def test_a_file_says_rules_and_stages_and_the_strongest_wins(tmp_path: Path) -> 
     assert said(policy, call("put"), state()) == ("require_approval", "tier:write")
     assert said(policy, call("make_it"), state()) == ("allow", "mode_allows_tool")
     assert said(policy, call("put"), state(failures=9)) == ("stop", "max_failures_reached")
-    assert said(policy, call(SPAWN, agent="a"), state()) == ("deny", "delegation_budget_exceeded")
+    assert said(policy, call(spec(SPAWN, delegates=True), agent="a"), state()) == ("deny", "delegation_budget_exceeded")
 
 
 def test_default_says_what_happens_where_nothing_has_a_say(tmp_path: Path) -> None:
@@ -171,17 +171,17 @@ DENY_LARGE = {"id": "large", "tool": "put", "when": "args.n > 5", "decision": "d
 
 def test_without_an_engines_policy_the_agents_decides_alone() -> None:
     """Then it may allow what the tiers would ask about; what it does not name is denied."""
-    policy = governance(None)(spec_of([{"id": "wipes", "tool": "wipe", "decision": "allow"}]))
+    policy = Governance(None)(spec_of([{"id": "wipes", "tool": "wipe", "decision": "allow"}]))
     assert said(policy, call(spec("wipe", "destructive")), state()) == ("allow", "wipes")
     assert said(policy, call("put"), state()) == ("deny", "no_policy_rule_matched")
-    assert said(governance(None)(spec_of(())), call("put"), state()) == ("allow", "tier:write")
+    assert said(Governance(None)(spec_of(())), call("put"), state()) == ("allow", "tier:write")
 
 
 def test_beside_an_engines_policy_an_agents_only_tightens() -> None:
     """The strongest wins; its default and its silence change nothing."""
     from detent.policies import Rule, RulePolicy, TieredPolicy
 
-    house = governance(TieredPolicy())
+    house = Governance(TieredPolicy())
     loose = house(spec_of([{"id": "wipes", "tool": "*", "decision": "allow"}]))
     assert said(loose, call(spec("wipe", "destructive")), state()) == ("require_approval", "tier:destructive")
     tight = house(spec_of([DENY_LARGE]))
@@ -189,7 +189,7 @@ def test_beside_an_engines_policy_an_agents_only_tightens() -> None:
     assert tight.offers(spec("put"), state()) and tight.version != TieredPolicy().version  # type: ignore[attr-defined]
     barred = house(spec_of([{"id": "no", "tool": "put", "decision": "deny"}]))
     assert not barred.offers(spec("put"), state()) and barred.offers(spec("get"), state())  # type: ignore[attr-defined]
-    silent = governance(RulePolicy([Rule(id="reads", tool=("get",), decision="allow")]))
+    silent = Governance(RulePolicy([Rule(id="reads", tool=("get",), decision="allow")]))
     for decision in (
         "allow",
         "require_approval",
@@ -202,7 +202,7 @@ def test_beside_an_engines_policy_an_agents_only_tightens() -> None:
 
 def test_a_combined_policy_is_made_once_for_an_agent() -> None:
     """Runs of one agent share it; another agent's is another."""
-    house = governance(None)
+    house = Governance(None)
     assert house(spec_of([ALLOW_PUT])) is house(spec_of([ALLOW_PUT])) is not house(spec_of([DENY_LARGE]))
 
 
@@ -221,7 +221,7 @@ def test_an_agent_file_names_its_policy_or_holds_it(tmp_path: Path, policy: str)
     agent = load_agent(write(tmp_path, f'name = "a"\nguards = ["duplicate"]\n{policy}', "agent.toml"))
     spec_ = agent.spec()
     assert spec_.guards == ("duplicate",) and spec_.policy["rules"][0]["id"] == "puts"
-    assert said(governance(None)(spec_), call("put"), state()) == ("allow", "puts")
+    assert said(Governance(None)(spec_), call("put"), state()) == ("allow", "puts")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from detent.policies.verdicts import SPAWN
 from detent.ports import Verdict, offered
 from policies.calls import LEVELS, after, call, spec, state
 
-SPAWNING = spec(SPAWN, "write")
+SPAWNING = spec(SPAWN, "write", delegates=True)
 
 
 def said(policy: Any, *args: Any, **options: Any) -> tuple[str, str]:
@@ -81,7 +81,7 @@ BASIC = BasicPolicy(
 @pytest.mark.parametrize(
     ("tool", "used", "expected"),
     [
-        (SPAWN, {"tool_calls": 9, "failures": 9}, ("allow", "delegation_allowed")),  # delegation first
+        (SPAWNING, {"tool_calls": 9, "failures": 9}, ("allow", "delegation_allowed")),  # delegation first
         ("put", {"tool_calls": 5, "failures": 9}, ("stop", "max_steps_reached")),  # steps before failures
         ("nope", {"tool_calls": 5}, ("stop", "max_steps_reached")),  # and before the list
         ("put", {"tool_calls": 4, "failures": 3}, ("stop", "max_failures_reached")),
@@ -92,7 +92,7 @@ BASIC = BasicPolicy(
         ("get_it", {}, ("allow", "tool_allowed")),
     ],
 )
-def test_basic_policy_checks_in_order(tool: str, used: dict[str, Any], expected: tuple[str, str]) -> None:
+def test_basic_policy_checks_in_order(tool: Any, used: dict[str, Any], expected: tuple[str, str]) -> None:
     """K27: delegation, steps, failures, allowed tools, approval, allow."""
     assert said(BASIC, call(tool, agent="a"), state(**used)) == expected
 

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Raw
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
-from amounts import sampled, times
+from amounts import crossed, sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
@@ -25,7 +25,10 @@ from detent.core.errors import ConfigError, ToolFailed, UnknownName
 from detent.core.state import Ask, CallState, Child, Item, KernelState, RunState
 from detent.extend import Branch, Dropped, Measured
 from detent.memories.compactors import ExtractiveCompactor, SummaryCompactor
+from detent.planners.fallback import FallbackPlanner
 from detent.planners.model.planner import ModelPlanner
+from detent.planners.raw_text.planner import OnDevicePlanner
+from detent.ports import prompt_limits
 from detent.ports.models import ModelAnswer
 from detent.running.compacting import standing
 from detent.running.estimating import ESTIMATOR, tokens_of_item
@@ -34,6 +37,8 @@ from detent.testing import FakeModel, calls, fails, says
 from detent.testing.faults import Crash, CrashingStore
 from laws.places import KINDS, Place
 from planners.model.function_models import Asked
+
+pytestmark = crossed
 
 LONG = "lorem ipsum dolor sit amet " * 30
 
@@ -173,8 +178,8 @@ def test_one_result_larger_than_the_window_is_cut() -> None:
     planner = Planned(lambda view: ToolCall(tool="huge", args={"size": 60_000}) if view.iteration == 1 else FinalAnswer(content="done"))
     result, events = run(planner)
     assert result.status == "completed"
-    assert compactions(events)[0].clamped == {"main.1.0": 3000}
-    assert "more characters; recall_turn with turn 1 reads it again]" in text_of(planner.views[1])
+    assert compactions(events)[0].cut == {2: 3000}
+    assert "characters are left out here; recall_turn with turn 1 reads it again]" in text_of(planner.views[1])
     assert size_of(planner.views[1]) < 3000
 
 
@@ -266,6 +271,66 @@ def test_after_five_compactions_every_rule_is_in_the_prompt() -> None:
     assert "RULE OF THE HOUSE" in last.agent.instructions
     pinned = [item for item in last.transcript if item.tool == "activate_skill"]
     assert [item.content["instructions"] for item in pinned] == ["RULE OF MANNERS: never shout."]
+
+
+def test_instruction_files_and_skills_of_a_workspace_are_in_the_prompt_after_five_compactions(tmp_path: Path) -> None:
+    """Read once, they hold for the whole run; as history, an agent would forget the rules of the house after the first compaction."""
+    (tmp_path / "AGENTS.md").write_text("RULE OF THE WORKSPACE: tabs, never spaces.")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "CLAUDE.md").write_text("RULE OF THE FOLDER: no classes.")
+    (tmp_path / "notes.txt").write_text("NO RULE: tea at four.")
+    reading = ["AGENTS.md", "src/CLAUDE.md", "notes.txt"]
+
+    def turn(view: View) -> Any:
+        if view.iteration <= 3:
+            return ToolCall(tool="read_file", args={"path": reading[view.iteration - 1]})
+        if view.iteration == 4:
+            return ToolCall(tool="activate_skill", args={"name": "manners"})
+        if view.iteration == 5:
+            return ToolCall(tool="recall", args={"key": "ink", "content": "RULE OF THE NOTE: green ink"})
+        if view.iteration == 6:
+            return AskUser(question="Which tone?")
+        return FinalAnswer(content="done") if view.iteration > 90 else ToolCall(tool="page", args={"n": view.iteration})
+
+    planner = Planned(turn)
+    agent = an_agent(instructions="RULE OF THE HOUSE: be kind.", tools=(page, activate_skill, "read_file", "recall"), actions=("ask_user",))
+
+    async def main() -> list[Any]:
+        store = RamStore()
+        async with Engine(store=store, planner=planner, workspace=tmp_path) as engine:
+            asked = await engine.run(agent, "RULE OF THE GOAL: read everything.")
+            done = await engine.reply(asked.run_id, "RULE OF THE USER: whisper.")
+            assert done.status == "completed", done.error
+            return [record.event for record in read_log(asked.run_id, await store.read(asked.run_id))]
+
+    assert len(compactions(asyncio.run(main()))) >= 5
+    shown = f"{planner.views[-1].agent.instructions}\n{text_of(planner.views[-1])}"
+    for rule in ("GOAL", "HOUSE", "USER", "WORKSPACE", "FOLDER", "MANNERS", "NOTE"):
+        assert f"RULE OF THE {rule}" in shown or f"RULE OF {rule}" in shown, rule
+    assert [item.args["path"] for item in planner.views[-1].transcript if item.tool == "read_file"] == reading[:2]
+
+
+def test_many_instruction_files_do_not_crowd_out_the_run() -> None:
+    """Anybody may put such a file into a folder: together they have a share of the window, the newest first."""
+
+    @tool(side_effect="read")
+    def read_file(path: str) -> str:
+        """Read a file."""
+        return f"rules of {path}: {LONG}"
+
+    planner = Planned(
+        lambda view: (
+            FinalAnswer(content="done")
+            if view.iteration > 40
+            else ToolCall(tool="read_file", args={"path": f"f{view.iteration}/AGENTS.md"})
+        )
+    )
+    result, _ = run(planner, an_agent(tools=(read_file,)))
+    assert result.status == "completed", result.error
+    assert max(map(size_of, planner.views)) <= 3000
+    kept = [item.args["path"] for item in planner.views[-1].transcript if item.tool == "read_file"]
+    assert kept == sorted(kept, key=lambda path: int(path[1:-10]))
+    assert len(kept) < 10
 
 
 def test_what_is_open_is_told_behind_the_receipt() -> None:
@@ -426,27 +491,31 @@ def test_a_compactor_that_is_cancelled_by_others_fails_like_any_other() -> None:
     assert failed[3][0] == "compaction_circuit_open"
 
 
-def test_a_run_that_is_cancelled_while_its_compactor_works_is_cancelled() -> None:
-    """Otherwise nobody could stop a run whose compactor waits for a model."""
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_run_that_is_cancelled_while_its_compactor_works_is_cancelled(refused: bool) -> None:
+    """Otherwise nobody could stop a run whose compactor waits for a model, also after a refused prompt."""
+    began = asyncio.Event()
 
     class Waiting(Broken):
-        began = asyncio.Event()
-
         async def compact(self, dropped: Dropped, *, ask: Any) -> str:
-            self.began.set()
+            began.set()
             await asyncio.Event().wait()
             return ""
 
+    def turn(view: View) -> Any:
+        return fails("context_overflow") if refused and view.iteration > 20 else calls(("huge", {"size": view.iteration}), text=LONG)
+
     async def main() -> None:
-        waiting = Waiting()
-        async with Engine(planner=Planned(reads(90)), compactors={"broken": waiting}) as engine:
-            agent = an_agent(compaction={"use": "broken", "window_tokens": 3000})
+        async with Engine(planner=FakeModel(turn), compactors={"broken": Waiting()}) as engine:
+            agent = an_agent(compaction={"use": "broken", "window_tokens": 10**6 if refused else 3000})
             work = asyncio.create_task(engine.run(agent, "Read it all.", run_id="r"))
-            await waiting.began.wait()
+            await asyncio.wait([waited := asyncio.create_task(began.wait()), work], return_when="FIRST_COMPLETED")
+            assert waited.done(), "the compactor was called"
             await engine.cancel("r")
             result = await work
             assert (result.status, result.reason) == ("stopped", "cancelled")
             assert not [record.event for record in await engine.records("r") if getattr(record.event, "failed", "")]
+            assert (await engine.replay("r")).identical
 
     asyncio.run(main())
 
@@ -659,6 +728,23 @@ def test_the_log_names_the_estimator() -> None:
     assert events[0].digests["estimator"] == ESTIMATOR
     _, events = run(Planned(reads(2)), an_agent(compaction="none"))
     assert "estimator" not in events[0].digests
+    _, events = run(FakeModel([says("done")]), Agent(name="a"))
+    assert events[0].digests["estimator"] == ESTIMATOR, "the engine's planner has a model, so a refused prompt is compacted"
+    _, events = run(Planned(reads(2)), Agent(name="a", tools=[page]))
+    assert "estimator" not in events[0].digests
+
+
+def test_of_several_planners_the_smallest_window_and_the_largest_count_hold() -> None:
+    """Any of them may get the prompt."""
+    first, second = (FakeModel(["x"]), Asked(["x"], profile={"context_window": 3000}))
+    agent = AgentSpec(name="a")
+    assert prompt_limits(FallbackPlanner([first, ModelPlanner(second.model)]), agent) == (3000, None)
+    generators = [OnDevicePlanner(lambda request: "", max_observation_chars=most) for most in (200, 400)]
+    window, count = prompt_limits(FallbackPlanner(generators), agent)
+    assert (window, prompt_limits(FallbackPlanner([*generators, first]), agent)) == (0, (0, None))
+    item = Item(kind="tool", tool="t", ok=True, result=Raw(b'"' + b"x" * 9000 + b'"'))
+    assert count is not None
+    assert 100 <= count(item) <= 130
 
 
 def test_the_window_that_is_known_of_a_model_is_kept_without_a_refusal() -> None:
@@ -687,7 +773,7 @@ def test_the_windows_of_well_known_models_are_known(monkeypatch: pytest.MonkeyPa
 
 def test_a_planner_that_counts_its_prompts_leaves_it_to_compaction() -> None:
     """Text-only planners dropped old turns silently; there is one way, and it is on record."""
-    from detent.extend import Generation, OnDevicePlanner
+    from detent.extend import Generation
 
     turns = iter(range(1, 100))
 
@@ -735,48 +821,122 @@ class Postgres(Place):
         return self._at
 
 
+class Writer:
+    """A model that plans and writes summaries. Its process dies within the call number `dies` for a summary."""
+
+    def __init__(self, dies: int = 0) -> None:
+        self.dies, self.asked = dies, 0
+        self.model = FakeModel(self._turn)
+        self.models_asked = self.model.models_asked
+
+    def _turn(self, view: View) -> Any:
+        if view.small:
+            self.asked += 1
+            return says(f"all pages are alike, up to {view.goal.count('- [done')}")
+        return says("done") if view.iteration >= 22 else calls(("page", {"n": view.iteration}))
+
+    async def plan(self, view: View) -> Plan:
+        if view.small and self.asked + 1 == self.dies:
+            assert view.models is not None
+
+            async def dying(limit: int | None) -> ModelAnswer:
+                raise Crash
+
+            await view.models.call("function:fake-model", dying, provider="function", input_tokens=100)
+        return await self.model.plan(view)
+
+
+SUMMARY = {"use": "summary", "window_tokens": 1500, "to": 0.3}
+COUNTED = Budget(max_iterations=100, max_tool_calls=100, max_total_tokens=10**9)
+"""With a bound of tokens, a call is in the store before the model is asked."""
+
+
+async def finished(place: Place, store: Any, run_id: str, *, use: str = "extractive", dies: int = 0) -> list[Any]:
+    """Run or resume the run to its end, check its replay, and return its events."""
+    planner: Any = Writer(dies) if use == "summary" else Planned(reads(25))
+    agent = an_agent(model="function:fake-model", compaction=SUMMARY, budget=COUNTED) if use == "summary" else an_agent()
+    async with Engine(store=store, planner=planner, tools=TOOLS) as engine:
+        result = await engine.run(agent, "Read it all.", run_id=run_id)
+        assert result.status == "completed"
+        again = await engine.replay(run_id)
+        assert again.identical, again.divergence
+    return [record.event for record in await place.records(run_id)]
+
+
+def place_at(kind: str, directory: Path, url: str) -> Place:
+    directory.mkdir(exist_ok=True)
+    return Postgres(url, directory) if kind == "postgresql" else Place(kind, directory)
+
+
+def _decided(event: Any) -> Any:
+    return (
+        msgspec.structs.replace(event, tokens_before=0, tokens_after=0) if isinstance(event, e.ContextCompacted) else type(event).__name__
+    )
+
+
+AGAIN = (e.RunResumed, e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed)
+"""What a resumption may add: its own record, and one model call whose end or whose plan was lost."""
+
+
+def asked(events: list[Any], purpose: str = "") -> int:
+    return sum(isinstance(event, e.ModelCallStarted) and purpose in event.purpose for event in events)
+
+
+def told_of(events: list[Any]) -> list[Any]:
+    """What was decided: the same, however often a process died."""
+    return [_decided(event) for event in events if not isinstance(event, AGAIN)]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("use", ["extractive", "summary"])
 @pytest.mark.parametrize("kind", [*KINDS[1:], "postgresql"])
-def test_a_crash_around_a_compaction_compacts_once(kind: str, when: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_crash_around_a_compaction_compacts_once(kind: str, use: str, when: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Whoever resumes finds the record, or makes the same one again; the replay of the whole log is identical."""
     url = request.getfixturevalue("postgres_url") if kind == "postgresql" else ""
 
     async def main() -> None:
-        place = Postgres(url, tmp_path) if url else Place(kind, _made(tmp_path / "whole"))
+        place = place_at(kind, tmp_path / "whole", url)
         counting = CrashingStore(place.store(), operations=("append",))
-        told = [_decided(event) for event in await finished(place, counting, "whole")]
+        events = await finished(place, counting, "whole", use=use)
+        told = told_of(events)
         await place.close()
-        assert any(isinstance(event, e.ContextCompacted) for event in told)
-        for at in sampled(range(2, counting.calls), few=3):
-            place = Postgres(url, tmp_path) if url else Place(kind, _made(tmp_path / str(at)))
+        assert use in {event.compactor for event in told if isinstance(event, e.ContextCompacted)}
+        for at in sampled(range(2, counting.calls), few=2):
+            place = place_at(kind, tmp_path / str(at), url)
             store = CrashingStore(place.store(), at=at, when=when, operations=("append",))
             with pytest.raises(Crash):
-                await finished(place, store, f"{when}-{at}")
+                await finished(place, store, f"{when}-{at}", use=use)
             await place.close()
-            events = await finished(place, place.store(), f"{when}-{at}")
-            assert [_decided(event) for event in events if not isinstance(event, e.RunResumed)] == told
+            again = await finished(place, place.store(), f"{when}-{at}", use=use)
+            assert told_of(again) == told, f"crash {when} append {at}"
+            assert 0 <= asked(again) - asked(events) <= 1
             await place.close()
 
     asyncio.run(main())
 
 
-def _made(directory: Path) -> Path:
-    directory.mkdir()
-    return directory
+@pytest.mark.parametrize("kind", [*KINDS[1:], "postgresql"])
+def test_a_crash_while_the_small_model_writes_costs_one_call(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The call is charged as one whose end is not known, and made again; the compaction is that of a run to which nothing happened."""
+    url = request.getfixturevalue("postgres_url") if kind == "postgresql" else ""
 
+    async def main() -> None:
+        place = place_at(kind, tmp_path / "whole", url)
+        events = await finished(place, place.store(), "whole", use="summary")
+        told, wrote = told_of(events), asked(events, "compaction")
+        await place.close()
+        assert wrote >= 2
+        for dies in sampled(range(1, wrote + 1), few=2):
+            place = place_at(kind, tmp_path / str(dies), url)
+            with pytest.raises(Crash):
+                await finished(place, place.store(), f"died-{dies}", use="summary", dies=dies)
+            await place.close()
+            events = await finished(place, place.store(), f"died-{dies}", use="summary")
+            assert told_of(events) == told
+            assert asked(events, "compaction") == wrote + 1
+            await place.close()
 
-def _decided(event: Any) -> Any:
-    return event if isinstance(event, e.ContextCompacted) else type(event).__name__
-
-
-async def finished(place: Place, store: Any, run_id: str) -> list[Any]:
-    """Run or resume the run to its end, check its replay, and return its events."""
-    async with Engine(store=store, planner=Planned(reads(25)), tools=TOOLS) as engine:
-        result = await engine.run(an_agent(), "Read it all.", run_id=run_id)
-        assert result.status == "completed"
-        again = await engine.replay(run_id)
-        assert again.identical, again.divergence
-    return [record.event for record in await place.records(run_id)]
+    asyncio.run(main())
 
 
 class Unsure(Broken):
@@ -928,7 +1088,7 @@ def test_a_goal_larger_than_the_window_is_cut_in_the_prompt_alone() -> None:
     assert "recall_turn with turn 0 reads it again" in shown
     assert max(map(size_of, planner.views)) <= 3000
     assert "[user] HEAD. read" in planner.views[-1].results[0].content
-    assert "1 other long parts are cut in the middle" in text_of(planner.views[0])
+    assert "1 long parts are cut in the middle" in text_of(planner.views[0])
 
 
 def test_a_reply_larger_than_the_window_is_cut_in_the_prompt_alone() -> None:
@@ -1029,7 +1189,7 @@ def test_the_earlier_conversation_makes_room_before_the_users_words_are_cut() ->
     async def main() -> None:
         model = FakeModel(lambda view: says("answer " + "w " * 600))
         async with Engine(planner=model) as engine:
-            session = engine.session(an_agent(4000, model="function:fake-model", instructions="be kind " * 1200))
+            session = engine.session(an_agent(4000, model="function:fake-model", instructions="be kind " * 1500))
             for number in range(6):
                 result = await session.send(f"message {number} " + "y " * 200)
                 assert result.status == "completed", result.error

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from amounts import in_check
+from amounts import crossed, in_check
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.config.groups import Bounds
 from detent.core.errors import RunBusy, RunNotFound, Suspended
@@ -25,6 +25,8 @@ from detent.ports import Signal
 from detent.stores import open_store
 from detent.testing import ScriptedPlanner
 from detent.tools import ThreadPool
+
+pytestmark = crossed
 
 PLAN = [ToolCall(tool="wait"), FinalAnswer(content="done")]
 STORES = ["ram:", "file:{}/runs", "sqlite:///{}/runs.db"]

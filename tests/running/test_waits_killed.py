@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from amounts import in_check, stride
+from amounts import crossed, in_check, stride
 from crash.workload import RUN
 from detent.core import events as e
 from detent.testing.clocks import FakeClock
@@ -23,6 +23,8 @@ from forked import fork
 from laws.checks import check_laws
 from laws.places import KINDS, Effects, Place
 from running.waits import DECISIONS, EFFECTS, EXPECTED, WRITES, decisions, engine_of, work
+
+pytestmark = crossed
 
 HERE = Path(__file__).resolve().parent
 

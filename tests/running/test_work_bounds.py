@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import crossed
 from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
 from detent.config.environment import parse_budget
 from detent.core import events as e
@@ -19,6 +20,8 @@ from detent.testing.faults import Crash, CrashingStore
 from detent.tools.done import done_tool
 from kernel.runs import Desk, Script, call, engine_for, look, ran
 from laws.places import Place
+
+pytestmark = crossed
 
 END = FinalAnswer(content="what I have")
 

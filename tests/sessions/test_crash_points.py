@@ -1,4 +1,4 @@
-"""A process may die before and after every write of a queued message, a rollback and a fork: each message is one run, and none is lost or doubled."""
+"""A process may die before and after every write while a message is queued, interrupts, or rolls back, and of a fork: none is lost or doubled."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ async def rolled_back(engine: Engine, held: Held, agent: Any) -> None:
     await beside(engine, held, agent, "rollback")
 
 
+async def interrupted(engine: Engine, held: Held, agent: Any) -> None:
+    """The second message ends the run of the first, which stays in the conversation."""
+    await beside(engine, held, agent, "interrupt")
+
+
 async def forked(engine: Engine, held: Held, agent: Any) -> None:
     """The second message goes to a session that continues from the first one."""
     held.go.set()
@@ -87,6 +92,8 @@ async def check(scene: Scene, store: Any, effects: Effects) -> str:
         answered = [("user", "pay"), ("model", "answer to pay")]
         if scene is rolled_back and heads[0].status != "completed":
             assert said == answered, "what was rolled back is left out"
+        elif scene is interrupted and heads[0].status != "completed":
+            assert said == [("user", "hold"), ("note", "no answer was given: cancelled"), *answered]
         else:
             assert said == [("user", "hold"), ("model", "answer to hold"), *answered]
         assert set(effects.all()) == {"paid-bob"}
@@ -97,7 +104,7 @@ async def check(scene: Scene, store: Any, effects: Effects) -> str:
         return heads[0].status
 
 
-@pytest.mark.parametrize("scene", [queued, rolled_back, forked])
+@pytest.mark.parametrize("scene", [queued, rolled_back, interrupted, forked])
 @pytest.mark.parametrize("kind", ["sqlite", "file", "postgres"])
 def test_a_death_at_any_write_loses_and_doubles_no_message(kind: str, scene: Scene, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Whoever sends the messages again, with their ids, comes to the conversation that nothing happened to."""
@@ -108,10 +115,10 @@ def test_a_death_at_any_write_loses_and_doubles_no_message(kind: str, scene: Sce
         place = Place(kind, tmp_path / "whole", database=database)
         counted, effects = CrashingStore(place.store(), operations=WRITES), Effects(tmp_path / "whole" / "effects")
         await talk(scene, counted, effects)
-        assert await check(scene, place.store(), effects) == ("stopped" if scene is rolled_back else "completed")
+        assert await check(scene, place.store(), effects) == ("stopped" if scene in (rolled_back, interrupted) else "completed")
         await place.close()
         points = [(at, when) for at in range(1, counted.calls + 1) for when in ("before", "after")]
-        tried, died = sampled(points, few=2 if kind == "postgres" else 4), 0
+        tried, died = sampled(points, few=2 if kind == "postgres" else 3), 0
         for at, when in tried:
             directory = tmp_path / f"{when}{at}"
             directory.mkdir()

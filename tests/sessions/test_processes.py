@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amounts import PROFILE, sampled, times
+from amounts import PROFILE, crossed, sampled, times
 from crash.processes import answer_of, command, end
 from detent import Agent, Engine, Result, tool
 from detent.stores.urls import open_store
@@ -21,6 +21,8 @@ from forked import fork
 from laws.places import KINDS, Effects, Place
 from sessions.soak import hold
 from sessions.talks import AGENT, Clerk, call, engine_of
+
+pytestmark = crossed
 
 HERE = Path(__file__).resolve().parent
 WRITES = ("append", "claim", "put_blob", "release")

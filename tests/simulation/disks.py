@@ -21,7 +21,7 @@ from typing import Any
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
-from detent.ports.stores import refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
+from detent.ports.stores import Posts, is_erased, refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
 from detent.stores.listing import select, unsealed
 
 LEASE_S = 30.0
@@ -217,12 +217,13 @@ class DiskStore:
         released: Sequence[str] | None = (),
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         lines = tuple(records)
 
         def append() -> None:
             self.refuse_without_claim(run_id, claim)
-            self._append(run_id, expected_seq, lines, head, durable, tuple(consumed), spent, released, intent)
+            self._append(run_id, expected_seq, lines, head, durable or bool(posts), tuple(consumed), spent, released, intent, posts)
 
         await self._write("append", append)
 
@@ -231,7 +232,17 @@ class DiskStore:
         refuse_without_claim(run_id, claim, self.disk.numbers[run_id] if run_id in self.disk.claims else None)
 
     def _append(
-        self, run_id: str, expected: int, lines: Any, head: RunHead, durable: bool, consumed: Any, spent: Any, released: Any, intent: bool
+        self,
+        run_id: str,
+        expected: int,
+        lines: Any,
+        head: RunHead,
+        durable: bool,
+        consumed: Any,
+        spent: Any,
+        released: Any,
+        intent: bool,
+        posts: Posts,
     ) -> None:
         disk = self.disk
         run = disk.runs.get(run_id)
@@ -274,6 +285,10 @@ class DiskStore:
 
         if durable:
             run.sealed = len(run.records), head.digest
+        for name, signal in posts:  # files write them before, behind the record that they wait for; they are durable, and so is this append
+            other = disk.runs.get(name)
+            if other is not None and other.head is not None and not is_erased(other.head) and signal.id not in other.consumed:
+                other.inbox.setdefault(signal.id, signal)
         disk.written(run_id, undo, durable=durable or bool(consumed))
         disk.told()
 

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from amounts import crossed
+
+pytestmark = crossed
+
 BODY = """
 import asyncio, os, resource, sys
 from pathlib import Path

@@ -10,6 +10,7 @@ import pytest
 
 from amounts import times
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, NotExecuted, ToolCall, ToolContext, View, tool
+from detent.config.groups import Bounds
 from detent.core import events as e
 from detent.core.errors import ConfigError, UnknownName
 from detent.ports import Block
@@ -571,7 +572,7 @@ def test_a_run_that_hangs_is_given_up() -> None:
     def make_engine(store: Any) -> Engine:
         engines[0] += 1
         hangs[0] = engines[0] > 2
-        return Engine(store=store, planner=Function(pays))
+        return Engine(store=store, planner=Function(pays), bounds=Bounds(drain_s=0))  # else closing waits for the payment
 
     report = simulated(Bank(), charge, make_engine=make_engine, faults=["slow_model"], at_most=1, patience_s=0.2)
     assert "still running after 0.2 s of real time" in report.of("stuck")[0].what

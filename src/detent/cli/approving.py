@@ -78,6 +78,8 @@ def _facts(request: Approval) -> Iterator[tuple[str, str]]:
     """Yield the facts about a call: a name of at most nine characters, and a text."""
     if request.too_long:
         yield "digest", request.digest
+    if len(request.path) > 1:
+        yield "asked by", f"{' > '.join(request.path)}, of run {request.root}"
     if request.sandbox:
         yield "runs", request.sandbox
     if request.healed is not None:

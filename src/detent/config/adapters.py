@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detent.core.agent import AgentSpec
 from detent.core.errors import ConfigError
 from detent.core.events import Origin
 from detent.core.state import RunState
 from detent.ports import Observer, Policy, Tool, ToolSpec
+from detent.ports.compacting import Compactor
+from detent.ports.governance import PolicyOf
 from detent.ports.remembering import Governor
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ def policy_at(policy: Policy | str | Path | None) -> Policy | None:
     return load_policy(policy) if isinstance(policy, (str, Path)) else policy
 
 
-def governing(policy: Policy | None) -> Callable[[AgentSpec], Policy]:
-    """Return a function that combines an agent's policy with this one."""
-    from detent.policies.combining import governance
+def governing(policy: Policy | None) -> PolicyOf:
+    """Return a function that combines an agent's policy with this one, and with those of the runs above it."""
+    from detent.policies.combining import Governance
 
-    return governance(policy)
+    return Governance(policy)
 
 
 def policy_made_of(data: Mapping[str, Any]) -> Policy:
@@ -85,6 +86,13 @@ def fan_out(observers: Sequence[Observer]) -> Observer:
     return CompositeObserver(*observers)
 
 
+def own_compactors() -> Mapping[str, Compactor]:
+    """Return Detent's own compactors by name."""
+    from detent.memories.compactors import BUILT_IN
+
+    return BUILT_IN
+
+
 def default_governor(*, max_bytes: int, hides: Callable[[str], bool]) -> Governor:
     """Return the governor of memories that have none of their own."""
     from detent.memories.governing import DefaultGovernor
@@ -99,11 +107,14 @@ def is_instruction(path: str) -> bool:
     return named_so(path)
 
 
-def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = ()) -> Origin:
-    """Return where content came from that a run writes for later runs; `call_id` is the call that writes it, "" if none does."""
+def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = (), *, worst: bool = False) -> Origin:
+    """Return where content came from that a run writes for later runs; `call_id` is the call that writes it, "" if none does.
+
+    With `worst`, it is only as trustworthy as the worst that the run has seen.
+    """
     from detent.policies.provenance.lasting import origin_of as computed
 
-    return computed(state, call_id, content, conversation)
+    return computed(state, call_id, content, conversation, worst=worst)
 
 
 def words_of(state: RunState, earlier: Sequence[Any]) -> Callable[..., Origin]:

@@ -7,7 +7,7 @@ installed package needs no change here. Engines share nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from detent.config.imports import in_import_root, load_object
@@ -40,9 +40,9 @@ T = TypeVar("T")
 class Names(Generic[T]):
     """Parts of one `kind` by name, in registration order."""  # rows S0-15, 16.1
 
-    def __init__(self, kind: str, known: Mapping[str, T] | None = None) -> None:
-        """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`."""
-        self.kind = kind
+    def __init__(self, kind: str, known: Mapping[str, T] | None = None, *, others: Callable[[], Mapping[str, T]] | None = None) -> None:
+        """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`. `others` are made when a name is first looked up."""
+        self.kind, self._others = kind, others
         self._known: dict[str, T] = dict(known or {})
         for name, value in self._known.items():
             check_kind(kind, f"the {kind} {name!r}", value)
@@ -52,7 +52,7 @@ class Names(Generic[T]):
         if not name.strip():
             raise ConfigError(f"a {self.kind} needs a name")
         check_kind(self.kind, f"the {self.kind} {name!r}", value)
-        if self._known.setdefault(name, value) is not value:
+        if self._all().setdefault(name, value) is not value:
             raise ConfigError(f"a {self.kind} named {name!r} already exists in this engine; give it another name, or use replace")
 
     def replace(self, name: str, value: T) -> None:
@@ -63,7 +63,7 @@ class Names(Generic[T]):
 
     def get(self, name: str) -> T:
         """Return the value with this name. Raise `UnknownName`, which suggests the nearest name, or `ConfigError` if its plug-in cannot be loaded."""
-        if name not in self._known:
+        if name not in self._all():
             plugin = entry_points(self.kind).get(name)
             if plugin is None:
                 raise UnknownName(self.kind, name, self.names())
@@ -72,10 +72,16 @@ class Names(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names: the registered ones, then those of plug-ins."""
-        return list(dict.fromkeys((*self._known, *entry_points(self.kind))))
+        return list(dict.fromkeys((*self._all(), *entry_points(self.kind))))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known or name in entry_points(self.kind)
+        return name in self._all() or name in entry_points(self.kind)
+
+    def _all(self) -> dict[str, T]:
+        if self._others is not None:
+            others, self._others = self._others, None
+            self._known = {**others(), **self._known}
+        return self._known
 
 
 def entry_points(kind: str) -> dict[str, EntryPoint]:

@@ -377,8 +377,8 @@ class ContextCompacted(Event, frozen=True, kw_only=True):
 
     The other fields belong to a run's own compaction. `compactor` names its last tier (`clear`, `clamp`, or the compactor that wrote the summary), ""
     for one that a phase recorded. Then the goal stays, and each record states everything that is in force: `kept` are the positions of earlier items
-    that stay, `cleared` the calls whose results are shown as a handle, `clamped` the bytes shown of a result, by call, `cut` those of the goal, a reply or
-    a plan, by position. The oldest `earlier` messages of the session's conversation are left out. `why` it was due (`tokens`, `turns`, `overflow`), when
+    that stay, `cleared` the calls whose results are shown as a handle, `cut` the bytes shown of a long item, by position (older logs: `clamped`, of a
+    result, by call). The oldest `earlier` messages of the session's conversation are left out. `why` it was due (`tokens`, `turns`, `overflow`), when
     the transcript had `steps` items. `tokens_before` and `tokens_after` are estimates of the prompt, `window` is the model's context, lowered after a
     refused prompt. `failed` is the compactor's failure, `failures` counts those in a row. `idle` counts compactions in a row without a gain: they freed
     nothing, or the run only read again what the one before had dropped.
@@ -812,6 +812,7 @@ class SubagentSpawned(Event, frozen=True, kw_only=True):
     """A child run was decided on by `call`; it begins after this record is durable.
 
     `budget` is the child's bound. Its sums are `reserved` from what this run has left until the child is joined. `join`: the call waits for the child.
+    `tools` and `scopes`: the child has no others of those that it could have (None: all of these).
     """
 
     child: str
@@ -824,6 +825,8 @@ class SubagentSpawned(Event, frozen=True, kw_only=True):
     variables: dict[str, Any] = {}
     on_parent_end: OnParentEnd = "cancel"
     output_schema: dict[str, Any] | None = None
+    tools: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] | None = None
 
 
 class SubagentAwaited(Event, frozen=True, kw_only=True):

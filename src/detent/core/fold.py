@@ -382,7 +382,7 @@ def _spawned(state: RunState, scope: str, event: e.SubagentSpawned) -> RunState:
 def _joined(state: RunState, event: e.SubagentJoined) -> RunState:
     """Replace what was reserved by what was used, and give the result to the call that waited for it."""
     known = _open_child(state, event.child)
-    ended = replace(known, status=event.outcome or event.status, result=None if event.call else event)
+    ended = replace(known, status=event.outcome or event.status, result=None if event.call else event, origin=event.origin)
     children = {**state.children, event.child: ended}
     held = reduce(Usage.plus, [one.held for one in children.values() if one.status == "open"], NOTHING)
     calls_of = {**state.calls_of, **{tool: state.calls_of.get(tool, 0) + count for tool, count in event.calls_of.items()}}

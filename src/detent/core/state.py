@@ -26,6 +26,7 @@ from detent.core.events import (
     ContextCompacted,
     Delegated,
     InSession,
+    Origin,
     Planned,
     SideEffect,
     SubagentJoined,
@@ -274,7 +275,8 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A child run. `status` is `open` until its end is joined, then its outcome. `join`: the call `waits` waits for it, or else the whole
-    pass `scope`. `held` are the sums of its bound, which count as used while it is open. `result` is its end, if no call waited for it.
+    pass `scope`. `held` are the sums of its bound, which count as used while it is open. `result` is its end, if no call waited for it, and `origin`
+    says where what it returned came from.
     """
 
     child: str
@@ -288,6 +290,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held: Usage = NOTHING
     cancel: str = ""
     result: SubagentJoined | None = None
+    origin: Origin = Origin()
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

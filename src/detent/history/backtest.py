@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from detent.core import events as e
-from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, exhausted
 from detent.core.codec import digest_of, read_log
 from detent.core.errors import CorruptLog, IllegalEvent, NewerVersion, RunErased
@@ -23,8 +22,9 @@ from detent.core.settle import Settled, settle
 from detent.core.state import CallState, RunState
 from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
 from detent.ports.conversing import Message
-from detent.ports.governance import ASKED_BY_TOOL, verdict_on
+from detent.ports.governance import ASKED_BY_TOOL, PolicyOf, verdict_on
 from detent.running.conversing import shown_of
+from detent.running.parts import links_of
 from detent.running.snapshots import base_of
 
 REFUSING = ("deny", "stop")
@@ -77,7 +77,7 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 
 async def backtest(
     store: EventStore,
-    policy_of: Callable[[AgentSpec], Policy],
+    policy_of: PolicyOf,
     *,
     version: str = "",
     tools: Mapping[str, ToolSpec] | None = None,
@@ -118,7 +118,7 @@ class _Judge:
     def __init__(
         self,
         records: Sequence[Record],
-        policy_of: Callable[[AgentSpec], Policy],
+        policy_of: PolicyOf,
         tools: Mapping[str, ToolSpec],
         budget: Budget | None,
         base: RunState | None,
@@ -143,7 +143,7 @@ class _Judge:
             event = record.event
             match event:
                 case e.PolicyDecided():
-                    policy = policy or self._policy_of(state.agent)
+                    policy = policy or self._policy_of(state.agent, [{**one, "engine": None} for one in links_of(state) if "policy" in one])
                     self._decided(record.envelope.seq, event, policy, state)
                 case e.TurnStarted() if self._budget is not None:
                     self._over = self._over or self._turn(record, event, state)

@@ -7,7 +7,7 @@ engine has its version. All other decisions are taken from the log, and named (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,15 +20,13 @@ from detent.core.events import AnyEvent, ApprovalRequested, PolicyDecided, RunRe
 from detent.core.state import RunState
 from detent.history.interruptions import Interruptions
 from detent.ports import Call, Policy, ToolSpec, Verdict
-from detent.ports.governance import shown_to
+from detent.ports.governance import PolicyOf, shown_to
 
 
 class Decided:
     """The decisions of a log; `at` is how far it was read. If `judges` is false, none is judged again."""
 
-    def __init__(
-        self, at: Interruptions, policy_of: Callable[[AgentSpec], Policy], above: Iterable[AnyEvent | None] = (), *, judges: bool
-    ) -> None:
+    def __init__(self, at: Interruptions, policy_of: PolicyOf, above: Iterable[AnyEvent | None] = (), *, judges: bool) -> None:
         """Set up the decisions; `above` are the events of a fork's ancestors."""
         self._at, self._policy_of, self.judges = at, policy_of, judges
         events = [*above, *(record.event for record in at.records)]
@@ -37,13 +35,16 @@ class Decided:
         self.taken: dict[str, None] = {}
         self.judged: dict[str, None] = {}
 
-    def of(self, agent: AgentSpec) -> Policy:
-        """Return the policy for the calls of an agent."""
-        houses = [None, *self._kept] if self.judges else []
-        kept = {policy.version: policy for house in houses for policy in [governing(house)(agent)]}
-        hand, opened = self._policy_of(agent), self._at.state.digests.get("policy", "")
-        now = [governing(house)(agent) for house in self._kept if house.version == opened]
-        return Judging(hand, self, kept, now[-1] if now else hand)
+    def __call__(self, spec: AgentSpec, above: Sequence[Mapping[str, Any]] = ()) -> Policy:
+        """Return the policy for the calls of an agent. If one of the runs above is not here, its decisions are taken from the log."""
+        made = {house.version if house else "": _combined(governing(house), spec, above) for house in (None, *self._kept)}
+        hand, opened = _combined(self._policy_of, spec, above) or governing(None)(spec), self._at.state.digests.get("policy", "")
+        kept = {policy.version: policy for policy in made.values() if policy is not None} if self.judges else {}
+        return Judging(hand, self, kept, (made.get(opened) if opened else None) or hand)
+
+    def link(self, spec: AgentSpec, *, whole: bool = True) -> dict[str, Any]:
+        """Return the link of a run to its children; a replay starts none."""
+        return self._policy_of.link(spec, whole=whole)
 
     def next(self, call: str) -> tuple[PolicyDecided, ApprovalRequested | None] | None:
         """Return the next decision on a call and the request for approval that followed; None if the log has no more."""
@@ -57,6 +58,12 @@ class Decided:
                 if found is not None and found.decision != "require_approval":
                     break
         return None if found is None else (found, None)
+
+
+def _combined(policy_of: PolicyOf, spec: AgentSpec, above: Sequence[Mapping[str, Any]]) -> Policy | None:
+    with suppress(ConfigError):
+        return policy_of(spec, above)
+    return None
 
 
 def _made(said: Mapping[str, Any]) -> Policy | None:

@@ -90,7 +90,7 @@ async def _replayed(records: Sequence[Record], parts: Parts, make_world: MakeWor
     above = [record.event for record in earlier]
     recorded = RecordedTools(parts.tools, parts.digest, above, journal)
     decided = Decided(journal, parts.policy_of, above, judges=judges)
-    parts = msgspec.structs.replace(parts, tools=recorded, policy_of=decided.of)
+    parts = msgspec.structs.replace(parts, tools=recorded, policy_of=decided)
     difference: Difference | None = None
     try:
         while journal.next is not None:

@@ -33,7 +33,7 @@ from detent.core.events import (
 from detent.core.fold import evolve
 from detent.core.records import Envelope, Record, RunHead
 from detent.core.state import RunState
-from detent.ports import Clock, EventStore, Ids, Spent
+from detent.ports import Clock, EventStore, Ids
 from detent.ports.gates import Gate
 from detent.ports.telling import Fan, Listener
 
@@ -143,10 +143,9 @@ class Journal:
                 return
             lines, consumed, released, state = self._lines, self._consumed, self._released, self.state
             self._lines, self._consumed, self._released = [], [], ()
-            spent = self._spent(self._charged, state, lines)
             head = head_of(state)
             try:
-                more: dict[str, Any] = {} if spent is None and released == () else {"spent": spent, "released": released}
+                more = self._beside(self._charged, state, lines) | ({} if released == () else {"released": released})
                 more |= self._fence | {"intent": True} if intent else self._fence
                 await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **more)
             except BaseException:
@@ -160,9 +159,9 @@ class Journal:
             async with self._telling:
                 await self._tell_in_order()
 
-    def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
-        """Return what to charge to the run's tenant with `lines`, which lead to `state`. `charged` is the usage charged before."""
-        return None
+    def _beside(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> dict[str, Any]:
+        """Return what else the append of `lines`, which lead to `state`, does in the store. `charged` is the usage charged before."""
+        return {}
 
     async def _tell_in_order(self) -> None:
         told = [pair for pair in self._told if pair[0].envelope.seq <= self._committed]

@@ -11,7 +11,7 @@ from detent.core.codec import digest_of
 from detent.core.errors import ConfigError
 from detent.core.state import RunState
 from detent.policies.delegation import DelegationLimits, DelegationPolicy
-from detent.policies.verdicts import SPAWN, named_by
+from detent.policies.verdicts import delegates, named_by
 from detent.ports import Call, ToolSpec, Verdict
 from detent.ports.options import checked_options
 
@@ -82,7 +82,7 @@ class BasicPolicy:
 
     def offers(self, tool: ToolSpec, state: RunState) -> bool:
         """Return whether the tool is among the allowed ones."""
-        if self._delegation is not None and tool.name == SPAWN:
+        if self._delegation is not None and delegates(tool):
             return self._delegation.offers(tool, state)
         return self._allowed(tool.name)
 
@@ -172,7 +172,7 @@ class PermissionPolicy(BasicPolicy):
         """Return whether some call of this tool asks."""
         if not self._prompt:
             return False
-        if self._delegation is not None and tool.name == SPAWN:
+        if self._delegation is not None and delegates(tool):
             return self._delegation.may_ask(tool)
         if not self._allowed(tool.name):
             return False
@@ -185,7 +185,7 @@ class PermissionPolicy(BasicPolicy):
         """Return whether some call of this tool can pass."""
         if not super().offers(tool, state):
             return False
-        if self._delegation is not None and tool.name == SPAWN:
+        if self._delegation is not None and delegates(tool):
             return self._prompt or not self._delegation.may_ask(tool)
         said = self._listed(tool)
         if said is not None:

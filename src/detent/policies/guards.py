@@ -16,7 +16,7 @@ from typing import Any, cast
 from detent.core.errors import UnknownName
 from detent.core.state import Item, KernelState, RunState
 from detent.policies.past import Past, Pasts, before_in_turn, equal
-from detent.policies.verdicts import SPAWN
+from detent.policies.verdicts import delegates
 from detent.ports import Block, Call, Guard, ToolSpec
 from detent.ports.options import checked_options
 
@@ -103,7 +103,7 @@ def _side_effect_once(call: Call, state: KernelState, run: RunState, pasts: Past
 
 def _repetition(call: Call, state: KernelState, run: RunState, pasts: Pasts) -> Block | None:
     tool = call.tool
-    if tool.volatile or tool.ends_turn or tool.name == SPAWN:
+    if tool.volatile or tool.ends_turn or delegates(tool):
         return None
     past = pasts.of(state)
     times = past.repeated(call.digest)

@@ -10,17 +10,22 @@ import msgspec
 from detent.core.events import Decision
 from detent.core.state import RunState
 from detent.expressions.patterns import names
-from detent.ports import Call, Policy, Verdict
+from detent.ports import Call, Policy, ToolSpec, Verdict
 from detent.ports.governance import shown_to
 from detent.ports.raised import raised_by
 
 RANK: dict[Decision, int] = {"allow": 0, "require_approval": 1, "deny": 2, "stop": 3}
 """The strength of each decision."""  # row K30
-SPAWN = "spawn_subagent"
-"""The tool name of a delegation: its arguments are the fields of `SpawnSubagent` (agent, goal, join, budget)."""
+SPAWN, STARTS = "spawn_agent", "agent_"
+"""A delegation is a call of the tool `spawn_agent`, whose argument `agent` names who is started, or of a tool `agent_NAME`."""
 
 NO_RULE = Verdict(decision="deny", rule="no_policy_rule_matched", reason="no rule of the policy matches this call")
 """The verdict if nothing else decides."""  # row K30
+
+
+def delegates(tool: ToolSpec) -> bool:
+    """Whether each call of the tool starts an agent."""
+    return tool.delegates and tool.side_effect == "write" and (tool.name == SPAWN or tool.name.startswith(STARTS))
 
 
 class Stage(Protocol):

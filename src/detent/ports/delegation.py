@@ -114,3 +114,15 @@ class Children(Protocol):
     async def moved(self, run_id: str, news: Callable[[], bool]) -> bool:
         """Wait while children of the run are advanced in this process. Return whether one of them stopped, or there are `news` for the run."""
         ...
+
+    def left(self, run_id: str, why: str) -> None:
+        """Forget a run that this process no longer advances. If it was suspended (`why`), suspend its children here too."""
+        ...
+
+    def ended(self, state: RunState) -> None:
+        """Continue the parent of a run that has just ended here, unless somebody advances it."""
+        ...
+
+    async def woken(self, state: RunState) -> None:
+        """Wait for the runs above this one that `ended` continues, as far as they come."""
+        ...

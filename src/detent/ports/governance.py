@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from detent.core.agent import AgentSpec
 from detent.core.codec import digest_of
 from detent.core.errors import Explained
 from detent.core.events import ApprovalRequested, Decision
@@ -68,6 +69,18 @@ class Policy(Protocol):
 
     def may_ask(self, tool: ToolSpec) -> bool:
         """Return whether some call of this tool may need approval."""
+        ...
+
+
+class PolicyOf(Protocol):
+    """Returns the policy for the runs of an agent."""
+
+    def __call__(self, spec: AgentSpec, above: Sequence[Mapping[str, Any]] = ()) -> Policy:
+        """Return the policy. `above` has a link for each run above, the root's first: their policies decide too. Raise `ConfigError`."""
+        ...
+
+    def link(self, spec: AgentSpec, *, whole: bool = True) -> dict[str, Any]:
+        """Return what the children of an agent's runs record of its policy: data as data (as far as `whole`), functions by name and digest."""
         ...
 
 

@@ -70,8 +70,11 @@ def told(source: Source) -> list[str]:
     return [*map(_hop, source.via), f"{source.label}: {what}" + (f" ({' of '.join(where)})" if where else "")]
 
 
+_VERBS = {"memory": "remembered", "child": "returned", "parent": "given"}
+
+
 def _hop(hop: Hop) -> str:
-    verb = f"{hop.item}, " + ("remembered" if hop.item.startswith("memory:") else "said")
+    verb = f"{hop.item}, " + _VERBS.get(hop.item.partition(":")[0], "said")
     by = f", call {hop.call_id}" if hop.call_id else ""
     at = f", record {hop.sequence}, digest {hop.digest[:12]}" if hop.sequence else ""
     return f"{verb} in run {hop.run_id or 'unknown'}{by}{at}"

@@ -126,9 +126,14 @@ PARENT_ERASED = "parent_erased"
 """The `reason` in the listing entry of a fork whose content is gone because its parent run was erased."""
 
 
+def is_erased(head: RunHead) -> bool:
+    """Whether a run was erased, or its ancestor was, according to its listing entry."""
+    return head.reason in (ERASED, PARENT_ERASED)
+
+
 def refuse_erased(head: RunHead) -> None:
     """Raise `RunErased` for a signal to a run that was erased, or whose ancestor was, according to its listing entry; for stores to call in `post`."""
-    if head.reason in (ERASED, PARENT_ERASED):
+    if is_erased(head):
         raise RunErased(head.run_id, parent=head.parent if head.reason == PARENT_ERASED else "")
 
 
@@ -136,6 +141,10 @@ def no_room(run_id: str) -> NotAllowedNow:
     """Return the error for a signal that does not fit."""
     why = f"{MOST_UNDECIDED} signals wait in the inbox of run {run_id!r}, and nobody has decided on them: `detent resume {run_id}` does"
     return NotAllowedNow(run_id, why, reason_code="inbox_full")
+
+
+Posts = Sequence[tuple[str, Signal]]
+"""Signals to other runs, each with the id of the run that gets it."""
 
 
 class Spent(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
@@ -263,6 +272,7 @@ class EventStore(Protocol):
         released: Sequence[str] | None = (),
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
 
@@ -275,6 +285,10 @@ class EventStore(Protocol):
 
         `claim` is the number of the claim under which the run is advanced. Raise `ClaimLost` if the run's claim has another number now, or if
         there is none: once a claim was taken over, nothing is appended under the former one. None skips this check.
+
+        `posts` are signals to other runs that these records cause: each is in its run's inbox if and only if the records are in the log, also after
+        a crash. What `post` promises about ids and cancellations holds for them. No inbox is too full for them, and a run that does not exist or
+        was erased gets none. They come with at least one record.
         """
         ...
 

@@ -18,7 +18,7 @@ import msgspec
 from detent.config.compaction import compacts
 from detent.config.planners import NoPlanner
 from detent.core.agent import AgentSpec
-from detent.core.budget import NOTHING, Budget
+from detent.core.budget import Budget
 from detent.core.codec import read_log
 from detent.core.errors import Conflict, DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, Forked, LevelsAccepted, RunReopened, RunResumed, ToolReconciled
@@ -47,11 +47,11 @@ from detent.running.conversing import shown_of
 from detent.running.declarations import declared_of, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.inbox import counts, drop
-from detent.running.joining import ended_children, tell_parent
+from detent.running.joining import ended_children
 from detent.running.late import record_late
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
-from detent.running.parts import Parts, digests_of, make_run, tools_of, ways_of
+from detent.running.parts import Parts, digests_of, links_of, make_run, tools_of, ways_of
 from detent.running.patience import patience_of
 from detent.running.people import poster
 from detent.running.phase_hooks import apart
@@ -142,6 +142,8 @@ class Advancing:
                 PATIENCE.set(awaited)  # the context variable holds the control, which holds the task, whose context holds the variable
             self.control.detach()  # the function for the time left holds the control
             self.parts.watcher.remove(self.run_id)
+            if self.parts.children is not None:
+                self.parts.children.left(self.run_id, self.control.stop or ("its parent was stopped" if error is not None else ""))
             lost = isinstance(error, Conflict) or self.control.stop.startswith(LOST)
             await asyncio.shield(self._give_back(lost=lost))
         if isinstance(error, asyncio.CancelledError) and self.control.stop and not self.control.stop.startswith(CALLER_GONE):
@@ -194,7 +196,7 @@ class Advancing:
         ADVANCED.set(self.run_id)
         self._decides = self.control.ready = True  # later signals are in the inbox, which is read first
         run, ended = await self._run(journal), journal.state.terminal
-        if journal.state.held is not NOTHING and parts.children is not None and not self.control.cancelled:
+        if journal.state.children and parts.children is not None:
             parts.children.begin(journal.state)
         KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact), run.tools.values()).keep)
         try:
@@ -207,7 +209,8 @@ class Advancing:
             await journal.commit()  # release what the run still has reserved
         if journal.state.terminal and not ended:
             parts.ended(journal.state)
-            await tell_parent(parts.store, journal.state)
+            if parts.children is not None:
+                parts.children.ended(journal.state)
         return journal.state
 
     async def _refuse_late(self, run: Run) -> None:
@@ -229,7 +232,9 @@ class Advancing:
         world = self._world(journal, planner)
         if journal.state.session is not None:
             world.conversation = await shown_of(parts.store, journal.state) if self.conversation is None else self.conversation
-        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)))
+        ends = self.control.cancelled or journal.state.terminal  # no call is decided then, so no policy is missing
+        links = () if ends else links_of(journal.state)
+        return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)), links=links)
 
     def _world(self, journal: Journal, planner: Planner) -> LiveWorld:
         parts = self.parts

@@ -47,7 +47,10 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.1
 
 
 async def approvals(runtime: Runtime, *, run_id: str | None = None, host: Host | None = None) -> list[Approval]:
-    """Return the calls that wait for a person, oldest run first; `answered_by` names who has answered one whose run has not continued since."""
+    """Return the calls that wait for a person, oldest run first; `answered_by` names who has answered one whose run has not continued since.
+
+    With a run, also those of the children below it.
+    """
     return await _unsettled(runtime, approvals_of, "approval", await _waiting(runtime, "waiting_for_approval", run_id, host))
 
 
@@ -60,16 +63,27 @@ async def doubts(runtime: Runtime, *, run_id: str | None = None, host: Host | No
 
 
 async def _waiting(runtime: Runtime, status: str, run_id: str | None, host: Host | None) -> list[RunState]:
-    """Return the runs with this status, oldest first, or the one named."""
-    if run_id is not None:
-        return [await runtime.standing(run_id, host)]
+    """Return the runs with this status, oldest first, or the one named and those of them that are below it."""
+    top = [] if run_id is None else [await runtime.standing(run_id, host)]
     await runtime.open()
-    heads = await runtime.store.list_runs(RunQuery(status=(status,), tenant=host.tenant if host else None))
-    found: list[RunState] = []
+    goal = top[0].goal_id if top else None
+    heads = await runtime.store.list_runs(RunQuery(status=(status,), tenant=host.tenant if host else None, goal_id=goal))
+    found: list[RunState] = [*top]
     for head in reversed(heads):
         with contextlib.suppress(RunErased, RunNotFound):  # in the meantime
-            found.append(await load_run(runtime.store, head.run_id))
+            state = await load_run(runtime.store, head.run_id)
+            if not top or await _below(runtime, state, top[0].run_id):
+                found.append(state)
     return found
+
+
+async def _below(runtime: Runtime, state: RunState, run_id: str) -> bool:
+    """Whether a run is a child of this run, or below one of its children."""
+    while state.delegated is not None and not state.ancestors:
+        if state.parent == run_id:
+            return True
+        state = await load_run(runtime.store, state.parent)
+    return False
 
 
 async def _unsettled(runtime: Runtime, of: Callable[[RunState], list[AskedT]], kind: str, states: Sequence[RunState]) -> list[AskedT]:
@@ -251,6 +265,8 @@ async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume:
     go_on = partial(runtime.go_on, slot=slot) if resume else None
     with saying_posted(run_id):
         told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=go_on)
+    if resume and runtime.parts.children is not None:
+        await runtime.parts.children.woken(state)  # its end may have continued the runs above it
     if told.outcome == "refused" and signal.kind != "cancel":
         raise NotAllowedNow(run_id, told.why, reason_code=told.code)
     return msgspec.structs.replace(result or runtime.result(await load_run(runtime.store, run_id)), answered=told)

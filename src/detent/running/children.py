@@ -1,21 +1,29 @@
-"""The children that an engine advances: it begins them as its parents' logs say, and tells nobody anything that is not in a log."""
+"""The children that an engine advances: it begins them as its parents' logs say, and tells nobody anything that is not in a log.
+
+Without workers, children are tasks of this process. With a worker host, or while this engine is a worker, each child is durably started and submitted
+like any run, and its parent waits as rows: the signal of the child's end makes it due again. The parent's log is the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
-from detent.core.agent import AgentSpec
-from detent.core.errors import DetentError, RunBusy, Suspended
-from detent.core.events import Delegated, RunStarted
+from detent.core.errors import DetentError, RunBusy, RunNotFound, Suspended
+from detent.core.events import RunStarted
 from detent.core.state import Child, RunState
-from detent.running import starting
-from detent.running.advancing import ADVANCED
-from detent.running.delegating import AT_ONCE, depth_of, subagents_of
+from detent.kernel.journal import Journal
+from detent.ports import posted_to
+from detent.running import inheriting, starting
+from detent.running.advancing import ADVANCED, Advancing
+from detent.running.delegating import AT_ONCE
+from detent.running.joining import ENDED
+from detent.running.posting import cancelling, ending
 from detent.running.runtime import Runtime
-from detent.running.strategy_options import version_of
 
 log = logging.getLogger("detent")
 
@@ -24,24 +32,34 @@ LOOK_S = 0.25
 
 
 class ChildrenHere:
-    """Children as tasks of this process (`ports.delegation.Children`)."""
+    """The children of the runs of one engine (`ports.delegation.Children`)."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, *, submits: bool = False) -> None:
+        """`submits`: this engine has a worker host that advances the children."""
+        self._runtime, self._submits = runtime, submits
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         self._rested: dict[str, set[str]] = {}
+        self._states: dict[str, RunState] = {}
+        self._woken: dict[str, set[asyncio.Task[None]]] = {}
+
+    @property
+    def submits(self) -> bool:
+        """Whether children are left to workers."""
+        return self._submits or bool(self._runtime.underway.shifts)
 
     def begin(self, state: RunState) -> None:
         """See `Children.begin`."""
+        self._states[state.run_id] = state
         mine, rested = self._tasks.setdefault(state.run_id, {}), self._rested.setdefault(state.run_id, set())
         for child in state.children.values():
+            if child.status == "open" and child.cancel and child.child in mine:
+                self._hold(self._cancel(state.run_id, child.child))
             if child.status != "open" or child.child in mine or child.child in rested:
                 continue
-            if sum(not task.done() for task in mine.values()) >= AT_ONCE:
+            away = [name for name in rested if self.submits and name in state.children and state.children[name].status == "open"]
+            if len(away) + sum(not task.done() for task in mine.values()) >= AT_ONCE:
                 return
-            task = asyncio.create_task(self._advance(state, child), name=child.child)
-            mine[child.child] = task
-            self._runtime.underway.hold(task)
+            mine[child.child] = self._hold(self._advance(state, child), child.child)
 
     async def moved(self, run_id: str, news: Callable[[], bool]) -> bool:
         """See `Children.moved`."""
@@ -51,48 +69,95 @@ class ChildrenHere:
             if done:
                 for child in [child for child, task in mine.items() if task in done]:
                     del mine[child]
+                    self._rested[run_id].add(child)  # it has ended, waits, or another process has it: its next news is a signal
                 return True
         return news()
 
-    async def _advance(self, state: RunState, child: Child) -> None:
-        """Start the child if nobody has, and advance it until it ends or waits."""
+    def left(self, run_id: str, why: str) -> None:
+        """See `Children.left`."""
+        mine = self._tasks.pop(run_id, {})
+        self._rested.pop(run_id, None)
+        self._states.pop(run_id, None)
+        for child, task in mine.items() if why else ():
+            control = self._runtime.parts.watcher.control(child)
+            if control is not None:
+                control.drain(why)
+            elif not task.done():
+                task.cancel()
+
+    def ended(self, state: RunState) -> None:
+        """See `Children.ended`. While this engine is a worker, the parent is due like any run."""
+        if state.delegated is None or self._runtime.underway.shifts or self._runtime.parts.watcher.control(state.parent) is not None:
+            return
+        task = self._hold(self._continue(state.parent), state.parent)
+        woken = self._woken.setdefault(state.delegated.root, set())
+        woken.add(task)
+        task.add_done_callback(partial(self._forget, state.delegated.root))
+
+    async def woken(self, state: RunState) -> None:
+        """See `Children.woken`."""
+        while state.delegated is not None and not ADVANCED.get() and (tasks := self._woken.get(state.delegated.root)):
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0)
+
+    def _hold(self, work: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name or None)
+        self._runtime.underway.hold(task)
+        return task
+
+    async def _cancel(self, run_id: str, child: str) -> None:
+        """Cancel a child that was begun after its parent had recorded its cancellation: the parent's append found no run to tell."""
+        state = self._states.get(run_id)
+        if state is not None and (known := state.children.get(child)) is not None and known.status == "open" and known.cancel:
+            with suppress(RunNotFound):  # it is not begun yet
+                await self._runtime.store.post(child, posted_to(child, cancelling(state, known)))
+
+    def _forget(self, root: str, task: asyncio.Task[None]) -> None:
+        known = self._woken.get(root, set())
+        known.discard(task)
+        if not known:
+            self._woken.pop(root, None)
+
+    async def _continue(self, run_id: str) -> None:
+        """Continue a run, one of whose children has ended here, unless somebody else does."""
         ADVANCED.set("")
-        runtime = self._runtime
         try:
-            if await runtime.store.head(child.child) is None:
-                task = runtime.take_on(
-                    child.child, partial(starting.record_start, runtime, started=self._started(state, child), turns=None), (), slot=False
-                )
-                await runtime.reached(task)
+            await self._runtime.go_on(run_id, slot=False)
+        except (RunBusy, RunNotFound, Suspended):
+            return
+        except DetentError as error:
+            log.info("run %s, whose child has ended, is not continued here: %s", run_id, error)
+
+    async def _advance(self, state: RunState, child: Child) -> None:
+        """Start the child if nobody has, and advance it until it ends or waits; with workers, leave that to them."""
+        ADVANCED.set("")
+        runtime, submits = self._runtime, self.submits
+        try:
+            head, parent = await runtime.store.head(child.child), runtime.parts.watcher.control(state.run_id)
+            if head is not None and head.status in ENDED and parent is not None:
+                parent.deliver([ending(child.child, head.records)])
+            elif head is None:
+                begin = partial(self._begun, starts=await inheriting.started(runtime, state, child), alone=submits)
+                begun = await runtime.reached(runtime.take_on(child.child, begin, (), turns=0 if submits else None, slot=False))
+                if not submits:
+                    await runtime.answered(begun, (), turns=None)
             else:
-                await runtime.go_on(child.child, slot=False)
+                await self._cancel(state.run_id, child.child)
+                if not submits:
+                    await runtime.go_on(child.child, slot=False)
+            if submits:
+                await runtime.worker_host.submit(child.child)
         except (RunBusy, Suspended):
             return  # somebody else has it, or this process stops
         except DetentError:
             log.exception("child %s of run %s cannot be advanced here", child.child, state.run_id)
 
-    def _started(self, state: RunState, child: Child) -> RunStarted:
-        """Return the first record of a child, as its parent's log says."""
-        said = subagents_of(state.agent)[child.agent]
-        spec = said if isinstance(said, AgentSpec) else starting.known_agent(self._runtime, said).spec()
-        self._runtime.refuse_unusable(spec)
-        above = state.delegated
-        return RunStarted(
-            goal=child.goal,
-            agent=spec,
-            budget=child.spawned.budget.over(self._runtime.budget),
-            host=state.host,
-            variables=child.spawned.variables,
-            output_schema=spec.output_schema if (own := child.spawned.output_schema) is None else own or None,
-            strategy=spec.strategy,
-            strategy_version=version_of(self._runtime.parts.strategies.get(spec.strategy)),
-            parent=state.run_id,
-            delegated=Delegated(
-                root=state.goal_id,
-                call=child.spawned.call,
-                sequence=state.seq,
-                digest=state.digest,
-                depth=depth_of(state) + 1,
-                path=(*(above.path if above else (state.agent.name,)), child.agent),
-            ),
-        )
+    async def _begun(self, advancing: Advancing, *, starts: RunStarted, alone: bool) -> Journal | RunState:
+        """Record the start of a child; `alone`: it is not advanced here."""
+        begun = await starting.record_start(self._runtime, advancing, started=starts, turns=0 if alone else None)
+        known = self._states.get(starts.parent)
+        if known is not None and known.children[advancing.run_id].cancel:
+            if isinstance(begun, Journal):
+                await begun.commit()
+            await self._cancel(starts.parent, advancing.run_id)
+        return begun

@@ -195,7 +195,7 @@ class Compacting:
         limit = int((window or tokens) / scale)
         wanted = estimated if why == "turns" else estimated - int(options.to * limit)
         made = reducing.clear(shown, wanted)
-        reducing.clamp(shown, made, max(200, limit // 4), wanted)
+        reducing.clamp(shown, made, max(200, limit // 4), wanted, results=True)
         summary, failed, failures = without_receipt(state.summary), "", told.failures if told is not None else 0
         compactor = made.tier
         gone = reducing.drop(shown, made, limit) if made.freed < wanted or why == "turns" else []
@@ -216,7 +216,6 @@ class Compacting:
             why=why,
             kept=tuple(made.kept),
             cleared=tuple(made.cleared),
-            clamped=made.clamped,
             cut=made.cut,
             earlier=made.earlier,
             steps=len(state.steps),
@@ -233,13 +232,13 @@ class Compacting:
         """Make what may not be dropped smaller, step by step, until `must` tokens are free: results, the conversation, plans and words."""
         messages = context.run.world.conversation
         for share in (8, 16, 32):
-            reducing.clamp(shown, made, max(100, limit // share), must)
+            reducing.clamp(shown, made, max(100, limit // share), must, results=True)
             while made.earlier < len(messages) and (
                 made.freed < must or (made.earlier and messages[made.earlier].kind in ("model", "tool"))
             ):
                 made.freed += tokens_in(size_of_message(messages[made.earlier]))  # no answer stays without its question
                 made.earlier += 1
-            reducing.shorten(shown, made, max(100, limit // share), must)
+            reducing.clamp(shown, made, max(100, limit // share), must, results=False)
 
     async def _summary(self, context: KernelContext, shown: Shown, gone: list[int], limit: int, failures: int) -> tuple[str, str, str]:
         """Return the summary of what is dropped, why the compactor gave none, and who wrote it."""
@@ -324,8 +323,7 @@ def receipt(shown: Shown, made: Reduction, *, rereads: bool) -> str:
     parts = [
         f"{dropped:,} items up to turn {shown.steps[made.items - 1].iteration} are not shown" if dropped else "",
         f"{len(made.cleared)} old results are cleared" if made.cleared else "",
-        f"{len(made.clamped)} long results are cut" if made.clamped else "",
-        f"{len(made.cut)} other long parts are cut in the middle" if made.cut else "",
+        f"{len(made.cut)} long parts are cut in the middle" if made.cut else "",
         f"the {made.earlier} oldest messages of the conversation are left out" if made.earlier else "",
     ]
     removed = ", ".join(filter(None, parts)) or "nothing could be removed"

@@ -35,11 +35,14 @@ MANAGING = ("spawn_agent", "join_agent", "cancel_agent")
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of `agent_NAME`."""
+    """The arguments of `agent_NAME`. `tools` and `scopes` leave the child only these of what it would have."""
 
     goal: str
     variables: dict[str, Any] = {}
     budget: dict[str, Any] = {}
+    on_parent_end: e.OnParentEnd = "cancel"
+    tools: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] | None = None
 
 
 class Spawned(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +87,7 @@ class AgentTool:
             idempotent=True,
             timeout_s=None,
             delegates=True,
+            trust="trusted",  # of what a child returned, its origin tells
         )
 
     @property
@@ -211,7 +215,11 @@ def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int
         raise Refused("too_deep", f"this run is {depth_of(state)} levels below the root, and may start no children: {DEPTH} are allowed")
     if count >= CHILDREN:
         raise Refused("too_many_children", f"this run has started {count} children, {CHILDREN} are allowed")
-    said = known[name]
+    said, tools, scopes = known[name], call.args.get("tools"), call.args.get("scopes")
+    if isinstance(said, AgentSpec) and (other := [tool for tool in tools or () if tool not in said.tools]):
+        raise Refused("tools_not_allowed", f"agent {name!r} has no tools {', '.join(other)}; it has: {', '.join(said.tools) or 'none'}")
+    if other := [scope for scope in scopes or () if scope not in state.host.scopes]:
+        raise Refused("scopes_not_allowed", f"this run has no scopes {', '.join(other)}, so its children have none of these")
     own = said.budget if isinstance(said, AgentSpec) else Budget()
     asked = msgspec.convert(call.args.get("budget", {}), Budget).over(own)
     budget = portion(portion_left, asked, parts)
@@ -227,6 +235,9 @@ def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int
         reserved=sums_of(budget),
         variables=call.args.get("variables", {}),
         output_schema=call.args.get("output_schema"),
+        on_parent_end=call.args.get("on_parent_end", "cancel"),
+        tools=None if tools is None else tuple(tools),
+        scopes=None if scopes is None else tuple(scopes),
     )
     return [spawned, *done]
 

@@ -16,6 +16,7 @@ from detent.ports.outside import BoundReached, Interrupted, Turns
 from detent.ports.raised import raised_by
 from detent.running.endings import finish, honest
 from detent.running.gathering import Waits
+from detent.running.parting import departures, held, holding, waited_for
 from detent.running.passes import Ends, StrategyPasses, TurnsUsed, end_pass
 
 BOUNDS = ("max_iterations", "budget_exhausted")
@@ -32,7 +33,7 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
     while not run.state.terminal:
         began = run.state.seq
         try:
-            settled = await _settled(run, strategy, StrategyPasses(run, get, left))
+            settled = held(run.state) or await _settled(run, strategy, StrategyPasses(run, get, left))
         except TurnsUsed:
             await run.journal.commit()
             return
@@ -42,19 +43,31 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
             if run.state.cancel is None:
                 if run.state.seq > began and _woken(run.state) and not run.world.stays:
                     continue
-                if wait.status == "waiting_for_subagent" and await run.world.children_move(run):
-                    continue
-                if run.state.status != wait.status:
-                    run.journal.record(e.RunWaiting(status=wait.status, running_ms=run.world.running_ms()))
-                await run.journal.commit(durable=True)
-                if not await run.world.absorb(run, fresh=True):
+                if not await _waited(run, wait.status):
                     return
                 continue
             settled = Settled(reason="cancelled", error=run.state.cancel)
         if settled.reason in BOUNDS and run.state.cancel is not None and any(known.marks for known in run.state.passes.values()):
             settled = Settled(reason="cancelled", error=run.state.cancel)  # recorded by one pass before another reached a bound
+        if run.state.children and (news := holding(run.state, settled)):
+            run.journal.record(*news)
+            await run.journal.commit(durable=True)
+        if run.state.children and waited_for(run.state):
+            if not await _waited(run, "waiting_for_subagent"):
+                return
+            continue
         _close(run, settled)
         await run.journal.commit(durable=True)
+
+
+async def _waited(run: Run, status: str) -> bool:
+    """Wait for children that are advanced here; otherwise record what the run waits for. Return whether there is something to continue with."""
+    if status == "waiting_for_subagent" and await run.world.children_move(run):
+        return True
+    if run.state.status != status:
+        run.journal.record(e.RunWaiting(status=status, running_ms=run.world.running_ms()))
+    await run.journal.commit(durable=True)
+    return await run.world.absorb(run, fresh=True)
 
 
 def _woken(state: RunState) -> bool:
@@ -93,4 +106,5 @@ def _close(run: Run, settled: Settled) -> None:
     settled = honest(run.state, settled)
     for scope in run.state.passes:
         end_pass(run, scope, settled)
+    run.journal.record(*departures(run.state))
     run.journal.record(finish(run.state, settled))

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
+from detent.config.adapters import is_attachment
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.state import Item
 from detent.kernel.context import KernelContext
@@ -73,7 +74,7 @@ def holds_files(item: Item) -> bool:
         return False
     if isinstance(said, dict):
         said = cast("dict[str, Any]", said).get("attachments", [said])
-    return isinstance(said, list) and all(isinstance(file, dict) and {"type", "data"} <= file.keys() for file in cast("list[Any]", said))
+    return isinstance(said, list) and all(map(is_attachment, cast("list[Any]", said)))
 
 
 def earlier_of(context: KernelContext) -> Sequence[Message]:

@@ -108,13 +108,19 @@ class Extracting:
         governor = governor_of(memories.settings, (*parts.redact, *state.agent.redact))
         made: list[tuple[MemoryItem, str]] = []
         conversation = await shown_of(self._runtime.store, state)  # not read, but what its tools were given may come from there
-        for number, one in enumerate(found[:MOST_PROPOSED]):
+        for number in range(MOST_PROPOSED):
+            name_of = item_id(state.run_id, f"end.{number}")
+            if (item := await memory.get(name_of, host=scope)) is not None:  # proposed before a crash, perhaps in other words
+                made.append((item, ""))
+                continue
+            if number >= len(found):
+                break
             item = MemoryItem(
-                id=item_id(state.run_id, f"end.{number}"),
+                id=name_of,
                 scope=scope,
-                kind=cast("Any", one["kind"]),
-                content=one["content"],
-                origin=origin_of(state, "", one["content"], conversation),
+                kind=cast("Any", found[number]["kind"]),
+                content=found[number]["content"],
+                origin=origin_of(state, "", found[number]["content"], conversation),
                 visibility="project" if state.host.workspace else "private",
                 confidence=0.5,
                 write_policy="proposal_only",
@@ -125,7 +131,7 @@ class Extracting:
             if not refused:
                 try:
                     item = await memory.write(item, host=scope)
-                except ItemConflict:  # proposed before a crash, in other words
+                except ItemConflict:  # somebody else proposes for this run at this moment
                     item = await memory.get(item.id, host=scope) or item
             made.append((item, refused))
         await self._record(state, name, made, usage, why)

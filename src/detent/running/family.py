@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from detent.core.state import CallState
@@ -45,8 +46,9 @@ class Family(Calls):
         if self._children is None:
             return False
         await run.journal.commit()
+        self._children.begin(run.state)
         since = self._clock.monotonic()
-        with self.control.during(0):
+        with self.control.during(0) if not self.control.cancelled else nullcontext():
             try:
                 moved = await self._children.moved(run.state.run_id, partial(self._news, run))
             except asyncio.CancelledError:

@@ -21,9 +21,8 @@ from detent.kernel.journal import Journal
 from detent.ports import EventStore, Signal
 from detent.running import rules
 from detent.running.control import Control
-from detent.running.joining import joined
+from detent.running.joining import joins
 from detent.running.people import LONGEST, person
-from detent.running.snapshots import load_run
 from detent.secrecy.placing import CHILD, USER
 from detent.secrecy.redact import hidden
 
@@ -45,7 +44,8 @@ async def take(signal: Signal, run: Run, store: EventStore) -> None:
                     break
             if signal.kind == "child":
                 child = state.children[scrubbed.payload["child"]]
-                run.journal.record(joined(child, await load_run(store, child.child), signal=signal.id), scope=child.scope)
+                if (joined := await joins(child, state, store, signal=signal.id)) is not None:
+                    run.journal.record(joined, scope=child.scope)
             else:
                 run.journal.record(event_of(scrubbed, state), scope=scope_of(scrubbed, state))
         except NotAllowedNow as error:

@@ -1,6 +1,6 @@
 """The end of a child run: how its parent hears of it, and what the parent records.
 
-The signal only says where to look. What is recorded comes from the child's own log.
+A signal (`posting`) only says where to look. What is recorded comes from the child's own log.
 """
 
 from __future__ import annotations
@@ -10,69 +10,107 @@ from typing import Any
 
 import msgspec
 
+from detent.config.adapters import origin_of
 from detent.core import events as e
-from detent.core.errors import DetentError, NotAllowedNow, RunNotFound
-from detent.core.state import Child, RunState
-from detent.ports import EventStore, Signal, posted_to
+from detent.core.errors import DetentError, RunErased, RunNotFound
+from detent.core.state import CLOSED, Child, RunState
+from detent.ports import EventStore, Signal
+from detent.running.posting import ending
+from detent.running.snapshots import load_run
 
 BOUNDS = ("max_iterations", "budget_exhausted")
-
-
-def ending(child: str, state: RunState | None = None) -> Signal:
-    """Return the signal that a child has ended."""
-    return Signal(id=f"child:{child}", kind="child", payload={"child": child})
-
-
-async def tell_parent(store: EventStore, state: RunState) -> None:
-    """Tell the parent of a child that it has ended."""
-    if state.delegated is not None and state.terminal:
-        with suppress(RunNotFound, NotAllowedNow):  # the parent is gone, or has ended
-            await store.post(state.parent, posted_to(state.parent, ending(state.run_id)))
+ENDED = ("completed", "failed", "stopped", "waiting_for_operator")
+"""The statuses of a run that no longer moves by itself: it has ended, or it was given up."""
 
 
 async def ended_children(store: EventStore, state: RunState) -> list[Signal]:
-    """Return the signals of open children that have ended: the process of one may have died before it could tell."""
+    """Return the signals of open children that have ended: a store may have lost what waited in its inboxes, as by a backup."""
     found: list[Signal] = []
     for child in state.children.values() if not state.terminal else ():
         if child.status == "open":
             with suppress(DetentError):
                 head = await store.head(child.child)
-                if head is not None and head.status in ("completed", "failed", "stopped"):
-                    found.append(ending(child.child))
+                if head is not None and head.status in ENDED:
+                    found.append(ending(child.child, head.records))
     return found
 
 
 def outcome_of(state: RunState) -> str:
-    """Return how a child ended, as its parent sees it."""
+    """Return how a child ended, as its parent sees it; "" if it has not."""
+    if not state.terminal:
+        return "lost" if state.dead_letter else ""
     if state.status == "completed":
         return "completed"
     return "cancelled" if state.reason == "cancelled" else "bound_reached" if state.reason in BOUNDS else "failed"
 
 
-def joined(child: Child, state: RunState, *, signal: str) -> e.SubagentJoined:
-    """Return the record of a child that has ended."""
+async def joins(child: Child, parent: RunState, store: EventStore, *, signal: str) -> e.SubagentJoined | None:
+    """Return the record of a child that has ended, or was given up; None if its log says neither.
+
+    A run with its id that is not this parent's child is never its end: the child is lost.
+    """
+    try:
+        state = await load_run(store, child.child)
+    except RunNotFound:
+        return None
+    except RunErased:
+        return _lost(child, "its log was erased", signal=signal, call=_waits(child, parent))
+    if state.parent != parent.run_id or state.delegated is None or state.delegated.call != child.spawned.call:
+        return _lost(child, "the run with its id is not a child of this run", signal=signal, call=_waits(child, parent))
     outcome = outcome_of(state)
-    said: dict[str, Any] = {
-        "child": child.child,
-        "status": state.status,
-        "outcome": outcome,
-        "reason": state.reason,
-        "partial": state.partial,
-    }
-    error = None
-    if outcome != "completed":
-        why = state.error or state.reason
-        error = e.ToolError(
-            code=f"child_{outcome}", message=f"agent {child.agent!r}: {why}", details={"run": child.child, "partial": state.partial}
+    if not outcome:
+        return None
+    if outcome == "lost":
+        return _lost(
+            child,
+            state.dead_letter,
+            signal=signal,
+            call=_waits(child, parent),
+            sequence=state.seq,
+            digest=state.digest,
+            partial=state.partial,
         )
+    why = state.error or state.reason
+    output = msgspec.to_builtins(state.output)
+    error = None if outcome == "completed" else _error(child, outcome, why, state.partial)
     return e.SubagentJoined(
-        **said,
-        output=msgspec.to_builtins(state.output),
+        child=child.child,
+        status=state.status,
+        outcome=outcome,
+        reason=state.reason,
+        partial=state.partial,
+        output=output,
+        origin=origin_of(state, "", output if error is None else [error.message, error.details], worst=True),
         usage=state.usage,
         calls_of=state.calls_of,
         sequence=state.seq,
         digest=state.digest,
-        call=child.waits,
+        call=_waits(child, parent),
         error=error,
         signal=signal,
     )
+
+
+def _waits(child: Child, parent: RunState) -> str:
+    """Return the call that waits for a child; none if its pass has ended with the run."""
+    return child.waits if child.scope in parent.passes and parent.passes[child.scope].status not in CLOSED else ""
+
+
+def _lost(child: Child, why: str, *, signal: str, call: str, **known: Any) -> e.SubagentJoined:
+    """Return the record of a child that was given up: all that was reserved for it counts as used."""
+    return e.SubagentJoined(
+        child=child.child,
+        status="waiting_for_operator",
+        outcome="lost",
+        reason=why,
+        usage=child.held,
+        call=call,
+        error=_error(child, "lost", why, known.get("partial", "")),
+        signal=signal,
+        **known,
+    )
+
+
+def _error(child: Child, outcome: str, why: str, partial: str) -> e.ToolError:
+    details = {"run": child.child, "partial": partial}
+    return e.ToolError(code=f"child_{outcome}", message=f"agent {child.agent!r}: {why}", details=details)

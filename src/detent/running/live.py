@@ -265,18 +265,20 @@ class LiveWorld(Family):
 
     async def prepare(self, context: KernelContext) -> None:
         """See `World.prepare`. Without memory and compaction there is nothing to do."""
-        if self.preparing is None:
-            return
-        self.proceed()
-        try:
-            await attended(self.control, self.preparing.prepare(context))
-        except Interrupted:
-            await self.cancels("planner")
-            raise
+        if self.preparing is not None:
+            self.proceed()
+            await self._attended(self.preparing.prepare(context))
 
     async def makes_room(self, context: KernelContext, error: Exception) -> Exception | None:
         """See `World.makes_room`."""
-        return error if self.preparing is None else await self.preparing.makes_room(context, error)
+        return error if self.preparing is None else await self._attended(self.preparing.makes_room(context, error))
+
+    async def _attended(self, work: Awaitable[Any]) -> Any:
+        try:
+            return await attended(self.control, work)
+        except Interrupted:
+            await self.cancels("planner")
+            raise
 
     def models(self, context: KernelContext) -> Gateway:
         """Return the access to models for the pass of `context`."""

@@ -42,7 +42,7 @@ from detent.ports import (
 )
 from detent.ports.compacting import Compactor
 from detent.ports.delegation import Children
-from detent.ports.governance import guarding
+from detent.ports.governance import PolicyOf, guarding
 from detent.running.alike import Alike
 from detent.running.controls import control
 from detent.running.declarations import held
@@ -68,7 +68,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     store: EventStore
     tools: Toolbox
     policy: Policy
-    policy_of: Callable[[AgentSpec], Policy]
+    policy_of: PolicyOf
     guards_of: Callable[[AgentSpec, Sequence[Guard], dict[str, Tool]], Sequence[Guard]]
     answers: Answers
     kernel: Kernel
@@ -135,6 +135,11 @@ def meta_tool_of_some_kernel(name: str, parts: Parts) -> MetaTool | None:
     return next((tool for kernel in kernels for tool in kernel.meta_tools if tool.spec.name == name), None)
 
 
+def nameless(name: str, agent: AgentSpec, parts: Parts) -> bool:
+    """Whether the name is neither that of a tool by which the agent starts others, nor that of a meta-tool of some kernel."""
+    return tool_for(name, agent) is None and meta_tool_of_some_kernel(name, parts) is None
+
+
 def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str], *, compacts: bool = False) -> dict[str, str]:
     """Return the digests that a later resume compares: policy, kernel, each tool's schema, each capability's descriptor, and the version of the
     estimator of prompts if the run `compacts`.
@@ -151,6 +156,11 @@ def ways_of(state: RunState, parts: Parts) -> tuple[Strategy, Callable[[str], Ke
     return parts.strategies.get(state.agent.strategy), partial(kernel_named, usual, parts.kernels)
 
 
+def links_of(state: RunState) -> Sequence[dict[str, Any]]:
+    """Return the policies of the runs above, which are asked for every call of this one."""
+    return () if state.delegated is None else state.delegated.policies
+
+
 def kernel_named(usual: Kernel, kernels: Names[Kernel], name: str) -> Kernel:
     """Return the kernel of this name, "": the default one. Raise `UnknownName`."""
     return kernels.get(name) if name else usual
@@ -161,8 +171,8 @@ def kernel_of(agent: AgentSpec, parts: Parts) -> Kernel:
     return parts.kernels.get(agent.kernel) if agent.kernel else parts.kernel
 
 
-def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -> Run:
-    """Assemble what the passes of a run share: `tools` without those that only passes with another kernel have."""
+def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool], *, links: Sequence[dict[str, Any]] | None = None) -> Run:
+    """Assemble what the passes of a run share: `tools` without those that only passes with another kernel have. `links`: see `links_of`."""
     agent: AgentSpec = journal.state.agent
     tools = held(tools, journal.state.levels)
     tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
@@ -171,7 +181,7 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool]) -
         journal=journal,
         world=world,
         tools=tools,
-        policy=parts.policy_of(agent),
+        policy=parts.policy_of(agent, links_of(journal.state) if links is None else links),
         guards_with=PassGuards(agent, parts, tools),
         hooks=parts.hooks,
         profile=profile,

@@ -8,9 +8,11 @@ Positions are indices into the pass's whole transcript.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import msgspec
 
+from detent.config.adapters import is_instruction
 from detent.core.events import ContextCompacted
 from detent.core.history import Seq
 from detent.core.state import Item
@@ -24,6 +26,8 @@ HANDLE = 40
 """The tokens of what stands for a cleared result."""
 WORDS = 0.15
 """The share of the window that the user's replies may have. Older ones go into the summary."""
+FILES = 0.15
+"""The share of the window that instruction files may have, such as an AGENTS.md that the agent has read."""
 LARGEST = 6
 """How many parts are named if a prompt does not fit."""
 
@@ -34,7 +38,6 @@ class Reduction(msgspec.Struct, kw_only=True):
     items: int
     kept: list[int]
     cleared: list[str]
-    clamped: dict[str, int]
     cut: dict[int, int]
     earlier: int = 0
     freed: int = 0
@@ -50,7 +53,6 @@ class Shown:
         self.steps, self.told, self.options, self._size = steps, told, options, size
         self.first = max(1, start)
         self.cleared = frozenset(told.cleared) if told is not None else frozenset[str]()
-        self.clamped = dict(told.clamped) if told is not None else {}
         self.cut = dict(told.cut) if told is not None else {}
         self.kept, self.earlier = (list(told.kept), told.earlier) if told is not None else ([], 0)
         self.boundary = self._boundary()
@@ -60,8 +62,6 @@ class Shown:
         item = self.steps[position]
         if item.call_id and item.call_id in self.cleared:
             return HANDLE
-        if item.call_id and item.call_id in self.clamped:
-            return self.clamped[item.call_id] // BYTES_PER_TOKEN + HANDLE
         if position in self.cut:
             return self.cut[position] // BYTES_PER_TOKEN + HANDLE
         return self._size(item)
@@ -86,6 +86,13 @@ class Shown:
         """Whether the results of this call stay as they are."""
         return item.tool in LOADED or item.tool in self.options.pins
 
+    def cuttable(self, position: int) -> bool | None:
+        """Whether an item that may be cut is a result; None for what may not: failures, files, what is pinned, what was recalled."""
+        item = self.steps[position]
+        if item.kind == "tool":
+            return True if item.ok and not self.pinned(item) else None
+        return None if item.kind == "memory" or holds_files(item) else False
+
     def clearable(self) -> Iterator[int]:
         """Yield the positions of results that may be cleared: those that were read again later first, then from the oldest on."""
         seen: set[tuple[str, bytes]] = set()
@@ -96,7 +103,7 @@ class Shown:
             if item.kind != "tool" or not item.ok:
                 continue
             what = read_of(item)
-            if position < self.boundary and not self.pinned(item) and self.tokens(position) > 2 * HANDLE:
+            if position < self.boundary and not self.pinned(item) and not instructs(item) and self.tokens(position) > 2 * HANDLE:
                 (again if what in seen else once).append(position)
             seen.add(what)
         yield from reversed(again)
@@ -113,6 +120,13 @@ def read_of(item: Item) -> tuple[str, bytes]:
     return item.tool, msgspec.json.encode(item.arguments, order="sorted")
 
 
+def instructs(item: Item) -> bool:
+    """Whether a call has read a file that tells agents how to work."""
+    args: Any = item.arguments
+    path: Any = cast("dict[str, Any]", args).get("path") if isinstance(args, dict) else None
+    return item.kind == "tool" and item.ok is True and not item.changes and isinstance(path, str) and is_instruction(path)
+
+
 def clear(shown: Shown, wanted: int) -> Reduction:
     """Clear results until `wanted` tokens are free: repeated reads, then the oldest. The rest of the transcript stays."""
     kept = [*shown.cleared]
@@ -120,7 +134,6 @@ def clear(shown: Shown, wanted: int) -> Reduction:
         items=shown.first if shown.first > 1 else 0,
         kept=shown.kept,
         cleared=kept,
-        clamped=dict(shown.clamped),
         cut=dict(shown.cut),
         earlier=shown.earlier,
     )
@@ -130,39 +143,33 @@ def clear(shown: Shown, wanted: int) -> Reduction:
         item = shown.steps[position]
         made.freed += shown.tokens(position) - HANDLE
         kept.append(item.call_id)
-        made.clamped.pop(item.call_id, None)
+        made.cut.pop(position, None)
         made.tier = "clear"
     return made
 
 
-def clamp(shown: Shown, made: Reduction, most: int, wanted: int) -> None:
-    """Cut shown results of more than `most` tokens to that size, from the oldest on, until `wanted` tokens are free."""
-    for position in range(max(shown.first, made.items), len(shown.steps)):
-        if made.freed >= wanted:
-            return
-        item = shown.steps[position]
-        if item.kind != "tool" or not item.ok or item.call_id in made.cleared or shown.pinned(item):
-            continue
-        before = made.clamped[item.call_id] // BYTES_PER_TOKEN + HANDLE if item.call_id in made.clamped else shown.tokens(position)
-        if before > most + HANDLE:
-            made.clamped[item.call_id] = most * BYTES_PER_TOKEN
-            made.freed += before - most - HANDLE
-            made.tier = "clamp"
+def left_of(shown: Shown, made: Reduction, position: int) -> int:
+    """Return the tokens of an item after what is decided so far."""
+    if shown.steps[position].call_id in made.cleared:
+        return HANDLE
+    return made.cut[position] // BYTES_PER_TOKEN + HANDLE if position in made.cut else shown.tokens(position)
 
 
-def shorten(shown: Shown, made: Reduction, most: int, wanted: int) -> None:
-    """Cut what else is long, until `wanted` tokens are free: plans and words to `most` tokens, and last the goal, to twice that."""
-    words = [position for position in (*made.kept, *range(max(1, made.items), len(shown.steps))) if shown.steps[position].kind != "tool"]
-    words.sort(key=lambda position: shown.steps[position].kind != "model")
-    for position in (*words, 0):
+def clamp(shown: Shown, made: Reduction, most: int, wanted: int, *, results: bool) -> None:
+    """Cut what has more than `most` tokens until `wanted` tokens are free.
+
+    Either `results`, from the oldest on, or else plans, then words, and last the goal, to twice that.
+    """
+    positions = [position for position in (*made.kept, *range(max(1, made.items), len(shown.steps))) if shown.cuttable(position) is results]
+    positions.sort(key=lambda position: shown.steps[position].kind == "user")
+    for position in positions if results else (*positions, 0):
         if made.freed >= wanted:
             return
-        most = most if position else 2 * most
-        before = made.cut[position] // BYTES_PER_TOKEN + HANDLE if position in made.cut else shown.tokens(position)
-        item = shown.steps[position]
-        if before > most + HANDLE and item.kind != "memory" and not holds_files(item):
-            made.cut[position] = most * BYTES_PER_TOKEN
-            made.freed += before - most - HANDLE
+        share = most if position else 2 * most
+        before = left_of(shown, made, position)
+        if before > share + HANDLE:
+            made.cut[position] = share * BYTES_PER_TOKEN
+            made.freed += before - share - HANDLE
             made.tier = "clamp"
 
 
@@ -174,7 +181,7 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
     dropped = range(shown.first, shown.boundary)
     if not dropped:
         return []
-    candidates, kept, room = [*shown.kept, *dropped], list[int](), int(window * WORDS)
+    candidates, kept, room, files = [*shown.kept, *dropped], list[int](), int(window * WORDS), int(window * FILES)
     instructed: set[tuple[str, bytes]] = set()
     for position in reversed(candidates):
         item = shown.steps[position]
@@ -188,18 +195,17 @@ def drop(shown: Shown, made: Reduction, window: int) -> list[int]:
                 if less > 0:
                     made.cut[position] = half * BYTES_PER_TOKEN
                     made.freed += less
-        elif item.kind == "tool" and item.ok and shown.pinned(item) and read_of(item) not in instructed:
+        elif item.kind == "tool" and item.ok and read_of(item) not in instructed:
+            if not shown.pinned(item) and (not instructs(item) or (files := files - shown.tokens(position)) < 0):
+                continue
             instructed.add(read_of(item))
             kept.append(position)
     kept.reverse()
     gone = [position for position in candidates if position not in kept]
-    for position in gone:
-        item = shown.steps[position]
-        made.freed += HANDLE if item.call_id in made.cleared else shown.tokens(position)
+    made.freed += sum(left_of(shown, made, position) for position in gone)
     here = {shown.steps[position].call_id for position in range(shown.boundary, len(shown.steps))} - {""}
     made.items, made.kept = shown.boundary, kept
     made.cleared = [call for call in made.cleared if call in here]
-    made.clamped = {call: size for call, size in made.clamped.items() if call in here}
     made.cut = {position: size for position, size in made.cut.items() if not position or position >= shown.boundary or position in kept}
     return gone
 

@@ -294,7 +294,8 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     from, path -> {"label", "origin", "tool"}. `differs`: what is new since the last call of that tool that was approved in this run, {"call_id",
     "args": path -> {"before", "now"}}; None: there was none.
 
-    `answered_by`, in the result of `Engine.approvals`: who has sent an answer that is decided when the run continues.
+    `answered_by`, in the result of `Engine.approvals`: who has sent an answer that is decided when the run continues. `root` is the run at the top of the
+    tree that the run belongs to, and `path` has the agents from there to this run.
     """
 
     run_id: str
@@ -315,6 +316,8 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     origins: dict[str, dict[str, Any]] = {}
     differs: dict[str, Any] | None = None
     answered_by: tuple[str, ...] = ()
+    root: str = ""
+    path: tuple[str, ...] = ()
 
     @property
     def too_long(self) -> bool:
@@ -382,6 +385,8 @@ def approvals_of(state: RunState) -> list[Approval]:
                 healed=healed(state, call) if call else None,
                 origins=origins(state, call, asked.facts) if call else {},
                 differs=differs(state, call) if call else None,
+                root=state.run_id if state.delegated is None else state.delegated.root,
+                path=(state.agent.name,) if state.delegated is None else state.delegated.path,
             )
         )
     return found

@@ -36,7 +36,7 @@ from detent.ports.passwords import without_password
 from detent.ports.processes import renew_in_children
 from detent.running import admission
 from detent.running.advancing import ADVANCED, Advancing, due
-from detent.running.parts import Parts, kernel_of, meta_tool_of_some_kernel
+from detent.running.parts import Parts, kernel_of, nameless
 from detent.running.people import poster
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels
@@ -318,7 +318,7 @@ class Runtime:
         self.parts.strategies.get(spec.strategy)
         known = [*self.tools.names(), *(tool.spec.name for tool in kernel.meta_tools)]
         for name in spec.tools:
-            if name not in known and not self.servers.claims(name) and meta_tool_of_some_kernel(name, self.parts) is None:
+            if name not in known and not self.servers.claims(name) and nameless(name, spec, self.parts):
                 raise UnknownName("tool", name, known)
         self.parts.policy_of(spec)
         self.parts.guards_of(spec, (), {})

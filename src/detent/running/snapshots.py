@@ -30,11 +30,12 @@ from detent.core.history import Map, Seq
 from detent.core.state import CallState, Item, RunState
 from detent.kernel.journal import Journal, Sink
 from detent.metering.tenants import spent_between
-from detent.ports import Clock, EventStore, Ids, Spent
+from detent.ports import Clock, EventStore, Ids
 from detent.running.artifacts import read_whole, refuse_damaged
 from detent.running.branching import branch
 from detent.running.effects import Effects
 from detent.running.lineage import Segment, forked_of, segments
+from detent.running.posting import posts_of
 from detent.running.states import dump_state, load_state
 
 replace = msgspec.structs.replace
@@ -248,11 +249,17 @@ class SnapshotJournal(Journal):
         self._effects = effects
         self._due, self._charges_all = state.seq + EVERY, charges_all
 
-    def _spent(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> Spent | None:
-        """Charge the run's tenant; see `detent.metering.tenants`. A run without a tenant is charged only if the engine bounds such runs."""
+    def _beside(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> dict[str, Any]:
+        """Charge the run's tenant (`detent.metering.tenants`), and tell the runs of its family what concerns them (`posts_of`).
+
+        A run without a tenant is charged only if the engine bounds such runs.
+        """
+        posts = posts_of(state, lines) if state.children or state.delegated is not None else ()
+        more: dict[str, Any] = {"posts": posts} if posts else {}
         if (not state.host.tenant and not self._charges_all) or (self._committed and state.usage == charged):
-            return None
-        return spent_between(charged, state, lines, first=not self._committed)
+            return more
+        spent = spent_between(charged, state, lines, first=not self._committed)
+        return more if spent is None else {"spent": spent, **more}
 
     def commit(self, *, durable: bool = False, intent: bool = False) -> CoroutineType[Any, Any, None]:
         """See `Journal.commit`."""

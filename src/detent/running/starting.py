@@ -184,7 +184,7 @@ async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunSt
             started = await _redacted(runtime, started, advancing.run_id, patterns)
         compacted = compacts(started.agent, runtime.planners.of(started.agent, check=False)) is not None
         digests, policy = digests_of(tools, runtime.parts, usable, compacts=compacted), kept_policy(runtime.parts.policy, patterns)
-        declared = msgspec.structs.replace(started, digests=digests, levels=levels_of(tools), policy=policy)
+        declared = msgspec.structs.replace(started, digests=digests, levels=started.levels or levels_of(tools), policy=policy)
         journal.record(declared)
         if reserved:
             journal.release(reserved)
@@ -356,7 +356,10 @@ async def resume(
     admission.refuse_what_is_not_json(by=by)
     runtime.verifiers.add_type(None if output_type is None else OutputType(output_type, "resume"))
     if budget is None and not accept_levels:
-        return await runtime.go_on(run_id, observers=observers)
+        result = await runtime.go_on(run_id, observers=observers)
+        if runtime.parts.children is not None:
+            await runtime.parts.children.woken(result.state)
+        return result
     check_is(Budget, budget=budget)
     bounds = checked(budget, ceiling=runtime.ceiling) if budget else None
     if (state := await load_run(runtime.store, run_id)).terminal:

@@ -90,9 +90,8 @@ def compacted(steps: Seq[Item], told: ContextCompacted, *, readers: Sequence[str
         item = steps[position]
         if item.call_id in cleared:
             return msgspec.structs.replace(item, result=handle(item, readers=readers), artifact=None, meta=True)
-        if item.call_id in told.clamped:
-            return clamped(item, told.clamped[item.call_id], readers=readers)
-        return shortened(item, told.cut[position], readers=readers) if position in told.cut else item
+        most = told.cut.get(position) or told.clamped.get(item.call_id)
+        return shortened(item, most, readers=readers) if most else item
 
     summary = [Item(kind="note", text=told.summary)] if told.summary else []
     return [*map(left, (0, *told.kept)), *summary, *map(left, range(max(1, told.items), told.steps))]
@@ -109,18 +108,13 @@ def handle(item: Item, *, readers: Sequence[str]) -> msgspec.Raw:
     return _raw(f"[cleared: {size:,} bytes; {again(item, readers=readers)}]")
 
 
-def clamped(item: Item, characters: int, *, readers: Sequence[str]) -> Item:
-    """Return an item with the beginning of its result."""
-    whole = bytes(item.result)
-    text: str = msgspec.json.decode(whole) if whole[:1] == b'"' else whole.decode("utf-8", "replace")
-    begins = beginning(text, characters)
-    cut = f"{begins}\n[cut: {len(text) - len(begins):,} more characters; {again(item, readers=readers)}]"
-    return msgspec.structs.replace(item, result=_raw(cut), artifact=None, meta=True)
-
-
 def shortened(item: Item, most: int, *, readers: Sequence[str]) -> Item:
-    """Return the goal, a reply, a note or a plan in about `most` bytes. `meta` marks an item that is not shown whole."""
+    """Return the goal, a reply, a note, a result or a plan in about `most` bytes. `meta` marks an item that is not shown whole."""
     how = again(item, readers=readers)
+    if item.kind == "tool":
+        whole = bytes(item.result)
+        text = msgspec.json.decode(whole) if whole[:1] == b'"' else whole.decode("utf-8", "replace")
+        return msgspec.structs.replace(item, result=_raw(ends_of(text, most, how)), artifact=None, meta=True)
     if item.plan is None:
         return msgspec.structs.replace(item, text=ends_of(item.text, most, how), meta=True)
     plan, each = item.plan, most // max(1, len(item.plan.actions) + len(item.plan.dropped))

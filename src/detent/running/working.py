@@ -42,6 +42,7 @@ from detent.running import starting
 from detent.running.advancing import Advancing
 from detent.running.attempts import tries_of
 from detent.running.control import CUT_OFF
+from detent.running.parting import cancellations
 from detent.running.parts import Parts
 from detent.running.results import Result
 from detent.running.rules import cancels, says_the_time
@@ -251,7 +252,8 @@ class StoreBacklog:
         hand = await self._hand_for(run_id)
         state = await load_run(self._parts.store, run_id)
         said = hidden(why, (*self._parts.redact, *state.agent.redact))
-        await hand.resume(run_id, e.DeadLettered(why=said, attempts=attempts), advance=False)
+        given_up = e.DeadLettered(why=said, attempts=attempts)
+        await hand.resume(run_id, *cancellations(state, "it was given up"), given_up, advance=False)
         self._failed.pop(run_id, None)
         self._dead_letters[run_id] = said
 

@@ -15,7 +15,7 @@ from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.ports.processes import renew_in_children
-from detent.ports.stores import refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
+from detent.ports.stores import Posts, is_erased, refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
 from detent.stores.listing import select, unsealed
 
 FOLLOW_S = 0.25
@@ -136,6 +136,7 @@ class RamStore:
         released: Sequence[str] | None = (),
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         """Add records; see `EventStore.append`. Nothing here outlives the process, `durable` or not."""
         runs = self._runs
@@ -158,6 +159,8 @@ class RamStore:
         for signal_id in consumed:
             run.inbox.pop(signal_id, None)
             run.consumed.add(signal_id)
+        for name, signal in posts:
+            self._put(runs.get(name), signal)
         if spent is not None:
             known = self._shelf.spent.get((spent.tenant, spent.day))
             self._shelf.spent[spent.tenant, spent.day] = spent if known is None else known.plus(spent)
@@ -235,8 +238,14 @@ class RamStore:
         refuse_erased(run.head)
         if signal.id not in run.consumed and signal.id not in run.inbox:
             refuse_overfull(run_id, signal, run.inbox.values())
-            run.inbox[signal.id] = signal
-        self._shelf.wake()
+        self._put(run, signal)
+
+    def _put(self, run: _Run | None, signal: Signal) -> None:
+        """Put a signal into an inbox, once; a run that is unknown or erased gets none."""
+        if run is not None and not is_erased(run.head):
+            if signal.id not in run.consumed:
+                run.inbox.setdefault(signal.id, signal)
+            self._shelf.wake()
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
         """Wait until a signal is posted, at most so many seconds; see `Wakes`."""

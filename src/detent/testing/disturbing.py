@@ -35,6 +35,7 @@ from detent.ports import (
     models_asked,
 )
 from detent.ports.governance import asks_of
+from detent.ports.stores import Posts
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import CrashingStore
 from detent.testing.ledgers import Doing, Ledger
@@ -178,6 +179,7 @@ class DisturbedStore(CrashingStore):
         released: Sequence[str] | None = (),
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         """See `EventStore.append`."""
         shared = self._disturbance
@@ -187,7 +189,7 @@ class DisturbedStore(CrashingStore):
             if shared.strikes("store_conflict", len(shared.appends), 1):
                 await shared.intrude(self.inner)
         given: dict[str, Any] = {"durable": durable, "consumed": consumed, "spent": spent, "released": released, "intent": intent}
-        given |= {"claim": claim}
+        given |= {"claim": claim, "posts": posts}
         await super().append(run_id, expected_seq, records, head=head, **given)
 
 

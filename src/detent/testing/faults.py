@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from detent.core.records import RunHead
 from detent.ports import Balance, EventStore, Reservation, RunQuery, Signal, Spent
+from detent.ports.stores import Posts
 
 T = TypeVar("T")
 When = Literal["before", "after"]
@@ -99,9 +100,12 @@ class CrashingStore:
         released: Sequence[str] | None = (),
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         """See `EventStore.append`."""
-        more: dict[str, Any] = ({"intent": True} if intent else {}) | ({} if claim is None else {"claim": claim})
+        more: dict[str, Any] = (
+            ({"intent": True} if intent else {}) | ({} if claim is None else {"claim": claim}) | ({"posts": posts} if posts else {})
+        )
 
         def append() -> Awaitable[None]:
             return self.inner.append(

@@ -114,7 +114,7 @@ def run(mock: Mock, protocol: str, goal: str, **settings: Any) -> Ran:
     return Ran(result, events, heard, len(mock.requests(asked)))
 
 
-@protocols
+@costly
 def test_calls_at_once_and_an_answer_come_over_the_wire_as_they_were_meant(protocol: str, mock: Mock) -> None:
     """Two calls of one answer are one batch, text is streamed in pieces, and a turn is one request."""
     ran = run(mock, protocol, "plain goal")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amounts import stride
+from amounts import crossed, stride
 from detent import Agent, Budget, Engine, tool
 from detent.config.groups import Models
 from detent.core import events as e
@@ -20,6 +20,8 @@ from detent.metering.provider_limits import ModelRetries
 from detent.planners.fallback import FallbackPlanner
 from detent.planners.model.planner import ModelPlanner
 from planners.model.chat_server import HANGS_UP, Answer, ChatServer, Entry, fails, says, streamed
+
+pytestmark = crossed
 
 CALL, DONE = ("c1", "put", {"x": 7}), says("done")
 PAGE: Answer = {"status": 200, "body": "<!doctype html><title>Sign in</title>", "headers": {"Content-Type": "text/html; charset=utf-8"}}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from detent import Agent, Budget, Engine
 from detent.config.groups import Models
 from detent.core import events as e
@@ -23,6 +24,8 @@ from detent.planners.model.planner import ModelPlanner
 from forked import asking, fork
 from planners.model.chat_server import Answer, ChatServer, says, streamed
 from planners.model.model_child import put
+
+pytestmark = crossed
 
 CHILD = Path(__file__).with_name("model_child.py")
 both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from detent import Agent, Engine, Result
 from detent.config.groups import Models
 from detent.core.errors import ModelCallFailure
@@ -22,6 +23,8 @@ from detent.planners.model.transcription import transcribe
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
 from detent.planners.raw_text.planner import OnDevicePlanner
 from planners.model.chat_server import Answer, ChatServer, Entry, fails, says
+
+pytestmark = crossed
 
 KEY = "tok/Zx9.qwe+RTY=="
 """A key that looks like no known provider's."""

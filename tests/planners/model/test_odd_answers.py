@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from detent import Agent, Budget, Engine, Result, tool
 from detent.config.groups import Models
 from detent.core.errors import ConfigError, MalformedPlan
@@ -24,6 +25,8 @@ from detent.planners.providers import ModelRef, make_model
 from detent.planners.text.json_objects import whole_json
 from detent.ports import MOST_NESTED
 from planners.model.chat_server import HANGS_UP, Answer, ChatServer, Entry, fails, says
+
+pytestmark = crossed
 
 DONE = says("done")
 HIGH, LOW = "\ud83d", "\ude00"

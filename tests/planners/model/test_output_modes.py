@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled
+from amounts import crossed, sampled
 from detent import Agent, Engine, tool
 from detent.core.errors import ConfigError
 from detent.planners.model.planner import ModelPlanner
@@ -18,6 +18,8 @@ from planners.model import test_signatures as wire
 from planners.model.chat_server import Answer, ChatServer
 from planners.model.chat_server import says as served
 from planners.model.function_models import Asked, calls
+
+pytestmark = crossed
 
 CITY: dict[str, Any] = {
     "type": "object",

@@ -10,12 +10,15 @@ from typing import Any, cast
 import pytest
 from jsonschema.validators import Draft202012Validator
 
+from amounts import crossed
 from detent import Agent, Engine
 from detent.core.errors import ConfigError
 from detent.planners.model.planner import ModelPlanner
 from detent.tools.functions.function import Tool
 from planners.model import test_signatures as wire
 from planners.model.chat_server import Answer, ChatServer, says
+
+pytestmark = crossed
 
 TREE = {"type": "object", "properties": {"name": {"type": "string"}, "parts": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
 WANTED: dict[str, dict[str, Any]] = {

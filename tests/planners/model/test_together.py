@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled
+from amounts import crossed, sampled
 from detent import Agent, Budget, Engine, tool
 from detent.config.groups import Models
 from detent.core import events as e
@@ -20,6 +20,8 @@ from detent.metering.provider_limits import ModelLimits, ModelRetries
 from detent.planners.model.planner import ModelPlanner
 from detent.ports import Branch, StrategyRun
 from planners.model.chat_server import Answer, ChatServer, fails, says
+
+pytestmark = crossed
 
 NAMES = [f"run-{n}" for n in range(8)]
 PRICES = {"openai:served": ModelPrice(input_usd=1_000.0, output_usd=10_000.0)}

@@ -166,7 +166,7 @@ def test_results_that_the_window_has_no_room_for_are_recalled_by_their_keys_too(
             assert (await engine.run(agent, "How many?")).output == "543940"
 
     asyncio.run(main())
-    assert "xxx" in asked.said(1) and "yyy" in asked.said(1) and "more characters" in asked.said(1)
+    assert "xxx" in asked.said(1) and "yyy" in asked.said(1) and "characters are left out here" in asked.said(1)
     assert ('recall with key \\"main.1.0\\" reads it again' in asked.said(1)) is recall
     assert ('recall with key \\"main.1.1\\" reads it again' in asked.said(1)) is recall
 

@@ -156,6 +156,30 @@ def test_a_long_run_fits_the_token_budget_by_compaction(budget: int) -> None:
     assert "[context compacted]" in shown(says.asked[-1])
 
 
+def test_a_goal_and_a_call_that_are_longer_than_the_prompt_are_cut_in_it() -> None:
+    """A pasted document, and a file that the model writes: their ends are shown, and nobody had to set anything."""
+
+    @tool(side_effect="read")
+    def read_file(path: str) -> str:
+        """Read a file."""
+        return "short"
+
+    says = Says(call("read_file", path=f"BEGIN{'p' * 30_000}END"), call("read_file", path="b"), final("done"))
+    planner = OnDevicePlanner(says, max_prompt_tokens=900)
+
+    async def main() -> None:
+        async with Engine(planner=planner, tools=[read_file]) as engine:
+            goal = f"HEAD {'word ' * 8000} TAIL"
+            result = await engine.run(Agent(name="a", tools=["read_file"]), goal)
+            assert (result.status, result.output) == ("completed", "done"), result.error
+            assert (await engine.replay(result.run_id)).identical
+
+    asyncio.run(main())
+    assert all(sum(count_by_length(m.content) for m in request.messages) <= 900 for request in says.asked)
+    for word in ("Goal: HEAD word", "word  TAIL", "BEGINppp", "pppEND"):
+        assert word in shown(says.asked[1]).replace("\\n", "\n"), word
+
+
 def test_results_are_shown_as_a_model_with_native_calls_sees_them() -> None:
     """Of a long list the first items, whole; of a failure its data, too; what is missing is said in the words that no answer may hold."""
     rows = [f"row {n}" for n in range(1000)]

@@ -15,7 +15,7 @@ from detent.core.errors import ClaimLost, Conflict, DetentError, RunBusy
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Balance, EventStore, Reservation, RunQuery, Signal, Spent
 from detent.ports.examining import Examined, Fault
-from detent.ports.stores import no_room, refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
+from detent.ports.stores import is_erased, no_room, refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
 from detent.stores.ram import RamStore
 from detent.testing.conformance.store import Place, StoreContract
 from simulation.disks import DiskStore, SqliteDisk
@@ -370,6 +370,41 @@ class BeginsBehindCancellations(BrokenStore):
         await super().append(run_id, expected_seq, records, **options)
 
 
+class PostsFirst(BrokenStore):
+    """Posts what an append causes, and appends a moment later: the append may not happen."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, posts: Any = (), **options: Any) -> None:
+        for name, signal in posts:
+            if name in self._shelf.runs and signal.id not in self._run(name).consumed and not is_erased(self._run(name).head):
+                self._run(name).inbox.setdefault(signal.id, signal)
+        await super().append(run_id, expected_seq, records, **options)
+
+
+class PostsNothingBeside(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, posts: Any = (), **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, **options)
+
+
+class PostsToTheErased(BrokenStore):
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, posts: Any = (), **options: Any) -> None:
+        await super().append(run_id, expected_seq, records, posts=posts, **options)
+        for name, signal in posts:
+            if name in self._shelf.runs and signal.id not in self._run(name).consumed:
+                self._run(name).inbox.setdefault(signal.id, signal)
+
+
+class PostsLaterThanItAppends(BrokenStore):
+    """Its cancellations take a moment to arrive."""
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, posts: Any = (), **options: Any) -> None:
+        if not any(signal.id == "c" and run_id == "above" for _, signal in posts):
+            await super().append(run_id, expected_seq, records, posts=posts, **options)
+            return
+        await super().append(run_id, expected_seq, records, **options)
+        for name, signal in posts:
+            asyncio.get_running_loop().call_soon(self._run(name).inbox.setdefault, signal.id, signal)
+
+
 class BeginsNothingAfterCancellations(BrokenStore):
     """Does not see that the append itself consumes the cancellation."""
 
@@ -553,6 +588,10 @@ REJECTED = {
     TakesSignalsTwice: "test_posting_an_id_again_is_one_signal_even_after_it_was_consumed",
     TakesAnyNumberOfSignals: "test_an_inbox_has_room_for_so_many_undecided_signals_and_for_every_cancellation",
     CountsCancellations: "test_an_inbox_has_room_for_so_many_undecided_signals_and_for_every_cancellation",
+    PostsFirst: "test_an_append_that_does_not_happen_posts_nothing",
+    PostsNothingBeside: "test_a_signal_to_another_run_is_there_with_the_records_that_cause_it",
+    PostsToTheErased: "test_a_signal_to_another_run_is_there_with_the_records_that_cause_it",
+    PostsLaterThanItAppends: "test_no_intent_is_recorded_once_an_append_with_a_cancellation_has_returned",
     BeginsBehindCancellations: "test_an_intent_is_not_recorded_behind_a_cancellation",
     BeginsNothingAfterCancellations: "test_an_intent_is_not_recorded_behind_a_cancellation",
     LooksForCancellationsFirst: "test_no_intent_is_recorded_once_posting_a_cancellation_has_returned",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent.kernel.guards import in_doubt_guard
@@ -86,7 +87,7 @@ class Made(PolicyMaker):
         return (ToolSpec(name="send", side_effect="write", input_schema={"type": "object"}, sinks=("to",)),)
 
     def calls(self) -> Sequence[Call]:
-        spawn = declared("spawn_subagent", "write")
+        spawn = msgspec.structs.replace(declared("spawn_agent", "write"), delegates=True)
         args: list[dict[str, Any]] = [
             {"agent": "helper", "goal": "g"},
             {"agent": "other", "goal": "g", "budget": {"max_iterations": 5}},

@@ -18,11 +18,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import virtual_time
+from amounts import crossed
 from detent.core.errors import ConfigError, FatalToolError, InvalidArguments, NotExecuted, ToolFailed
 from detent.ports import ToolContext, ToolOutcome
 from detent.tools import Happened, NotHappened, ThreadPool, Tool, tool
 from detent.tools.functions.results import preview
 from tool_calls import attempt, context_for
+
+pytestmark = crossed
 
 KINDS: list[tuple[dict[str, Any], str]] = [
     ({"side_effect": "none"}, "failed"),

@@ -15,12 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amounts import crossed
 from detent.core.errors import NotExecuted, ToolFailed
 from detent.ports import Cancellation
 from detent.tools.workspace import reading
 from detent.tools.workspace.confine import Limits, Workspace
 from detent.tools.workspace.envelope import Hunk, apply_hunks
 from detent.tools.workspace.patch import apply_patch
+
+pytestmark = crossed
 
 FILES = {"a.txt": b"one\ntwo\nthree\n", "b.txt": b"B\n", "c.txt": b"C\n", "sub/d.txt": b"D\n"}
 ALL_KINDS = """*** Begin Patch

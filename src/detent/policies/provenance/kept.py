@@ -49,6 +49,10 @@ class Keepings:
         carries = bool(content)  # however short it is: several short items make a long value
         self._add(name, content, origin, sound=fits(origin, content), unknown="memory", carries=carries)
 
+    def add_returned(self, name: str, content: Any, origin: Origin) -> None:
+        """Add what a child returned, or what its parent gave to a child."""
+        self._add(name, content, origin, sound=fits(origin, content), unknown="untrusted", carries=can_carry(content))
+
     def add_said(self, conversation: Sequence[Any]) -> None:
         """Add the messages of a conversation. They need no seals, because the log names the whole conversation by digest."""
         for message in conversation:

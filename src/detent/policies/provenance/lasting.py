@@ -42,10 +42,19 @@ MORE = "…"
 """Stands among names that are not all."""
 
 
-def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequence[Any] = (), *, origins: Origins | None = None) -> Origin:
+def origin_of(
+    state: RunState,
+    call_id: str,
+    content: Any,
+    conversation: Sequence[Any] = (),
+    *,
+    origins: Origins | None = None,
+    worst: bool = False,
+) -> Origin:
     """Return where `content`, which a run writes now, came from. `call_id` is the call that writes it, "" if none does.
 
-    `conversation` has the earlier messages of the run's session. Pass `origins` if you call this often for one run.
+    `conversation` has the earlier messages of the run's session. Pass `origins` if you call this often for one run. With `worst`, the content is only
+    as trustworthy as the worst that the run has seen, even if all its parts were found elsewhere.
     """
     origins = origins or Origins()
     seen = origins.seen(state, conversation)
@@ -53,7 +62,7 @@ def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequenc
     if call is not None and call.edited:
         found = _origin([Source(label="approver", origin=", ".join(call.approved_by), run_id=state.run_id, whole=True)], ())
     else:
-        found = _Search(seen.among, seen.taints, _Names(state, seen), origins.needle).origin(content)
+        found = _Search(seen.among, seen.taints, _Names(state, seen), origins.needle, worst=worst).origin(content)
     place = {"run_id": state.run_id, "sequence": state.seq, "digest": state.digest, "call_id": call_id, "person": state.host.principal}
     return sealed(msgspec.structs.replace(found, **place), content)
 
@@ -181,8 +190,9 @@ class _Search:
         look_for: Callable[[Any], Needle],
         *,
         most: int = MOST_SOURCES,
+        worst: bool = False,
     ) -> None:
-        self._most = most
+        self._most, self._worst = most, worst
         self._among, self._taints, self._names, self._look_for = among, taints, names, look_for
         self._found: dict[tuple[str, str], list[str]] = {}
         self._words = MOST_WORDS
@@ -195,7 +205,7 @@ class _Search:
         if not self._found:
             self._unknown = True
         whole = len(self._found) == 1 and not self._unknown
-        tainted = self._names.tainted(self._taints) if self._unknown else NOTHING
+        tainted = self._names.tainted(self._taints) if self._unknown or self._worst else NOTHING
         names, made = dict(tainted.names), {same: (source, list[str]()) for same, source in tainted.sources.items()}
         if self._unknown and not made:
             made[Source(label="model")] = (Source(label="model"), [])

@@ -5,8 +5,8 @@ after resume, fork and compaction (`steps` are complete; compaction only hides t
 specification) are indexed once. What a pass has seen is indexed as it grows. The index of a pass depends only on that pass and the constant parts,
 never on when it was built, so the answers are the same with and without the cache. The cache holds the most recently used runs.
 
-What earlier runs wrote keeps the labels that it had there (`kept`): recalled items, which are steps of the transcript, and the conversation of the
-run's session, which is constant.
+What other runs wrote keeps the labels that it had there (`kept`): recalled items, which are steps of the transcript; the conversation of the run's
+session, which is constant; the goal and variables that its parent gave it; and what its children return.
 
 These are not sources: the planner's words, notes, meta-tools (they answer from state), and the errors of a trusted tool.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import is_
 from typing import Any, Literal, cast
 
@@ -23,7 +24,7 @@ import msgspec
 
 from detent.core.events import Origin, Source
 from detent.core.history import Seq
-from detent.core.state import Item, KernelState, RunState
+from detent.core.state import Child, Item, KernelState, RunState
 from detent.policies.provenance.evidence import REMEMBERED_CHARS, Evidence, add_data, can_carry
 from detent.policies.provenance.kept import Keepings, origin_in
 from detent.policies.provenance.matching import MIN_CHARS, Needle, needle, normal, number_key, pieces
@@ -144,11 +145,14 @@ class PassIndex:
         """Return whether `steps` continue from the end of this index."""
         return len(self._seen) == 0 or steps.continues(self._seen)
 
-    def extend(self, steps: Seq[Item], trust: Callable[[Item], str]) -> None:
+    def extend(self, steps: Seq[Item], trust: Callable[[Item], str], child_of: Callable[[Item], Child | None]) -> None:
         """Index the new steps."""
         for position, item in enumerate(steps[len(self._seen) :], len(self._seen)):
             if item.kind == "user":
                 self._add_user(item, first=position == 0)
+            elif item.kind == "tool" and (child := child_of(item)) is not None:
+                said = item.content if item.error is None else [item.error.message, item.error.details]
+                self.kept.add_returned(f"child:{child.child}", said, child.origin)
             elif item.kind == "tool" and not item.meta:
                 self._add_outcome(item, trusted=trust(item) == "trusted")
             elif item.kind == "memory":
@@ -215,7 +219,9 @@ class RunIndex:
         agent = state.agent
         add_data(self.sources["agent"], [agent.instructions, list(agent.rules), agent.meta], "agent")
         add_data(self.sources["memory"], list(state.seed_memory), "memory")
-        if not state.parent:  # the parent's planner wrote a child's goal
+        if state.delegated is not None:  # its parent's planner wrote its goal
+            self.kept.add_returned(f"parent:{state.delegated.call}", goal_of(state.goal, state.variables), state.delegated.origin)
+        elif not state.parent:
             self.sources["user"].add(state.goal, "goal")
             for name, value in state.variables.items():
                 add_data(self.sources["user"], value, f"variables.{name}", field=name)
@@ -226,17 +232,22 @@ class RunIndex:
         """Return whether the state belongs to the run of this index."""
         return all(map(is_, self._began, _beginning(state, conversation)))
 
-    def of_pass(self, state: KernelState, trust: Callable[[Item], str]) -> PassIndex:
+    def of_pass(self, state: KernelState, trust: Callable[[Item], str], child_of: Callable[[Item], Child | None]) -> PassIndex:
         """Return the index of a pass, updated to `state`."""
         known = self.passes.get(state.scope)
         if known is None or not known.covers_prefix_of(state.steps):
             known = self.passes[state.scope] = PassIndex(self, self._declared)
-        known.extend(state.steps, trust)
+        known.extend(state.steps, trust, child_of)
         return known
 
 
 def _beginning(state: RunState, conversation: Sequence[Any]) -> tuple[Any, ...]:
-    return (state.goal, state.variables, state.attachments, state.agent, state.seed_memory, state.parent, conversation)
+    return (state.goal, state.variables, state.attachments, state.agent, state.seed_memory, state.parent, state.delegated, conversation)
+
+
+def goal_of(goal: str, variables: dict[str, Any]) -> dict[str, Any]:
+    """Return what a parent gives to its child as one content."""
+    return {"goal": goal, **({"variables": variables} if variables else {})}
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -262,9 +273,9 @@ class Seen(msgspec.Struct, frozen=True):
                 yield from known.kept.unknown
             if self.state.seed_memory or any(p.memory or p.recalled for p in self.state.passes.values()):
                 yield "memory"
-        if any(child.status not in ("open", "cancelled") for child in self.state.children.values()):
+        if any(child.status not in ("open", "cancelled") and not child.spawned.call for child in self.state.children.values()):
             yield "child"
-        if self.state.parent:
+        if self.state.parent and self.state.delegated is None:
             yield "parent"
 
 
@@ -284,6 +295,15 @@ class Origins:
     def trust(self, item: Item) -> str:
         """Return how far the output of a tool is trusted: as recorded in the log, unless `trust` overrides it."""
         return self._declared(item.tool) or item.trust
+
+    def _child_of(self, children: Mapping[str, Child], waits: Mapping[str, Child], item: Item) -> Child | None:
+        """Return the child that returned this outcome of a call, unless it is declared how far the output of its tool is trusted."""
+        if not waits and item.tool != "join_agent":
+            return None
+        found = waits.get(item.call_id)
+        if found is None and item.tool == "join_agent" and isinstance(item.arguments, dict):
+            found = children.get(cast("dict[str, Any]", item.arguments).get("child", ""))
+        return None if found is None or self._declared(item.tool) else found
 
     def needle(self, value: Any) -> Needle:
         """Return the needle of a value (`matching.needle`). Short texts are cached, because calls repeat them."""
@@ -305,7 +325,8 @@ class Origins:
             self._runs.move_to_end(state.run_id)
             if len(self._runs) > CACHED_RUNS:
                 self._runs.popitem(last=False)
-            passes = tuple([run.of_pass(known, self.trust) for known in state.passes.values()])
+            child_of = partial(self._child_of, state.children, {child.waits: child for child in state.children.values() if child.waits})
+            passes = tuple([run.of_pass(known, self.trust, child_of) for known in state.passes.values()])
         recalled = _recalled(state)
         among = (run.sources, *(p.sources for p in passes), *([recalled] if recalled else []))
         if self._trust_memory:

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from detent.core.errors import ConfigError, StoreBusy, StoreError, StoreFull
+from detent.core.errors import ConfigError, RunNotFound, StoreBusy, StoreError, StoreFull
+from detent.ports import Signal
 from detent.ports.processes import renew_in_children
+from detent.ports.stores import refuse_erased
 from detent.stores.bells import Bell
 from detent.stores.daemon_threads import Threads
 from detent.stores.files.logs import Logs
-from detent.stores.files.parts import Claims, Inboxes, sync_directory
+from detent.stores.files.parts import Claims, Inboxes, Recorded, sync_directory
 from detent.stores.files.reserved import Reserved
 from detent.stores.heartbeat import LEASE_S, STUCK_S
 from detent.stores.locks import BUSY_TIMEOUT_S, Holder
@@ -50,7 +52,7 @@ class StoreDirectory:
         self._claims.holder.give_back = self._let_go
         self._logs = Logs(self.path)
         self._reserved = Reserved(self.path / ".reserved", now=now)
-        self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed, self._logs.consumed_on_disk)
+        self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed, self._logs.consumed_on_disk, self._logs.has)
         self._bell = Bell(self.path / ".bells")
         self._open = False
         self._owed = Owed(self._give_up)
@@ -161,3 +163,22 @@ class StoreDirectory:
                 self._claims.release(run_id, wait_s)
 
         await self._do(run_id, action)
+
+    def _post(self, run_id: str, signal: Signal, wait_s: float, after: Recorded | None = None) -> None:
+        """Write a signal into an inbox file; `after` is explained at `Inboxes`. Raise `RunNotFound`, `RunErased`."""
+
+        def check() -> None:
+            head = self._logs.head(run_id)
+            if head is None:
+                raise RunNotFound(run_id, self.url)
+            refuse_erased(head)
+
+        check()  # before a file exists
+        self._inboxes.post(run_id, signal, wait_s, check, after=after)
+
+    def _posted(self, run_id: str, signal: Signal, wait_s: float) -> None:
+        """Wake waiters once the signal counts. No append that has not seen a cancellation is under way then."""
+        if signal.kind == "cancel":
+            with self._logs.still(run_id, wait_s):
+                pass  # appends that have not seen it are over
+        self._bell.ring()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from detent.core.errors import Conflict, CorruptLog, RunNotFound
+from detent.core.errors import Conflict, CorruptLog, NewerVersion, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import Spent
 from detent.stores.files.log import Tail, commit_line, consumed_ids, header_line, last_commit, parse, read_tail
-from detent.stores.files.parts import replace_file, sync_directory, write_all
+from detent.stores.files.parts import fingerprint, replace_file, sync_directory, write_all
 from detent.stores.files.sealed import Seals
 from detent.stores.files.spent import Ledger
 from detent.stores.locks import lock_file, still_named, unlock
@@ -23,6 +23,7 @@ from detent.stores.locks import lock_file, still_named, unlock
 log = logging.getLogger("detent.stores.files.store")
 
 _OPEN_FILES = 128
+_REMEMBERED = 10_000
 
 
 class _Log:
@@ -50,6 +51,7 @@ class Logs:
         self._heads: dict[str, tuple[tuple[int, int, int], RunHead | None]] = {}
         self._seen: dict[str, tuple[int, int, frozenset[str]]] = {}
         self._reported: set[str] = set()
+        self._has: dict[tuple[str, int, str], bool] = {}
 
     def path(self, run_id: str) -> Path:
         """Return the path of a run's log."""
@@ -236,6 +238,21 @@ class Logs:
         if end < len(data):
             self._report(run_id, len(data) - end)
         return lines
+
+    def has(self, run_id: str, seq: int, mark: str) -> bool | None:
+        """Whether the record `seq` of a log is the one with this fingerprint; None if the log does not reach that far."""
+        known = (run_id, seq, mark)
+        if known not in self._has:
+            lines: list[bytes] = []
+            with suppress(FileNotFoundError, CorruptLog, NewerVersion):  # whoever reads that log reports what is wrong with it
+                head = self.head(run_id)
+                lines = parse(self.path(run_id).read_bytes(), run_id)[0] if head is not None and head.records >= seq else []
+            if len(lines) < seq:
+                return None
+            if len(self._has) >= _REMEMBERED:
+                self._has.clear()
+            self._has[known] = fingerprint(lines[seq - 1]) == mark
+        return self._has[known]
 
     def head(self, run_id: str) -> RunHead | None:
         """Return the listing entry from the first line and the last commit."""

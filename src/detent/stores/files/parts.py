@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -94,12 +96,41 @@ def blob_key(name: str) -> str:
     return "" if name == "%" else unquote(name)
 
 
-class Inboxes:
-    """Inboxes: one file per run with one signal per line. The run's log knows which ones were consumed (`consumed`)."""
+Recorded = tuple[str, int, str]
+"""A record of a log: the run, the record's number and its `fingerprint`."""
 
-    def __init__(self, directory: Path, consumed: Callable[[str], frozenset[str]], on_disk: Callable[[str], frozenset[str]]) -> None:
-        """`consumed` returns what the log has consumed, `on_disk` what of it survives power loss; it raises `BlockingIOError` during an append."""
-        self.directory, self._consumed, self._on_disk = directory, consumed, on_disk
+
+def fingerprint(line: bytes) -> str:
+    """Return what tells a record from any other that could have its number."""
+    return blake2b(line, digest_size=12).hexdigest()
+
+
+class _Line(NamedTuple):
+    """A line of an inbox. With `after`, its signal counts once that record of another run's log is there: one append of that run causes both."""
+
+    signal: Signal
+    after: Recorded | None = None
+
+
+class Inboxes:
+    """Inboxes: one file per run with one signal per line. The run's log knows which ones were consumed (`consumed`).
+
+    A signal that an append of another run causes is written before that append, behind the record that it waits for (`@SEQ FINGERPRINT RUN SIGNAL`).
+    If the append never happens, it never counts.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        consumed: Callable[[str], frozenset[str]],
+        on_disk: Callable[[str], frozenset[str]],
+        has: Callable[[str, int, str], bool | None],
+    ) -> None:
+        """`consumed` returns what the log has consumed, `on_disk` what of it survives power loss; it raises `BlockingIOError` during an append.
+
+        `has` says whether another log has a record, None if it does not reach that far.
+        """
+        self.directory, self._consumed, self._on_disk, self._has = directory, consumed, on_disk, has
 
     def path(self, run_id: str) -> Path:
         """Return the path of a run's inbox."""
@@ -119,8 +150,11 @@ class Inboxes:
             self.path(run_id).unlink(missing_ok=True)
             unlock(fd)
 
-    def post(self, run_id: str, signal: Signal, wait_s: float, check: Callable[[], None]) -> None:
-        """Add a signal durably, unless its id is present or was consumed. `check` is called under the inbox's lock and may raise."""
+    def post(self, run_id: str, signal: Signal, wait_s: float, check: Callable[[], None], after: Recorded | None = None) -> None:
+        """Add a signal durably, unless its id is present or was consumed. `check` is called under the inbox's lock and may raise.
+
+        `after`: the record that causes it, which is not written yet.
+        """
         if not self.directory.exists():
             self.directory.mkdir(exist_ok=True, mode=0o700)
             sync_directory(self.directory.parent)
@@ -129,12 +163,13 @@ class Inboxes:
             check()
             there, end = _signals(fd)
             consumed = self._consumed(run_id)
-            if signal.id in consumed or any(signal.id == other.id for other in there):
+            if signal.id in consumed or any(signal.id == other.signal.id for other in there if other.after == after or self._counts(other)):
                 return
-            refuse_overfull(run_id, signal, (other for other in there if other.id not in consumed))
+            if after is None:
+                refuse_overfull(run_id, signal, (one.signal for one in there if one.signal.id not in consumed and self._counts(one)))
             if os.fstat(fd).st_size > end:
                 os.ftruncate(fd, end)
-            line = written_signal(signal) + b"\n"
+            line = _before(after) + written_signal(signal) + b"\n"
             write_all(
                 fd, b"\n" + line if end else line, max(0, end - 1)
             )  # also overwrites the end of the previous line, which may be damaged
@@ -157,10 +192,16 @@ class Inboxes:
         finally:
             os.close(fd)
         consumed = self._consumed(run_id)
-        left = [signal for signal in there if signal.id not in consumed]
+        left = [one for one in there if one.signal.id not in consumed and self._has_cause(one) is not False]
         if tidy and there and not left:
             self._tidy(run_id)
-        return left
+        return list({one.signal.id: one.signal for one in left if self._counts(one)}.values())
+
+    def _has_cause(self, line: _Line) -> bool | None:
+        return line.after is None or self._has(*line.after)
+
+    def _counts(self, line: _Line) -> bool:
+        return self._has_cause(line) is True
 
     def refuse_behind_cancel(self, run_id: str, consumed: Sequence[str]) -> None:
         """Raise `CancelWaits` if a cancellation waits that is not among `consumed`.
@@ -180,7 +221,7 @@ class Inboxes:
             return
         try:
             consumed = self._on_disk(run_id)
-            if all(signal.id in consumed for signal in _signals(fd)[0]):
+            if all(one.signal.id in consumed or self._has_cause(one) is False for one in _signals(fd)[0]):
                 self.path(run_id).unlink(missing_ok=True)
         except OSError:
             return
@@ -188,13 +229,27 @@ class Inboxes:
             unlock(fd)
 
 
-def _signals(fd: int) -> tuple[list[Signal], int]:
+def _signals(fd: int) -> tuple[list[_Line], int]:
     """Return the signals in an inbox file and where the last complete line ends."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     end = data.rfind(b"\n") + 1
-    if is_written_signal(data[end:-1]):  # no crash leaves the whole line without its end: this is damage
+    if is_written_signal(_CAUSED.sub(b"", data[end:-1], count=1)):  # no crash leaves the whole line without its end: this is damage
         data, end = data[:-1] + b"\n", len(data)
-    return [read_signal(line) for line in data[:end].split(b"\n")[:-1]], end
+    return [_line(line) for line in data[:end].split(b"\n")[:-1]], end
+
+
+_CAUSED = re.compile(rb"@([1-9]\d{0,15}) ([0-9a-f]{24}) (\S+) ")
+
+
+def _before(after: Recorded | None) -> bytes:
+    return b"" if after is None else b"@%d %b %b " % (after[1], after[2].encode(), after[0].encode())
+
+
+def _line(line: bytes) -> _Line:
+    found = _CAUSED.match(line)
+    if found is None:
+        return _Line(read_signal(line))
+    return _Line(read_signal(line[found.end() :]), (found[3].decode(errors="replace"), int(found[1]), found[2].decode()))
 
 
 class Claims:

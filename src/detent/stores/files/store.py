@@ -12,16 +12,17 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from detent.core.errors import CorruptLog, NewerVersion, RunNotFound, StoreError
+from detent.core.errors import CorruptLog, NewerVersion, RunErased, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.ports.examining import Examined
-from detent.ports.stores import refuse_erased
+from detent.ports.stores import Posts
 from detent.stores.files.directory import RUN_ID, StoreDirectory
 from detent.stores.files.examining import examine
-from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, remove_temporary, replace_file, sync_directory
+from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, fingerprint, remove_temporary, replace_file, sync_directory
 from detent.stores.listing import named, select
 from detent.stores.locks import remove_dead
 
@@ -71,15 +72,20 @@ class FileStore(StoreDirectory):
         released: Sequence[str] | None = (),
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call takes effect entirely or not at all."""
         self._file(run_id, ".jsonl")
         for line in records:
             if line[:1] != b"{" or b"\n" in line:
                 raise ValueError(f"a record must be one JSON object on one line, not {line[:80]!r}")
-        durable = durable or bool(consumed)  # signals are durable in another file: none may leave it for a log that is not
+        durable = durable or bool(consumed or posts)  # signals are durable in another file: none may leave it for a log that is not
 
         def action(wait_s: float) -> None:
+            after = (run_id, expected_seq + len(records), fingerprint(records[-1])) if posts else None
+            for name, signal in posts:
+                with suppress(RunNotFound, RunErased):
+                    self._post(name, signal, wait_s, after)
             with self._reserved.giving_back(run_id, released, wait_s):
                 self._logs.append(
                     run_id,
@@ -93,6 +99,8 @@ class FileStore(StoreDirectory):
                     held=functools.partial(self._claims.refuse_without, run_id, claim) if claim is not None else None,
                     check=functools.partial(self._inboxes.refuse_behind_cancel, run_id, consumed) if intent else None,
                 )
+            for name, signal in posts:
+                self._posted(name, signal, wait_s)
 
         await self._do(run_id, action, threaded=durable)
 
@@ -191,19 +199,9 @@ class FileStore(StoreDirectory):
     async def post(self, run_id: str, signal: Signal) -> None:
         """Put a signal into the inbox, durably and once; raise `RunNotFound`, `RunErased`."""
 
-        def check() -> None:
-            head = self._logs.head(run_id)
-            if head is None:
-                raise RunNotFound(run_id, self.url)
-            refuse_erased(head)
-
         def action(wait_s: float) -> None:
-            check()  # before a file exists
-            self._inboxes.post(run_id, signal, wait_s, check)
-            if signal.kind == "cancel":
-                with self._logs.still(run_id, wait_s):
-                    pass  # appends that have not seen it are over
-            self._bell.ring()
+            self._post(run_id, signal, wait_s)
+            self._posted(run_id, signal, wait_s)
 
         self._file(run_id, "")
         await self._do(run_id, action, threaded=True)

@@ -17,7 +17,7 @@ from detent.stores.heartbeat import LEASE_S, STUCK_S
 from detent.stores.locks import BUSY_TIMEOUT_S
 from detent.stores.postgres.connections import Connections, given_until, target_of
 from detent.stores.postgres.errors import is_lost, translate
-from detent.stores.postgres.operations import Release
+from detent.stores.postgres.operations import Release, Tell
 from detent.stores.postgres.schema import Connection, prepare
 from detent.stores.postgres.session import Holder, Lease, Session
 from detent.stores.postgres.writer import Writer
@@ -166,3 +166,15 @@ class PostgresOpening:
         """Return the rows of a statement that runs after all pending operations of this run."""
         await self._open_writer().settled(run_id)
         return await self._connections.rows(statement, values)
+
+    def _tell_now(self) -> None:
+        """Wake followers of records."""
+        self._tell = None
+        if self._writer is not None:
+            self._writer.submit(Tell(self._channels[1])).add_done_callback(look_at_outcome)
+
+
+def look_at_outcome(future: asyncio.Future[Any]) -> None:
+    """Ignore the outcome: nobody misses a failed release or notification."""
+    if not future.cancelled():
+        future.exception()

@@ -22,7 +22,7 @@ from psycopg.pq import Format
 from detent.core.errors import CancelWaits, ClaimLost, Conflict, CorruptLog, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Signal, Spent
-from detent.ports.stores import ERASED, PARENT_ERASED, UNCOUNTED, no_room, refuse_erased, written_signal
+from detent.ports.stores import ERASED, PARENT_ERASED, UNCOUNTED, Posts, no_room, refuse_erased, written_signal
 from detent.stores.heartbeat import new_number
 from detent.stores.listing import entry_of
 from detent.stores.postgres.schema import Connection
@@ -109,10 +109,10 @@ def tip_of(line: bytes) -> int:
 class Operation:
     """An operation to commit, for the caller that waits for `future`.
 
-    `uncertain`: it was sent before, and its outcome is unknown.
+    `uncertain`: it was sent before, and its outcome is unknown. `locks`: other runs that it changes, which are locked first, as for `exclusive`.
     """
 
-    __slots__ = ("error", "future", "outcome", "run_id", "uncertain")
+    __slots__ = ("error", "future", "locks", "outcome", "run_id", "uncertain")
     alone: ClassVar[bool] = False
     """Whether a group may have only one of them for each run: a group runs kind by kind, not in the original order."""
     exclusive: bool = False
@@ -120,6 +120,7 @@ class Operation:
 
     def __init__(self, run_id: str) -> None:
         self.run_id, self.uncertain = run_id, False
+        self.locks: Sequence[str] = ()
         self.future: asyncio.Future[Any]
         self.outcome: Any = None
         self.error: BaseException | None = None
@@ -170,6 +171,13 @@ _CONSUMED = """, taken_up AS (INSERT INTO inbox (run, id, signal)
     SELECT d.id, c.id, NULL FROM done d JOIN (SELECT DISTINCT * FROM unnest(%b::text[], %b::text[]) AS u(run_id, id)) c USING (run_id)
     ON CONFLICT (run, id) DO UPDATE SET signal=NULL)"""
 
+_NOT_ERASED: LiteralString = (
+    f"""position('"reason":"{ERASED}"'::bytea IN t.head)=0 AND position('"reason":"{PARENT_ERASED}"'::bytea IN t.head)=0"""
+)
+_POSTED: LiteralString = f""", told AS (INSERT INTO inbox (run, id, signal) SELECT t.id, u.id, u.signal
+    FROM done d JOIN unnest(%b::text[], %b::text[], %b::text[], %b::bytea[]) AS u(run_id, name, id, signal) USING (run_id)
+    JOIN runs t ON t.run_id=u.name WHERE {_NOT_ERASED} ON CONFLICT (run, id) DO NOTHING)"""
+
 _SPENT = """, used AS (INSERT INTO spent (tenant, day, runs, model_calls, tool_calls, tokens, cost_usd)
     SELECT u.tenant, u.day, sum(u.runs), sum(u.model_calls), sum(u.tool_calls), sum(u.tokens), sum(u.cost_usd)
     FROM done d JOIN unnest(%b::text[], %b::text[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %s::float8[])
@@ -182,9 +190,9 @@ _GIVEN_BACK = """, given_back AS (DELETE FROM reserved r USING done d, unnest(%b
 
 
 @cache
-def _append_statement(*, begins: bool, consumes: bool, spends: bool, releases: bool, intends: bool) -> LiteralString:
+def _append_statement(*, begins: bool, consumes: bool, posts: bool, spends: bool, releases: bool, intends: bool) -> LiteralString:
     done: LiteralString = ", done AS (SELECT * FROM moved UNION ALL SELECT * FROM begun)" if begins else ", done AS (SELECT * FROM moved)"
-    more = (_CONSUMED if consumes else "") + (_SPENT if spends else "") + (_GIVEN_BACK if releases else "")
+    more = (_CONSUMED if consumes else "") + (_POSTED if posts else "") + (_SPENT if spends else "") + (_GIVEN_BACK if releases else "")
     given = _GIVEN.replace("FROM allowed g WHERE", f"FROM allowed g WHERE r.run_id NOT IN ({_CANCELLED}) AND") if intends else _GIVEN
     return given + (_BEGUN if begins else "") + done + _ADDED + more + " SELECT run_id FROM done"
 
@@ -195,7 +203,7 @@ class Append(Operation):
     The claim's row is locked, so a takeover happens before the append or after it.
     """
 
-    __slots__ = ("before", "claim", "consumed", "exclusive", "expected", "head", "records", "released", "spent", "tip")
+    __slots__ = ("before", "claim", "consumed", "exclusive", "expected", "head", "posts", "records", "released", "spent", "tip")
     alone = True
 
     def __init__(
@@ -210,9 +218,11 @@ class Append(Operation):
         released: Sequence[str] | None,
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         super().__init__(run_id)
-        self.exclusive, self.claim = intent, claim
+        self.exclusive, self.claim, self.posts = intent, claim, posts
+        self.locks = tuple(name for name, _ in posts)
         self.spent, self.released = spent, ("",) if released is None else released  # names are never empty
         self.expected, self.records, self.head, self.consumed = expected, tuple(records), head, consumed
         self.before: int | None = None
@@ -250,6 +260,10 @@ class Append(Operation):
         consumes = any(o.consumed for o in operations)
         if consumes:
             values += _named(operations)
+        posts = [(o.run_id, name, signal) for o in operations for name, signal in o.posts]
+        if posts:
+            values += [Texts(by for by, _, _ in posts), Texts(name for _, name, _ in posts)]
+            values += [Texts(signal.id for _, _, signal in posts), Lines(written_signal(signal) for _, _, signal in posts)]
         spent = [(o.run_id, o.spent) for o in operations if o.spent is not None]
         if spent:
             values += _columns(spent)
@@ -258,7 +272,7 @@ class Append(Operation):
             values += [Texts(run_id for run_id, _ in released), Texts(name for _, name in released)]
         begins = any(o.expected == 0 for o in operations)
         return _append_statement(
-            begins=begins, consumes=consumes, spends=bool(spent), releases=bool(released), intends=bool(intents)
+            begins=begins, consumes=consumes, posts=bool(posts), spends=bool(spent), releases=bool(released), intends=bool(intents)
         ), values
 
     @classmethod
@@ -338,7 +352,7 @@ _POST = f"""WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal, u.most,
         OR position('"reason":"{PARENT_ERASED}"'::bytea IN r.head) > 0 THEN r.head END AS erased FROM unnest(%b::text[], %b::text[], %b::bytea[], %b::bigint[])
         WITH ORDINALITY AS u(run_id, id, signal, most, n) JOIN runs r USING (run_id) ORDER BY u.n),
     said AS (SELECT run, run_id, id, signal, erased, most IS NULL OR EXISTS (SELECT FROM inbox i WHERE i.run=g.run AND i.id=g.id)
-        OR most > (SELECT count(*) FROM inbox i WHERE i.run=g.run AND i.signal IS NOT NULL AND coalesce({_KIND}, '') NOT IN ('cancel', 'timer'))
+        OR most > (SELECT count(*) FROM inbox i WHERE i.run=g.run AND i.signal IS NOT NULL AND coalesce({_KIND}, '') NOT IN ('cancel', 'timer', 'child'))
         AS fits FROM given g),
     put AS (INSERT INTO inbox (run, id, signal) SELECT run, id, signal FROM said WHERE fits AND erased IS NULL ON CONFLICT (run, id) DO NOTHING)
     SELECT run_id, fits, erased, pg_notify(%s::text, '')::text FROM said"""

@@ -14,11 +14,12 @@ from detent.core.errors import CorruptLog, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
+from detent.ports.stores import Posts
 from detent.stores.heartbeat import new_number
 from detent.stores.listing import check_query, entry_of, named_in_sql, unsealed
 from detent.stores.locks import strange
 from detent.stores.postgres.examining import NO_RUN, examined
-from detent.stores.postgres.opening import PostgresOpening
+from detent.stores.postgres.opening import PostgresOpening, look_at_outcome
 from detent.stores.postgres.operations import RENEW, Append, Claim, Post, Tell, microseconds, tip_of
 from detent.stores.postgres.removing import Deleting, Erasing
 from detent.stores.postgres.reserving import SPENT, Reserving, spent_of
@@ -66,11 +67,21 @@ class PostgresStore(PostgresOpening):
         released: Sequence[str] | None = (),
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         """Add records; see `EventStore.append`. Every append is durable. A cancelled call takes effect entirely or not at all."""
         writer, holder = self._open_writer(), self._holder
         operation = Append(
-            run_id, expected_seq, records, head=head, consumed=consumed, spent=spent, released=released, intent=intent, claim=claim
+            run_id,
+            expected_seq,
+            records,
+            head=head,
+            consumed=consumed,
+            spent=spent,
+            released=released,
+            intent=intent,
+            claim=claim,
+            posts=posts,
         )
         seq, tip = holder.tips.get(run_id, (-1, 0))
         operation.before = tip if seq == expected_seq else None
@@ -79,6 +90,8 @@ class PostgresStore(PostgresOpening):
             holder.tips[run_id] = expected_seq + len(operation.records), operation.tip
         if self._tell is None:
             self._tell = asyncio.get_running_loop().call_later(TELL_S, self._tell_now)
+        if posts:
+            writer.submit(Tell(self._channels[0])).add_done_callback(look_at_outcome)
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used on the day `since` and later."""
@@ -88,11 +101,6 @@ class PostgresStore(PostgresOpening):
         """Reserve amounts in a tenant's account; see `EventStore.reserve`."""
         await self._open_writer().settled(asked.run_id)
         return await self._connections.use(Reserving(asked, self._target.schema, self._holder.now).apply)
-
-    def _tell_now(self) -> None:
-        self._tell = None
-        if self._writer is not None:
-            self._writer.submit(Tell(self._channels[1])).add_done_callback(_look_at)
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         """Return record lines; see `EventStore.read`. Raise `CorruptLog` if a row is missing."""
@@ -334,9 +342,3 @@ class PostgresStore(PostgresOpening):
             "SELECT sum(pg_total_relation_size(t::regclass))::bigint FROM unnest(%s::text[]) t", (list(_TABLES),)
         )
         return rows[0][0]
-
-
-def _look_at(future: asyncio.Future[Any]) -> None:
-    """Ignore the outcome: nobody misses a failed release or notification."""
-    if not future.cancelled():
-        future.exception()

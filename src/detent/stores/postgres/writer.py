@@ -163,7 +163,7 @@ class Writer:
                 operation.error = translate(own, self._connections.target.shown)
 
     async def _apply(self, db: Connection, group: Sequence[Operation]) -> None:
-        kinds, locked = by_kind(group), Texts(sorted({o.run_id for o in group} if any(o.exclusive for o in group) else ()))
+        kinds, locked = by_kind(group), Texts(sorted(_locked(group)))
         if len(kinds) == 1 and not locked:
             await self._apply_kind(db, *kinds.popitem())
             return
@@ -206,3 +206,10 @@ class Writer:
         if self._db is not None:
             db, self._db = self._db, None
             await db.close()
+
+
+def _locked(group: Sequence[Operation]) -> set[str]:
+    """Return the runs to lock first, so that operations see all earlier commits on them: none where no operation needs that."""
+    if not any(one.exclusive or one.locks for one in group):
+        return set()
+    return {run_id for one in group for run_id in (one.run_id, *one.locks)}

@@ -16,7 +16,15 @@ from detent.core.errors import Conflict, RunBusy, RunNotFound
 from detent.core.records import RunHead
 from detent.ports import MOST_UNDECIDED, Balance, Reservation, Signal, Spent, read_signal
 from detent.ports.sqlite_files import Db
-from detent.ports.stores import refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim, written_signal
+from detent.ports.stores import (
+    Posts,
+    is_erased,
+    refuse_behind_cancel,
+    refuse_erased,
+    refuse_overfull,
+    refuse_without_claim,
+    written_signal,
+)
 from detent.stores.heartbeat import new_number
 from detent.stores.listing import entry_of
 from detent.stores.locks import Holder
@@ -43,6 +51,7 @@ NUMBER = "SELECT number FROM claims WHERE run_id=?"
 ADD = "INSERT INTO records (key, data) VALUES (?, ?)"
 ADD_COUNTED = "INSERT INTO records (key, data, iterations, updated) VALUES (?, ?, ?, ?)"
 CONSUME = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, NULL) ON CONFLICT (run, id) DO UPDATE SET signal=NULL"
+PUT = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, ?) ON CONFLICT (run, id) DO NOTHING"
 WAITING = "SELECT id, signal FROM inbox WHERE run=? AND signal IS NOT NULL"
 KNOWN = "SELECT 1 FROM inbox WHERE run=? AND id=?"
 
@@ -99,7 +108,7 @@ class Append(Operation):
     0: the entry must be written; afterwards it is 0 if it was written.
     """
 
-    __slots__ = ("claim", "consumed", "expected", "head", "intent", "listed_at", "records", "released", "spent")
+    __slots__ = ("claim", "consumed", "expected", "head", "intent", "listed_at", "posts", "records", "released", "spent")
 
     def __init__(
         self,
@@ -115,10 +124,11 @@ class Append(Operation):
         listed_at: int = 0,
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
         self.expected, self.records, self.head, self.consumed, self.spent = expected, records, head, consumed, spent
-        self.released, self.listed_at, self.intent, self.claim = released, listed_at, intent, claim
+        self.released, self.listed_at, self.intent, self.claim, self.posts = released, listed_at, intent, claim, posts
 
     def apply(self, db: Db) -> None:
         records, head = self.records, self.head
@@ -142,6 +152,10 @@ class Append(Operation):
             db.executemany(ADD, zip(range(key, last + 1), records, strict=True))
         if self.consumed:
             db.executemany(CONSUME, [(run, signal_id) for signal_id in self.consumed])
+        for name, signal in self.posts:
+            there = db.execute("SELECT id, head FROM runs WHERE run_id=?", (name,)).fetchall()
+            if there and not is_erased(entry_of(name, there[0][1])):
+                db.execute(PUT, (there[0][0], signal.id, written_signal(signal)))
         if (said := self.spent) is not None:
             db.execute(CHARGE, (said.tenant, said.day, *amounts(said)))
         if self.released is None:
@@ -235,8 +249,7 @@ class Post(Operation):
         waiting = dict(db.execute(WAITING, (run,)).fetchall())
         if signal.id not in waiting and len(waiting) >= MOST_UNDECIDED and not db.execute(KNOWN, (run, signal.id)).fetchall():
             refuse_overfull(self.run_id, signal, (read_signal(data, name) for name, data in waiting.items()))
-        values = run, signal.id, written_signal(signal)
-        db.execute("INSERT INTO inbox (run, id, signal) VALUES (?, ?, ?) ON CONFLICT (run, id) DO NOTHING", values)
+        db.execute(PUT, (run, signal.id, written_signal(signal)))
 
 
 class Statement(Operation):

@@ -19,6 +19,7 @@ from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
+from detent.ports.stores import Posts
 from detent.stores.listing import check_query, entry_of, named_in_sql, unsealed
 from detent.stores.locks import remove_dead
 from detent.stores.sqlite.connection import SqliteConnection
@@ -81,6 +82,7 @@ class SqliteStore(SqliteConnection):
         released: Sequence[str] | None = (),
         intent: bool = False,
         claim: int | None = None,
+        posts: Posts = (),
     ) -> None:
         """Add records; see `EventStore.append`. A cancelled call takes effect entirely or not at all."""
         db = self._connection()
@@ -99,11 +101,14 @@ class SqliteStore(SqliteConnection):
             listed_at=listed_at,
             intent=intent,
             claim=claim,
+            posts=posts,
         )
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
         if run_id in self._holder.runs and not operation.listed_at:
             self._listed[run_id] = head
+        if posts:
+            self._bell.ring()
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used since that day, in all processes."""

@@ -30,7 +30,7 @@ ARGS: tuple[dict[str, Any], ...] = (
     {"text": "ñ \U0001f600 \x00 \u202e" + "x" * 10_000},
     {"": "", "a.b": {"c": [[[[[0]]]]]}},
 )
-_NAMES = ("look", "put", "remove", "exec", "spawn_subagent", "mcp__x")
+_NAMES = ("look", "put", "remove", "exec", "spawn_agent", "mcp__x")
 
 
 class PolicyMaker(Maker):

@@ -240,6 +240,82 @@ class InboxContract:
 
         run_on_several(place, body)
 
+    def test_a_signal_to_another_run_is_there_with_the_records_that_cause_it(self, place: Place) -> None:
+        """It waits in the other run's inbox once the append has returned, once, and however full the inbox is; a consumed id does not come back."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for name in ("run", "other", "third"):
+                await write(first, name, range(1, 2))
+            for n in range(MOST_UNDECIDED):
+                await second.post("other", Signal(id=f"r{n}", kind="reply"))
+            end, stop = Signal(id="e", kind="child", payload={"ñ": [1, None]}), Signal(id="c", kind="cancel", by="ann")
+            await write(first, "run", range(2, 4), durable=True, posts=[("other", end), ("third", stop), ("nobody", end)])
+            assert (await second.signals(["other"]))["other"][-1] == end, (
+                "a signal that came with an append is missing, or not the last one"
+            )
+            assert await second.signals(["third", "run"]) == {"third": [stop]}
+            refused = await outcome(write(second, "third", range(2, 3), durable=True, intent=True))
+            assert isinstance(refused, CancelWaits), f"an intent was recorded behind a cancellation that came with an append: {refused!r}"
+            await write(second, "third", range(2, 3), consumed=["c"])
+            await write(first, "run", range(4, 5), durable=True, posts=[("third", stop), ("other", end)])
+            assert await first.signals(["third"]) == {}, "a consumed signal came back with another append"
+            assert [signal.id for signal in (await second.signals(["other"]))["other"]].count("e") == 1
+            await first.erase("third", lambda _line: b"{}", head=head_of("third", 2, reason="erased"))
+            await write(first, "run", range(5, 6), posts=[("third", Signal(id="late", kind="cancel", by="ann"))])
+            assert await second.signals(["third"]) == {}, "a signal for an erased run was kept"
+
+        run_on_several(place, body)
+
+    def test_an_append_that_does_not_happen_posts_nothing(self, place: Place) -> None:
+        """Not for another sequence, not without the claim, not behind a cancellation; the same signal can come with a later append."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            for name in ("run", "other"):
+                await write(first, name, range(1, 2))
+            number = await first.claim("run")
+            await second.post("run", Signal(id="c", kind="cancel", by="ann"))
+            posts = [("other", Signal(id="e", kind="child"))]
+            refusals: tuple[tuple[Any, int, dict[str, Any]], ...] = (
+                (Conflict, 1, {}),
+                (ClaimLost, 2, {"claim": number + 1}),
+                (CancelWaits, 2, {"intent": True, "claim": number}),
+            )
+            for kind, at, options in refusals:
+                refused = await outcome(write(first, "run", range(at, at + 1), text="refused", durable=True, posts=posts, **options))
+                assert isinstance(refused, kind), f"the append was not refused: {refused!r}"
+                for store in (first, second):
+                    assert await store.signals(["other"]) == {}, f"{kind.__name__}: a signal was posted by an append that did not happen"
+            await write(first, "run", range(2, 3), claim=number, text="other")
+            assert await second.signals(["other"]) == {}, "a signal was posted by another append than its own"
+            await write(first, "run", range(3, 4), claim=number, durable=True, posts=posts)
+            assert await second.signals(["other"]) == {"other": [posts[0][1]]}
+
+        run_on_several(place, body)
+
+    def test_no_intent_is_recorded_once_an_append_with_a_cancellation_has_returned(self, place: Place) -> None:
+        """As for `post`: one store appends intents as fast as it can, another appends to a second run what cancels the first."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            async def appends(run_id: str) -> None:
+                for number in range(2, 10_000):
+                    if isinstance(await outcome(write(first, run_id, range(number, number + 1), durable=True, intent=True)), CancelWaits):
+                        return
+                    await asyncio.sleep(0)
+
+            await write(second, "above", range(1, 2))
+            for n in range(ROUNDS):
+                run_id = f"run{n}"
+                await write(first, run_id, range(1, 2))
+                appending = asyncio.create_task(appends(run_id))
+                for _ in range(n):
+                    await asyncio.sleep(0)
+                await write(second, "above", range(n + 2, n + 3), durable=True, posts=[(run_id, Signal(id="c", kind="cancel", by="ann"))])
+                there = await second.read(run_id)
+                await appending
+                assert await second.read(run_id) == there, "an intent was recorded after the append that cancels the run"
+
+        run_on_several(place, body)
+
     def test_more_signals_than_anyone_expects_are_all_found(self, place: Place) -> None:
         """A store with many waiting signals still gives each run its own."""
 

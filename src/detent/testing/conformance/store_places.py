@@ -61,9 +61,9 @@ def line(number: int, text: str = "") -> bytes:
     return msgspec.json.encode({"n": number, "text": text})
 
 
-async def write(store: EventStore, run_id: str, numbers: range, **options: Any) -> None:
+async def write(store: EventStore, run_id: str, numbers: range, *, text: str = "", **options: Any) -> None:
     """Append records with these numbers; the first number minus one is the expected sequence."""
-    lines = [line(number) for number in numbers]
+    lines = [line(number, text) for number in numbers] if text else [line(number) for number in numbers]
     await store.append(run_id, numbers[0] - 1, lines, head=head_of(run_id, numbers[-1]), **options)
 
 

@@ -1,0 +1,39 @@
+"""What one run of a family records and another must hear of. Pure: the append that records it also posts it, so neither can be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from detent.core.state import Child, RunState
+from detent.ports import Signal, posted_to
+
+
+def ending(child: str, seq: int = 0) -> Signal:
+    """Return the signal that a child has ended, or was given up, at a record of its log."""
+    return Signal(id=f"child:{child}:{seq}", kind="child", payload={"child": child})
+
+
+def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]]:
+    """Return what `lines`, which lead to `state`, tell other runs of the family: that this one ended or was given up, and whom it cancels.
+
+    A child that is lost is cancelled: whoever opens it again can only record its end.
+    """
+    posts: list[tuple[str, Signal]] = []
+    if state.delegated is not None and (state.terminal or state.dead_letter) and _has(lines, b"run_finished", b"dead_lettered"):
+        posts.append((state.parent, ending(state.run_id, state.seq)))
+    if state.children and _has(lines, b"subagent_cancelled"):
+        posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "open" and child.cancel]
+    if state.children and _has(lines, b"subagent_joined"):
+        posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "lost"]
+    return [(run_id, posted_to(run_id, signal)) for run_id, signal in posts]
+
+
+def cancelling(state: RunState, child: Child) -> Signal:
+    """Return the signal by which a run cancels its child, before it is posted; the same one however often it is made."""
+    why = "its parent has counted it as lost" if child.status == "lost" else child.cancel
+    return Signal(id=f"parent:{child.status}", kind="cancel", by=state.run_id, via="parent", payload={"why": why})
+
+
+def _has(lines: Sequence[bytes], *kinds: bytes) -> bool:
+    """Whether one of these lines may be a record of these kinds; posting what was posted before changes nothing."""
+    return any(b'"type":"%b"' % kind in line for line in lines for kind in kinds)

@@ -11,7 +11,8 @@ from detent import Abstain, Agent, Budget, Engine, FinalAnswer, Result
 from detent.core import events as e
 from detent.core.actions import Schedule
 from detent.core.codec import read_log
-from detent.core.errors import ConfigError
+from detent.core.errors import ConfigError, Divergence
+from detent.policies import Rule, RulePolicy
 from detent.ports import AgentResult, AgentTask, RunQuery, StrategyRun
 from detent.testing.clocks import FakeClock
 from teams.crashing import Planning, run_and_check, survives
@@ -184,7 +185,7 @@ def test_options_without_a_meaning_are_refused(how: Any) -> None:
     async def mine(run: StrategyRun) -> Any:
         with pytest.raises(ConfigError, match=r"run\.agents"):
             await run.agents(*TASKS, **how)
-        return len((await run.agents()))
+        return len(await run.agents())
 
     assert run(mine).output == 0
 
@@ -195,8 +196,8 @@ def test_a_call_that_is_not_allowed_is_a_result() -> None:
     async def mine(run: StrategyRun) -> Any:
         return [[one.outcome, one.error] for one in await run.agents(*TASKS[:2])]
 
-    rules = {"rules": [{"name": "no-children", "tool": "spawn_agent", "decision": "deny", "reason": "alone"}]}
-    found = run(mine, policy=rules).output
+    policy = RulePolicy([Rule(id="all", decision="allow"), Rule(id="alone", tool=("spawn_agent",), decision="deny", reason="alone")])
+    found = run(mine, policy=policy).output
     assert [outcome for outcome, _ in found] == ["refused", "refused"] and "alone" in found[0][1]
 
 
@@ -213,7 +214,7 @@ def test_a_crash_starts_no_child_twice() -> None:
 
 def test_another_task_under_a_known_label_is_a_divergence() -> None:
     """The pass is bound to its tasks, as any pass to its input."""
-    goals = iter(["a", "b"])
+    goal = "b"
 
     async def mine(run: StrategyRun) -> Any:
         await run.agents(AgentTask(agent="worker", goal=goal))
@@ -223,14 +224,12 @@ def test_another_task_under_a_known_label_is_a_divergence() -> None:
         nonlocal goal
         clock = FakeClock()
         async with Engine(planner=Planning(stay), strategies={"mine": mine}, clock=clock) as engine:
-            goal = "b"
             assert (await engine.run(BOSS, "go", run_id="run")).status == "waiting_for_subagent"
             children = [head.run_id for head in await engine.store.list_runs(RunQuery()) if head.parent]
             clock.advance(2000)
-            await engine.resume(children[0])
             goal = "c"
-            with pytest.raises(Exception, match="another kernel, limits or input"):
+            await engine.resume(children[0])
+            with pytest.raises(Divergence, match="another kernel, limits or input"):
                 await engine.resume("run")
 
-    goal = next(goals)
     asyncio.run(asyncio.wait_for(main(), 60))

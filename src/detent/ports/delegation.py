@@ -93,9 +93,7 @@ def own_agent(agent: AgentSpec, lets: Lets) -> OwnAgent:
 def watches(state: KernelState, run: RunState) -> dict[str, bool]:
     """Return the children that a pass watches, and whether each is open."""
     watched = state.meta.get(WATCHED, ())
-    return {
-        name: child.status == "open" for name, child in run.children.items() if child.spawned.call in state.calls or name in watched
-    }
+    return {name: child.status == "open" for name, child in run.children.items() if child.spawned.call in state.calls or name in watched}
 
 
 def full(state: KernelState, run: RunState, begun: int) -> bool:

@@ -121,8 +121,6 @@ def _known(task: Any, run: RunState) -> AgentTask | AgentResult:
         raise ConfigError(
             f"agent {run.agent.name!r} may not start {task.agent!r}: who may be started must be declared (subagents; it has: {known})"
         )
-    if not task.goal.strip():
-        raise ConfigError(f"run.agents: the goal of {task.label or task.agent!r} is empty; say what to achieve")
     return task
 
 
@@ -217,7 +215,10 @@ def _enough(state: KernelState, run: RunState) -> bool:
 def _found(state: KernelState, run: RunState) -> list[dict[str, Any]]:
     """Return what became of the tasks at the end of a pass: first of those that it has started, then of those that earlier passes have."""
     cancels = state.meta["rest"] == "cancel"
-    return [*(_of_call(call, run, cancels=cancels) for call in state.calls.values()), *(_of_child(one, run, cancels=cancels) for one in state.meta[WATCHED])]
+    return [
+        *(_of_call(call, run, cancels=cancels) for call in state.calls.values()),
+        *(_of_child(one, run, cancels=cancels) for one in state.meta[WATCHED]),
+    ]
 
 
 def _of_call(call: CallState, run: RunState, *, cancels: bool) -> dict[str, Any]:

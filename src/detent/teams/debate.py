@@ -26,7 +26,7 @@ async def debate(run: StrategyRun, sides: Sequence[str], judge: str, *, rounds: 
     said: list[tuple[AgentResult, ...]] = []
     for _ in range(rounds):
         last = said[-1] if said else ()
-        tasks = [AgentTask(agent=side, goal=_argue(run.goal, number, last), label=f"{side} {number + 1}") for number, side in enumerate(sides)]
+        tasks = [AgentTask(agent=side, goal=_argue(run.goal, number, last), label=side) for number, side in enumerate(sides)]
         said.append(await run.agents(*tasks, label="round"))
     whole = "\n\n".join(f"Round {number}\n{told(results)}" for number, results in enumerate(said, 1))
     goal = f"{run.goal}{section('What was said in a debate about it; decide, and give the answer', whole)}"
@@ -36,7 +36,9 @@ async def debate(run: StrategyRun, sides: Sequence[str], judge: str, *, rounds: 
 def _argue(goal: str, number: int, last: Sequence[AgentResult]) -> str:
     others = [one for at, one in enumerate(last) if at != number and one.ok]
     mine = [one for at, one in enumerate(last) if at == number and one.ok]
-    before = section("What you said last", told(mine)) + section("What the others said last; agree, or say where they are wrong", told(others))
+    before = section("What you said last", told(mine)) + section(
+        "What the others said last; agree, or say where they are wrong", told(others)
+    )
     return f"{goal}{before}\n\nGive your answer and your reasons."
 
 
@@ -55,7 +57,9 @@ class DebateOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `ConfigError` for an agent that is not declared, and for a debate with one side."""
         check_members(agent, self.judge, *self.sides)
         if len(self.parties(agent)) < 2:
-            raise ConfigError("strategy_options: a debate needs at least two sides beside the judge; declare them in subagents, or list sides twice")
+            raise ConfigError(
+                "strategy_options: a debate needs at least two sides beside the judge; declare them in subagents, or list sides twice"
+            )
 
     def parties(self, agent: AgentSpec) -> tuple[str, ...]:
         """Return who argues."""

@@ -10,7 +10,7 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.ports import AgentResult, Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.teams.members import TEXT, check_members, check_number, failure, members, section, without_answer
+from detent.teams.members import TEXT, check_members, check_number, failure, members, record, section, without_answer
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +45,7 @@ async def handoff(run: StrategyRun, first: str, agents: Sequence[str], *, most: 
 
 def _form(run: StrategyRun, others: Sequence[str]) -> dict[str, Any]:
     """Return the schema of an answer: the answer itself, or, while that is allowed, to whom to hand over."""
-    answer = {"type": "object", "properties": {"answer": run.output_schema or TEXT}, "required": ["answer"], "additionalProperties": False}
-    hands = {
-        "type": "object",
-        "properties": {"hand_to": {"enum": list(others)}, "why": TEXT},
-        "required": ["hand_to", "why"],
-        "additionalProperties": False,
-    }
+    answer, hands = record(answer=run.output_schema or TEXT), record(hand_to={"enum": list(others)}, why=TEXT)
     return {"anyOf": [answer, hands]} if others else answer
 
 

@@ -10,14 +10,9 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.ports import AgentResult, AgentTask, Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.teams.members import TEXT, as_data, check_members, check_number, failure, section, shown, told, without_answer
+from detent.teams.members import TEXT, as_data, check_members, check_number, failure, listing, record, section, shown, told, without_answer
 
-ITEMS: dict[str, Any] = {
-    "type": "object",
-    "properties": {"items": {"type": "array", "items": TEXT}},
-    "required": ["items"],
-    "additionalProperties": False,
-}
+ITEMS = record(items=listing(TEXT))
 
 
 async def map_reduce(

@@ -14,6 +14,16 @@ from detent.ports import AgentResult, Passed
 TEXT: dict[str, Any] = {"type": "string"}
 
 
+def record(**fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of an object with exactly these fields."""
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+def listing(entries: dict[str, Any], *, least: int = 0) -> dict[str, Any]:
+    """Return the JSON Schema of a list."""
+    return {"type": "array", "items": entries, "minItems": least}
+
+
 def members(agent: AgentSpec, names: Sequence[str] = ()) -> tuple[str, ...]:
     """Return these agents, or all that `agent` may start, in the order in which it declares them."""
     return tuple(names) or tuple(agent.subagents)

@@ -34,9 +34,7 @@ def usual(goal: str, state: Any, number: int) -> str:
     return goal if number == 0 else f"{goal}{section('Continue from this result', shown(state))}"
 
 
-async def pipeline(
-    run: StrategyRun, stages: Sequence[str], initial: Any = None, *, goal: Callable[[str, Any, int], str] = usual
-) -> Piped:
+async def pipeline(run: StrategyRun, stages: Sequence[str], initial: Any = None, *, goal: Callable[[str, Any, int], str] = usual) -> Piped:
     """Let each agent work on the state that the one before returned. `goal` makes a goal of the run's goal, the state and the stage's number (from 0).
 
     Without stages the output is `initial`.

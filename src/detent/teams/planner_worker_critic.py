@@ -10,14 +10,9 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.ports import AgentResult, AgentTask, Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.teams.members import TEXT, check_members, check_number, failure, section, shown, told, without_answer
+from detent.teams.members import TEXT, check_members, check_number, failure, listing, record, section, shown, told, without_answer
 
-VERDICT: dict[str, Any] = {
-    "type": "object",
-    "properties": {"satisfied": {"type": "boolean"}, "remarks": TEXT},
-    "required": ["satisfied", "remarks"],
-    "additionalProperties": False,
-}
+VERDICT = record(satisfied={"type": "boolean"}, remarks=TEXT)
 
 
 class Teamwork(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,18 +26,7 @@ class Teamwork(msgspec.Struct, frozen=True, kw_only=True):
 
 def steps_of(workers: Sequence[str]) -> dict[str, Any]:
     """Return the schema of a plan: parts of the goal, and who works on each."""
-    step = {
-        "type": "object",
-        "properties": {"agent": {"enum": list(workers)}, "goal": TEXT},
-        "required": ["agent", "goal"],
-        "additionalProperties": False,
-    }
-    return {
-        "type": "object",
-        "properties": {"steps": {"type": "array", "items": step, "minItems": 1}},
-        "required": ["steps"],
-        "additionalProperties": False,
-    }
+    return record(steps=listing(record(agent={"enum": list(workers)}, goal=TEXT), least=1))
 
 
 async def planner_worker_critic(
@@ -96,7 +80,9 @@ class PlannerWorkerCriticOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, agent: AgentSpec) -> None:
         """Raise `ConfigError` for an agent that is not declared, and for a team without workers."""
-        check_members(agent, self.planner, self.critic, *self.workers, least=1 + len({self.planner, self.critic} - {""}) - bool(self.workers))
+        check_members(
+            agent, self.planner, self.critic, *self.workers, least=1 + len({self.planner, self.critic} - {""}) - bool(self.workers)
+        )
 
     def hands(self, agent: AgentSpec) -> tuple[str, ...]:
         """Return who does the parts."""

@@ -11,7 +11,7 @@ from detent.core.agent import AgentSpec
 from detent.core.errors import PassFailed
 from detent.ports import AgentResult, Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.teams.members import check_members, failure, members, section, without_answer
+from detent.teams.members import check_members, failure, members, record, section, without_answer
 
 
 async def route(run: StrategyRun, name: str, routes: Mapping[str, str], *, default: str = "", goal: str = "") -> AgentResult:
@@ -19,16 +19,19 @@ async def route(run: StrategyRun, name: str, routes: Mapping[str, str], *, defau
     agent = routes.get(name, default)
     if not agent:
         known = ", ".join(routes) or "none"
-        return AgentResult(label=name, agent="", outcome="refused", error=f"route {name!r} was not found, and there is no default (known: {known})")
+        return AgentResult(
+            label=name, agent="", outcome="refused", error=f"route {name!r} was not found, and there is no default (known: {known})"
+        )
     return await run.agent("route", agent, goal or run.goal, output_schema=run.output_schema)
 
 
 async def chosen(run: StrategyRun, names: tuple[str, ...]) -> str:
     """Return which of these agents suits the goal best, as the model says; "" if it names none."""
     kinds = "\n".join(f"- {name}: {_about(run.agent, name)}" for name in names)
-    form = {"type": "object", "properties": {"agent": {"enum": list(names)}}, "required": ["agent"]}
     try:
-        said = await run.ask("choose", f"Which agent fits this goal best?\n{kinds}{section('Goal', run.goal)}", form)
+        said = await run.ask(
+            "choose", f"Which agent fits this goal best?\n{kinds}{section('Goal', run.goal)}", record(agent={"enum": list(names)})
+        )
     except PassFailed:
         return ""
     name: Any = cast("dict[str, Any]", said).get("agent") if isinstance(said, dict) else said

@@ -13,9 +13,8 @@ from detent.core.errors import Explained
 from detent.core.state import KernelState, RunState
 from detent.ports.options import check_fields
 
-AT_ONCE = "at_once"
-"""The entry in a pass's `meta` that limits how many of its children are open at a time; `WATCHED` has those that earlier passes have started."""
-WATCHED = "watched"
+GATHERS = "run.agents"
+"""The entry in a pass's `meta` that says how many of its children are open `at_once`, and which ones of earlier passes it has `watched`."""
 
 
 class AgentTask(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,18 +91,22 @@ def own_agent(agent: AgentSpec, lets: Lets) -> OwnAgent:
 
 def watches(state: KernelState, run: RunState) -> dict[str, bool]:
     """Return the children that a pass watches, and whether each is open."""
-    watched = state.meta.get(WATCHED, ())
+    watched = state.meta[GATHERS]["watched"]
     return {name: child.status == "open" for name, child in run.children.items() if child.spawned.call in state.calls or name in watched}
 
 
 def full(state: KernelState, run: RunState, begun: int) -> bool:
     """Whether a pass has as many open children as it may, with those of `begun` calls that are about to start one."""
-    most = state.meta.get(AT_ONCE)
-    return isinstance(most, int) and begun + sum(watches(state, run).values()) >= most
+    return GATHERS in state.meta and begun + sum(watches(state, run).values()) >= state.meta[GATHERS]["at_once"]
 
 
 class Children(Protocol):
     """Advances child runs: in this process, or by submitting them to workers."""
+
+    @property
+    def limits(self) -> Any:
+        """The engine's limits of teams (`Bounds.children`)."""
+        ...
 
     def begin(self, state: RunState) -> None:
         """Begin with the open children of a run that are not advanced yet, as many at once as may be; the others follow when one has ended."""

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.config.groups import ChildBounds
 from detent.core import events as e
 from detent.core.actions import ToolCall
-from detent.core.budget import Budget, remaining
+from detent.core.budget import Budget
 from detent.core.durations import seconds as in_seconds
 from detent.core.errors import ConfigError
 from detent.core.settle import waits
@@ -26,9 +27,8 @@ from detent.kernel.deciding import refuse
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.ports import Branch, Passed, Plan
 from detent.ports.copies import copied
-from detent.ports.delegation import AT_ONCE, WATCHED, AgentResult, AgentTask, OwnAgent, own_agent, watches
-from detent.running.delegating import AT_ONCE as USUALLY
-from detent.running.delegating import SUMS, child_id, portion, subagents_of
+from detent.ports.delegation import GATHERS, AgentResult, AgentTask, OwnAgent, own_agent, watches
+from detent.running.delegating import SUMS, child_id, left_of, portion, subagents_of
 from detent.running.phase_hooks import hooked
 
 AGENTS = "agents"
@@ -99,7 +99,15 @@ class AgentPasses:
             calls=tuple(map(_call, new)),
             tools=("spawn_agent",),
             output_schema={},
-            meta={AT_ONCE: concurrency or USUALLY, WATCHED: watched, "join": needs, "deadline_s": lasts, "rest": rest},
+            meta={
+                GATHERS: {
+                    "at_once": concurrency or ChildBounds().at_once,
+                    "watched": watched,
+                    "join": needs,
+                    "deadline_s": lasts,
+                    "rest": rest,
+                }
+            },
         )
         kernel = hooked(gathering(branch.calls), self._run.hooks)
         passed = await self._pass(branch, self._scope(label), kernel=kernel)
@@ -140,7 +148,7 @@ def gathering(calls: Sequence[ToolCall]) -> Kernel:
     """Return the kernel that carries out these calls of `spawn_agent` as there is room, and ends when enough children have ended."""
 
     async def plan(state: KernelState, context: KernelContext) -> KernelState:
-        run, lasts = context.run, state.meta["deadline_s"]
+        run, lasts = context.run, _asked(state)["deadline_s"]
         if calls and state.plan is None:
             hidden = await run.world.hide(Plan(actions=_with_shares(calls, run.state)), context.known)
             await run.world.breathe()
@@ -168,7 +176,7 @@ def gathering(calls: Sequence[ToolCall]) -> Kernel:
         for call in state.calls.values():
             if call.item is None:
                 refuse(call, context, "not_run", "not run: enough others have ended")
-        if state.meta["rest"] == "cancel":
+        if _asked(state)["rest"] == "cancel":
             left = [run.state.children[name] for name, is_open in watches(state, run.state).items() if is_open]
             why = f"the pass {context.scope!r} has ended without it"
             run.record(context.scope, *[e.SubagentCancelled(child=one.child, why=why) for one in left if not one.cancel])
@@ -183,7 +191,7 @@ def _with_shares(calls: Sequence[ToolCall], run: RunState) -> tuple[ToolCall, ..
 
     They are all decided here, because the calls do not begin together.
     """
-    left = remaining(run.budget, run.counted, running_s=run.running_ms / 1000, total_s=run.total_s)
+    left = left_of(run, run.counted, run.calls_of)
     known, parts = subagents_of(run.agent), len(calls)
 
     def shared(call: ToolCall) -> ToolCall:
@@ -198,6 +206,11 @@ def _with_shares(calls: Sequence[ToolCall], run: RunState) -> tuple[ToolCall, ..
     return tuple([shared(call) for call in calls])
 
 
+def _asked(state: KernelState) -> dict[str, Any]:
+    """Return how the pass was asked to gather."""
+    return state.meta[GATHERS]
+
+
 def _timer(scope: str) -> str:
     """Return the id of a pass's deadline. No pass waits for it: no scope ends with "#deadline"."""
     return f"{scope}#deadline.1"
@@ -206,18 +219,18 @@ def _timer(scope: str) -> str:
 def _enough(state: KernelState, run: RunState) -> bool:
     """Whether the pass is done: enough children have ended, or all that could be started, or its time is over."""
     states = watches(state, run)
-    if state.meta["deadline_s"] is not None and _timer(state.scope) not in run.timers:
+    if _asked(state)["deadline_s"] is not None and _timer(state.scope) not in run.timers:
         return True
     begun = all(call.item is not None for call in state.calls.values())
-    return len(states) - sum(states.values()) >= state.meta["join"] or (begun and not any(states.values()))
+    return len(states) - sum(states.values()) >= _asked(state)["join"] or (begun and not any(states.values()))
 
 
 def _found(state: KernelState, run: RunState) -> list[dict[str, Any]]:
     """Return what became of the tasks at the end of a pass: first of those that it has started, then of those that earlier passes have."""
-    cancels = state.meta["rest"] == "cancel"
+    cancels = _asked(state)["rest"] == "cancel"
     return [
         *(_of_call(call, run, cancels=cancels) for call in state.calls.values()),
-        *(_of_child(one, run, cancels=cancels) for one in state.meta[WATCHED]),
+        *(_of_child(one, run, cancels=cancels) for one in _asked(state)["watched"]),
     ]
 
 

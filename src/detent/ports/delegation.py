@@ -10,6 +10,7 @@ import msgspec
 from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import Explained
+from detent.core.events import OnParentEnd
 from detent.core.state import KernelState, RunState
 from detent.ports.options import check_fields
 
@@ -21,7 +22,8 @@ class AgentTask(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
     """A goal for one of the agents that the run may start (`Agent(subagents=)`). It becomes a child run.
 
     `label` tells its result apart ("": the agent's name). `budget` is the child's bound; unset sums are an equal share of what the run has left.
-    `output_schema` replaces the one that the agent declares.
+    `output_schema` replaces the one that the agent declares. `tools` and `scopes` leave the child only these of what it would have. `on_parent_end` says
+    what happens to the child if the run ends first.
     """
 
     agent: str
@@ -30,11 +32,14 @@ class AgentTask(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
     variables: dict[str, Any] = {}
     budget: Budget = Budget()
     output_schema: dict[str, Any] | None = None
+    tools: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] | None = None
+    on_parent_end: OnParentEnd = "cancel"
 
     __post_init__ = check_fields
 
 
-class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
+class AgentResult(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """What became of an `AgentTask`. A task that fails is a result too.
 
     `outcome`: how the child ended (`completed`, `failed`, `cancelled`, `bound_reached`, `lost`); `open`: it still runs; `refused`: it was not allowed to
@@ -95,7 +100,7 @@ def watches(state: KernelState, run: RunState) -> dict[str, bool]:
     return {name: child.status == "open" for name, child in run.children.items() if child.spawned.call in state.calls or name in watched}
 
 
-def full(state: KernelState, run: RunState, begun: int) -> bool:
+def children_full(state: KernelState, run: RunState, begun: int) -> bool:
     """Whether a pass has as many open children as it may, with those of `begun` calls that are about to start one."""
     return GATHERS in state.meta and begun + sum(watches(state, run).values()) >= state.meta[GATHERS]["at_once"]
 

@@ -139,9 +139,10 @@ def _call(task: AgentTask) -> ToolCall:
         said["variables"] = task.variables
     if task.budget != Budget():
         said["budget"] = msgspec.to_builtins(task.budget)
-    if task.output_schema is not None:
-        said["output_schema"] = task.output_schema
-    return ToolCall(tool="spawn_agent", args=said)
+    if task.on_parent_end != "cancel":
+        said["on_parent_end"] = task.on_parent_end
+    narrower = {name: value for name in ("output_schema", "tools", "scopes") if (value := getattr(task, name)) is not None}
+    return ToolCall(tool="spawn_agent", args={**said, **narrower})
 
 
 def gathering(calls: Sequence[ToolCall]) -> Kernel:
@@ -198,9 +199,10 @@ def _with_shares(calls: Sequence[ToolCall], run: RunState) -> tuple[ToolCall, ..
         args: dict[str, Any] = dict(call.args)
         said = known[args["agent"]]
         asked = msgspec.convert(args.get("budget", {}), Budget).over(Budget() if isinstance(said, str) else said.budget)
-        share = portion(left, asked, parts)
+        share = portion(left, left, asked, parts)
         sums = {name: value for one in SUMS if (value := getattr(share, name := f"max_{one}")) is not None}
-        budget = {**args.get("budget", {}), **sums, **({"max_calls_of": dict(share.max_calls_of)} if share.max_calls_of else {})}
+        most: dict[str, int] = dict(share.max_calls_of or ())
+        budget = {**args.get("budget", {}), **sums, **({"max_calls_of": most} if most else {})}
         return msgspec.structs.replace(call, args={**args, "budget": budget} if budget else args)
 
     return tuple([shared(call) for call in calls])

@@ -121,6 +121,10 @@ class Children(Protocol):
         """Wait while children of the run are advanced in this process. Return whether one of them stopped, or there are `news` for the run."""
         ...
 
+    async def begun(self, state: RunState) -> None:
+        """Wait until each open child of a run that is about to end is durably started: nobody starts it afterwards."""
+        ...
+
     def left(self, run_id: str, why: str) -> None:
         """Forget a run that this process no longer advances. If it was suspended (`why`), suspend its children here too."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from detent.core import events as e
+from detent.core.budget import NOTHING
 from detent.core.errors import Divergence, PassFailed, RunError, StoreError
 from detent.core.settle import Settled, waits
 from detent.core.state import CLOSED, RunState
@@ -56,6 +57,8 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
             if not await _waited(run, "waiting_for_subagent"):
                 return
             continue
+        if run.state.held is not NOTHING:
+            await run.world.children_begun(run)
         _close(run, settled)
         await run.journal.commit(durable=True)
 

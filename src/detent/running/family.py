@@ -64,6 +64,11 @@ class Family(Calls):
                 if not self.control.interrupted():
                     raise
 
+    async def children_begun(self, run: Run) -> None:
+        """See `World.children_begun`."""
+        if self._children is not None:
+            await self._children.begun(run.state)
+
     async def children_move(self, run: Run) -> bool:
         """See `World.children_move`. The time that it waits is not running time."""
         if self._children is None:

@@ -15,7 +15,7 @@ from detent.core.errors import ConfigError, Divergence
 from detent.policies import Rule, RulePolicy
 from detent.ports import AgentResult, AgentTask, RunQuery, StrategyRun
 from detent.testing.clocks import FakeClock
-from teams.crashing import Planning, run_and_check, survives
+from teams.crashing import Planning, check_tree, run_and_check, survives
 
 BOSS = Agent(name="boss", strategy="mine", subagents={"worker": Agent(name="worker"), "other": Agent(name="other")})
 GOALS = ("a", "b", "c", "d")
@@ -45,7 +45,7 @@ def run(strategy: Any, plan: Any = answers, *, agent: Agent = BOSS, **more: Any)
         async with Engine(planner=Planning(plan), strategies={"mine": strategy}, **more) as engine:
             return await run_and_check(engine, agent, "go")
 
-    return asyncio.run(asyncio.wait_for(main(), 60))
+    return asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_results_come_back_in_the_order_of_the_tasks_and_a_failure_is_one() -> None:
@@ -88,7 +88,7 @@ def test_a_child_gets_variables_budget_and_schema_of_its_task() -> None:
             assert (first.variables, first.budget.max_iterations, first.output_schema) == ({"x": 1}, 7, schema)
             assert [state.budget.max_iterations for state in rest] == [8, 8, 8]
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_at_most_that_many_are_open_at_a_time_and_the_next_begins_when_one_has_ended() -> None:
@@ -106,7 +106,7 @@ def test_at_most_that_many_are_open_at_a_time_and_the_next_begins_when_one_has_e
                 opened.append(opened[-1] + change)
             assert done.output == ["completed"] * 4 and max(opened) == 2
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_any_ends_with_what_it_has_and_the_rest_can_be_waited_for_later() -> None:
@@ -135,7 +135,7 @@ def test_the_rest_is_cancelled_if_that_is_wanted() -> None:
             assert done.state.passes["agents"].output[1]["outcome"] == "cancelled" and len(cancelled) >= 1
             assert len(done.state.children) == 2 and (await engine.replay("run")).identical
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_a_deadline_is_recorded_time() -> None:
@@ -155,7 +155,99 @@ def test_a_deadline_is_recorded_time() -> None:
             assert [one["outcome"] for one in state.passes["agents"].output] == ["completed", "open"]
             assert (await engine.replay("run")).identical
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_deadline_is_noticed_while_a_child_works_here() -> None:
+    """Nobody else looks at the timers of a run that waits for children in its own process."""
+    clock = FakeClock()
+
+    async def mine(run: StrategyRun) -> Any:
+        return outcomes(await run.agents(AgentTask(agent="worker", goal="slow"), deadline=60.0, rest="cancel"))
+
+    class Slow:
+        async def plan(self, view: Any) -> Any:
+            """Work for longer than the deadline."""
+            clock.advance(61)
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with Engine(planner=Slow(), strategies={"mine": mine}, clock=clock) as engine:
+            done = await engine.run(BOSS, "go", run_id="run")
+            assert done.output == ["cancelled"]
+            await check_tree(engine)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_call_that_waits_for_approval_holds_back_the_tasks_after_it() -> None:
+    """The person is asked in the one way; the run continues from there, and a denial is a result."""
+
+    async def mine(run: StrategyRun) -> Any:
+        return outcomes(await run.agents(*TASKS[:3]))
+
+    policy = RulePolicy(
+        [
+            Rule(id="all", decision="allow"),
+            Rule(id="ask", tool=("spawn_agent",), when='args.goal == "b"', decision="require_approval", on_reject="observe"),
+        ]
+    )
+
+    async def main(*, approved: bool) -> Any:
+        async with Engine(planner=Planning(answers), strategies={"mine": mine}, policy=policy, approver="caller") as engine:
+            waiting = await engine.run(BOSS, "go", run_id="run")
+            assert waiting.status == "waiting_for_approval"
+            (asked,) = await engine.approvals(run_id="run")
+            await (engine.approve if approved else engine.deny)("run", asked.call_id, by="ann")
+            done = await engine.resume("run") if not (await engine.load("run")).terminal else await engine.load("run")
+            await check_tree(engine)
+            return done.output
+
+    assert asyncio.run(asyncio.wait_for(main(approved=True), 60)) == ["completed"] * 3
+    assert asyncio.run(asyncio.wait_for(main(approved=False), 60)) == ["completed", "refused", "completed"]
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+def test_a_cancellation_ends_the_run_and_its_children(asleep: bool) -> None:
+    """Whether its children work here or wait as rows."""
+    began = asyncio.Event()
+
+    async def mine(run: StrategyRun) -> Any:
+        return outcomes(await run.agents(*TASKS[:2], concurrency=1))
+
+    class Slow:
+        async def plan(self, view: Any) -> Any:
+            """Never answer."""
+            began.set()
+            return Schedule(delay_s=1000.0) if asleep else await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with Engine(planner=Slow(), strategies={"mine": mine}, clock=FakeClock()) as engine:
+            work = asyncio.create_task(engine.run(BOSS, "go", run_id="run"))
+            await (work if asleep else began.wait())
+            await engine.cancel("run", by="ann", why="enough")
+            await work
+            state = await engine.load("run")
+            assert (state.status, state.reason, len(state.children)) == ("stopped", "cancelled", 1)
+            assert {(await engine.load(name)).reason for name in state.children} == {"cancelled"}
+            await check_tree(engine)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_each_child_has_an_equal_share_though_they_begin_one_after_the_other() -> None:
+    """What an earlier one does not use is not needed by a later one to have its share."""
+
+    async def mine(run: StrategyRun) -> Any:
+        return [one.run_id for one in await run.agents(*TASKS, concurrency=1)]
+
+    async def main() -> None:
+        async with Engine(planner=Planning(answers), strategies={"mine": mine}) as engine:
+            done = await engine.run(BOSS, "go", run_id="run", budget=Budget(max_iterations=41, max_cost_usd=1.0))
+            bounds = [(await engine.load(name)).budget for name in done.output]
+            assert [one.max_iterations for one in bounds] == [8] * 4 and len({one.max_cost_usd for one in bounds}) == 1
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 @pytest.mark.parametrize(
@@ -231,4 +323,4 @@ def test_another_task_under_a_known_label_is_a_divergence() -> None:
             with pytest.raises(Divergence, match="another kernel, limits or input"):
                 await engine.resume("run")
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 20))

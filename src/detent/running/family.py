@@ -6,6 +6,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
+from datetime import datetime
 from functools import partial
 
 from detent.core.state import CallState
@@ -24,9 +25,11 @@ LOOK_S = 0.05
 class Family(Calls):
     """The calls of one run, and its children."""
 
-    __slots__ = ("_children", "_since")
+    __slots__ = ("_children", "_looked", "_since")
 
     _children: Children | None
+    _looked: datetime | None
+    """When the timers of the run were looked at while it waited for children; the records have the time of everything else."""
     _since: float
 
     @abstractmethod
@@ -36,7 +39,8 @@ class Family(Calls):
     def _news(self, run: Run) -> bool:
         """Return whether something has reached the run. Its timers are looked at here: nobody else does while it waits for children."""
         if run.state.timers:
-            self.control.deliver(fired(run.state, self._clock.now()))
+            self._looked = self._clock.now()
+            self.control.deliver(fired(run.state, self._looked))
         return self.control.waiting
 
     async def delegate(self, calls: Sequence[CallState], context: KernelContext) -> None:
@@ -87,4 +91,5 @@ class Family(Calls):
         if moved:
             await self.absorb(run, fresh=True)
             self._children.begin(run.state)
+        self._looked = None
         return moved

@@ -118,7 +118,7 @@ class StrategyPasses(AgentPasses):
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """Return the agent's options for its strategy; see `ports.StrategyRun.options`."""
-        return options_of(self.agent, kind)
+        return options_of(self._run.state.agent, kind)
 
     @property
     def budget_remaining(self) -> Budget:
@@ -246,7 +246,7 @@ class StrategyPasses(AgentPasses):
                 raise UnknownName("tool", name, known)
         if branch.question is not None:
             refuse_unanswerable(branch.question)
-        refuse_unusable(self.agent, configured(branch), f"the pass {scope!r}")
+        refuse_unusable(self._run.state.agent, configured(branch), f"the pass {scope!r}")
         if problem := json_problem(branch, escaping=True):
             raise ConfigError(f"the pass {scope!r} was started with input that is not JSON data, so the log cannot keep it: {problem}")
         self.all_asked_for(f"pass {scope!r}")
@@ -326,7 +326,7 @@ class StrategyPasses(AgentPasses):
 
     async def offered(self) -> tuple[ToolSpec, ...]:
         """Return the tools that a planner is shown before it has discovered any; see `ports.StrategyRun.offered`."""
-        run, found = self._run, self.agent.required_tools
+        run, found = self._run, self._run.state.agent.required_tools
 
         async def read() -> list[str]:
             specs = [spec for spec in self.tools if "discover_tools" not in run.tools or spec.ends_turn or spec.name in found]

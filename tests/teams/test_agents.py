@@ -121,6 +121,29 @@ def test_any_ends_with_what_it_has_and_the_rest_can_be_waited_for_later() -> Non
     assert first[0] == "completed" and "not_run" in first and set(later) == {"completed"} and "worker a" in said
 
 
+def test_a_child_that_still_works_is_waited_for_by_a_later_pass() -> None:
+    """The later pass has started none itself; the run waits as rows until the child has ended."""
+
+    async def mine(run: StrategyRun) -> Any:
+        _, slow = await run.agents(*TASKS[:2], join="any")
+        assert slow.outcome == "open"
+        return outcomes(await run.agents(slow, label="later"))
+
+    async def main() -> None:
+        clock = FakeClock()
+        async with Engine(planner=Planning(stay), strategies={"mine": mine}, clock=clock) as engine:
+            assert (await engine.run(BOSS, "go", run_id="run")).status == "waiting_for_subagent"
+            assert next(iter((await engine.load("run")).open_passes)).scope == "later"
+            clock.advance(2000)
+            done = await engine.resume("run")
+            for name in done.state.children if done.output is None else ():
+                await engine.resume(name)
+            assert (await engine.load("run")).output == ["completed"]
+            await check_tree(engine)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_the_rest_is_cancelled_if_that_is_wanted() -> None:
     """The children that are open have a cancellation in their parent's log; those whose turn has not come never begin."""
 
@@ -131,7 +154,8 @@ def test_the_rest_is_cancelled_if_that_is_wanted() -> None:
         async with Engine(planner=Planning(stay), strategies={"mine": mine}) as engine:
             done = await engine.run(BOSS, "go", run_id="run")
             events = [record.event for record in read_log("run", await engine.store.read("run"))]
-            cancelled = [event for event in events if isinstance(event, e.SubagentCancelled)]
+            cancelled = [event for event in events if isinstance(event, e.SubagentCancelled) and "agents" in event.why]
+            assert all(call.item is not None for call in done.state.passes["agents"].calls.values())
             assert done.state.passes["agents"].output[1]["outcome"] == "cancelled" and len(cancelled) >= 1
             assert len(done.state.children) == 2 and (await engine.replay("run")).identical
 

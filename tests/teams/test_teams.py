@@ -230,6 +230,7 @@ def test_a_single_task_is_cancelled_while_it_is_open() -> None:
         async with Engine(planner=Planning(plan), strategies={"mine": mine}, clock=FakeClock()) as engine:
             result = await engine.run(boss("mine", "w"), "go", run_id="run")
             assert result.output == {"a": "completed", "b": "cancelled"}, (result.status, result.error)
+            assert result.state.passes["cancel"].status == "done"
             assert {one.status for one in result.state.children.values()} == {"completed", "cancelled"}
             assert (await engine.replay("run")).identical
 
@@ -251,6 +252,19 @@ def test_a_planner_makes_and_changes_the_graph() -> None:
     agent = boss("task-graph", "planner", "w", planner="planner")
     found = done(agent, {"planner": planner, "w": lambda goal: None if goal == "fail" else "done"}).output
     assert [(one["label"], one["outcome"]) for one in found] == [("x", "completed"), ("y", "completed")]
+
+
+def test_a_planner_changes_a_graph_only_so_often() -> None:
+    """It would resume a task that always fails for ever."""
+    asked: list[str] = []
+
+    def planner(goal: str) -> Any:
+        asked.append(goal)
+        return {"add": [], "cancel": [], "resume": ["x"]}
+
+    agent = boss("task-graph", "planner", "w", planner="planner", changes=2, tasks=[{"id": "x", "agent": "w", "goal": "x"}])
+    result = done(agent, {"planner": planner, "w": None})
+    assert (result.reason, len(asked), len(result.state.children)) == ("failure_threshold", 2, 5)
 
 
 # Pipeline, route ----------------------------------------------------------------------------------------------------------------

@@ -832,6 +832,7 @@ class SubagentSpawned(Event, frozen=True, kw_only=True):
     reserved: Usage = NOTHING
     variables: dict[str, Any] = {}
     on_parent_end: OnParentEnd = "cancel"
+    output_schema: dict[str, Any] | None = None
     tools: tuple[str, ...] | None = None
     scopes: tuple[str, ...] | None = None
 

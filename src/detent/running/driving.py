@@ -16,8 +16,9 @@ from detent.ports.copies import ours
 from detent.ports.outside import BoundReached, Interrupted, Turns
 from detent.ports.raised import raised_by
 from detent.running.endings import finish, honest
+from detent.running.gathering import Waits
 from detent.running.parting import departures, held, holding, waited_for
-from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
+from detent.running.passes import Ends, StrategyPasses, TurnsUsed, end_pass
 
 BOUNDS = ("max_iterations", "budget_exhausted")
 """The reasons that do not win over a recorded cancellation."""

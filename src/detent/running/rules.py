@@ -102,6 +102,11 @@ def told(signal: Signal, run_id: str) -> Told:
         raise NotAllowedNow(run_id, why, reason_code="unreadable") from error
 
 
+def fired(state: RunState, now: datetime) -> list[Signal]:
+    """Return the timers that are due."""
+    return [Signal(id=f"timer:{timer}", kind="timer", payload={"timer_id": timer}) for timer, at in state.timers.items() if at <= now]
+
+
 def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> Signal:
     """Return the signal as it counts: the name in its normal form, a reply as the question expects it. Raise `NotAllowedNow`.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.agents import PREFIX
 from detent.core import events as e
 from detent.core.actions import AnyAction, CancelSubagent, JoinSubagent, SpawnSubagent, ToolCall
 from detent.core.agent import AgentSpec
@@ -22,8 +23,6 @@ from detent.core.errors import DetentError, InvalidArguments
 from detent.core.state import CallState, RunState
 from detent.ports import Plan, Tool, ToolContext, ToolOutcome, ToolSpec
 
-PREFIX = "agent_"
-"""The beginning of the name of a tool that starts one agent and waits for it."""
 SUMS = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
 """The dimensions that add up over runs side by side; times and depths do not."""
 DEPTH, CHILDREN, AT_ONCE = 8, 64, 8

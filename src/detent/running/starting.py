@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from detent.config.adapters import inlined, one_of
-from detent.config.agents import Agent
+from detent.config.agents import PREFIX, Agent, starts_of
 from detent.config.compaction import compactor_in, compacts
 from detent.config.names import Imported, Names
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
@@ -32,7 +32,7 @@ from detent.running.admission import new_run_id
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S, refuse_reopening
 from detent.running.declarations import declared_of, kept_policy, levels_of, one_level
-from detent.running.delegating import tool_for
+from detent.running.delegating import MANAGING, tool_for
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
 from detent.running.parts import digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
@@ -72,6 +72,7 @@ async def admitted(
         refuse_unusable(output_schema, "output_schema")
     agent = await _with_servers(runtime, known_agent(runtime, agent))
     spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+    children = [admit(runtime, await _with_servers(runtime, one), goal) for one in _declared(runtime, agent, {agent.name})]
     spec = runtime.parts.memories.bound(spec, host or Host())
     started = RunStarted(
         goal=goal,
@@ -85,9 +86,6 @@ async def admitted(
         strategy=spec.strategy,
         strategy_version=version_of(runtime.parts.strategies.get(spec.strategy)),
     )
-    runtime.refuse_unpriced(spec, started.budget, started.host)
-    for own in models_of(runtime.parts.strategies.get(spec.strategy), spec):
-        runtime.planner_of_pass(own, started.budget, started.host, check=turns != 0)
     admission.refuse_bounds_of_unknown((budget or Budget()).over(spec.budget), [*spec.tools, *runtime.tools.names()])
     admission.refuse_unstorable(**{"agent.name": spec.name, "host.tenant": started.host.tenant})
     admission.refuse_what_is_not_json(
@@ -99,16 +97,26 @@ async def admitted(
         attachments=started.attachments,
         output_schema=started.output_schema,
     )
-    runtime.verifiers.check(spec, models=turns != 0)
-    runtime.protocols.check(spec.tools, models=turns != 0)
-    runtime.planners.of(spec, check=turns != 0)  # refuse unreadable rules before anything is recorded
     if turns != 0 and started.attachments:
         runtime.planners.refuse_attachments(spec, started.attachments)
-    if turns != 0 and ours(runtime.parts.strategies.get(spec.strategy)) and think in kernel_of(spec, runtime.parts).phases:
+    for one in (spec, *children):
+        _refuse_unable(runtime, one, started, advanced=turns != 0)
+    return started
+
+
+def _refuse_unable(runtime: Runtime, spec: AgentSpec, started: RunStarted, *, advanced: bool) -> None:
+    """Raise `ConfigError` if an agent could not work in this run, or a child of it: its planner, models, prices, verifiers or tools."""
+    runtime.refuse_unpriced(spec, started.budget, started.host)
+    strategy = runtime.parts.strategies.get(spec.strategy)
+    for own in models_of(strategy, spec):
+        runtime.planner_of_pass(own, started.budget, started.host, check=advanced)
+    runtime.verifiers.check(spec, models=advanced)
+    runtime.protocols.check(spec.tools, models=advanced)
+    runtime.planners.of(spec, check=advanced)  # refuse unreadable rules before anything is recorded
+    if advanced and ours(strategy) and think in kernel_of(spec, runtime.parts).phases:
         runtime.planners.needed(spec)
     tools = tools_of(RunState(run_id="", agent=spec), runtime.parts)
     admission.refuse_control_in_reach(runtime.store, runtime.parts.secrets, spec, tools)
-    return started
 
 
 async def run(
@@ -225,11 +233,8 @@ def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
     meta = [tool.spec.name for tool in kernel.meta_tools]
-    for one in agent.subagents.values() if isinstance(agent.subagents, Mapping) else ():
-        if isinstance(one, Agent):
-            admit(runtime, cast("Agent[Any]", one), goal)
     spec = agent.spec()
-    meta += [name for name in spec.tools if tool_for(name, spec) is not None]
+    meta += _delegating(runtime, spec)
     for name in [name for name in agent.tool_names() if name not in runtime.tools and name not in meta]:
         with contextlib.suppress(UnknownName):  # reported below, with all available names
             runtime.tools.get(name)  # a plug-in package may have it
@@ -251,6 +256,37 @@ def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     return spec
 
 
+def _delegating(runtime: Runtime, spec: AgentSpec) -> list[str]:
+    """Return the tools by which the agent starts, awaits or ends children. Raise `ConfigError` for one whose name another tool has."""
+    found = [name for name in spec.tools if tool_for(name, spec) is not None]
+    for name in spec.subagents:
+        if (taken := f"{PREFIX}{name}") in MANAGING or taken in runtime.tools:
+            why = f"{name!r} is started with the tool {taken!r}, and there is another tool of this name; rename one of them"
+            raise ConfigError(f"agent {spec.name!r}: subagents: {why}")
+    for name in MANAGING:
+        if name in spec.tools and not spec.subagents and name not in runtime.tools:
+            raise ConfigError(f"agent {spec.name!r}: tools: {name!r} is for agents that it may start, and it may start none; give subagents")
+        if spec.subagents and name in runtime.tools:
+            raise ConfigError(f"agent {spec.name!r} has subagents, and there is another tool with the name {name!r}; rename that tool")
+    return found
+
+
+def _declared(runtime: Runtime, agent: Agent[Any], known: set[str]) -> list[Agent[Any]]:
+    """Return every agent that a run of this one may start, at any depth; one that the engine knows once. Raise `UnknownName`, `ConfigError`."""
+    found: list[Agent[Any]] = []
+    for name, one in starts_of(agent.subagents).items():
+        if isinstance(one, str) and one in known:
+            continue
+        if isinstance(one, str):
+            known.add(one)
+            try:
+                one = known_agent(runtime, one)
+            except ConfigError as error:
+                raise ConfigError(f"agent {agent.name!r}: subagents: {name!r}: {error}") from None
+        found += [one, *_declared(runtime, one, known)]
+    return found
+
+
 def know(runtime: Runtime, agents: Iterable[Agent]) -> None:
     """Register agents by their names, with what their runs that were started elsewhere need. Raise `ConfigError`."""
     for agent in agents:
@@ -268,6 +304,9 @@ def equip(runtime: Runtime, agent: Agent) -> None:
     add_imported(runtime, agent)
     runtime.verifiers.add(agent.verifiers())
     runtime.verifiers.add_type(agent.answers_as())
+    for one in starts_of(agent.subagents).values():
+        if isinstance(one, Agent):
+            equip(runtime, one)
 
 
 def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]:
@@ -306,6 +345,9 @@ def _all_secrets(secrets: SecretSource | None) -> tuple[str, ...]:
 async def _with_servers(runtime: Runtime, agent: Agent) -> Agent:
     """Return the agent with the tools of its MCP servers by name, and connect these. Raise `ConfigError`."""
     runtime.servers.add(agent.mcp)
+    if agent.subagents:
+        starts = {name: one if isinstance(one, str) else await _with_servers(runtime, one) for name, one in starts_of(agent.subagents).items()}
+        agent = msgspec.structs.replace(agent, subagents=starts)
     if not runtime.servers:
         return agent
     own = [tool for tool in agent.tools if not isinstance(tool, str)]

@@ -245,13 +245,14 @@ class Engine:
     def from_config(cls, config: str | Path | Config | None = None, *, trust: bool = False, **overrides: Any) -> Engine:
         """Create an engine from a `Config` or a `detent.toml`; `overrides` (arguments of `Engine`) replace the created parts.
 
-        Whatever the file imports, starts or sends requires a trusted directory (`detent trust`, `DETENT_TRUST`) or `trust`, with which the program
-        vouches for the file. Raises `ConfigError` naming the part that could not be created.
+        What the file imports, starts or sends needs a trusted directory (`detent trust`, `DETENT_TRUST`), or `trust`. Raises `ConfigError`.
         """
         from detent.config.assembly import engine_options
 
         made = cls(**engine_options(config, overrides, trust=trust))
         made.runtime.owns_store = made.runtime.owns_store or "store" not in overrides
+        if "worker_host" not in overrides:  # a file says how a worker works, not that there is one
+            made.runtime.parts = msgspec.structs.replace(made.runtime.parts, children=ChildrenHere(made.runtime))
         return made
 
     @property

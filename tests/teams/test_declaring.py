@@ -38,7 +38,9 @@ class Asks:
         """Delegate once, then answer."""
         if view.agent.subagents and not view.results:
             return Plan(actions=(ToolCall(tool=f"agent_{next(iter(view.agent.subagents))}", args={"goal": "go"}),))
-        return FinalAnswer(content=[f"{view.agent.name} {view.variables.get('tone', '')}".strip(), *(item.content for item in view.results)])
+        return FinalAnswer(
+            content=[f"{view.agent.name} {view.variables.get('tone', '')}".strip(), *(item.content for item in view.results)]
+        )
 
 
 SCOUT = Agent(name="scout", tools=[look])

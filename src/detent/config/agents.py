@@ -162,7 +162,9 @@ def _check_subagents(agent: Agent[Any]) -> None:
     """Raise `ConfigError` for a subagent that no tool can start."""
     where, said = f"agent {agent.name!r}: subagents", cast("Any", agent.subagents)
     if not isinstance(said, Mapping) and not all(isinstance(one, str) for one in said):
-        raise ConfigError(f"{where}: a list has only names of agents that the engine knows; give an Agent by name: {{'researcher': Agent(...)}}")
+        raise ConfigError(
+            f"{where}: a list has only names of agents that the engine knows; give an Agent by name: {{'researcher': Agent(...)}}"
+        )
     own = [item.name for item in agent.tools if not isinstance(item, str) and hasattr(item, "name")]
     for name, one in starts_of(said).items():
         if not _STARTED.fullmatch(name):

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from detent.config.adapters import origin_of
+from detent.config.agents import PREFIX
 from detent.core.agent import AgentSpec, Host
 from detent.core.errors import UnknownName
 from detent.core.events import Delegated, RunStarted, SideEffect
@@ -21,7 +22,6 @@ from detent.ports.governance import data_of
 from detent.running import admission, starting
 from detent.running.conversing import shown_of
 from detent.running.declarations import rank
-from detent.config.agents import PREFIX
 from detent.running.delegating import depth_of, subagents_of
 from detent.running.parts import tools_of
 from detent.running.runtime import Runtime

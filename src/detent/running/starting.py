@@ -265,7 +265,9 @@ def _delegating(runtime: Runtime, spec: AgentSpec) -> list[str]:
             raise ConfigError(f"agent {spec.name!r}: subagents: {why}")
     for name in MANAGING:
         if name in spec.tools and not spec.subagents and name not in runtime.tools:
-            raise ConfigError(f"agent {spec.name!r}: tools: {name!r} is for agents that it may start, and it may start none; give subagents")
+            raise ConfigError(
+                f"agent {spec.name!r}: tools: {name!r} is for agents that it may start, and it may start none; give subagents"
+            )
         if spec.subagents and name in runtime.tools:
             raise ConfigError(f"agent {spec.name!r} has subagents, and there is another tool with the name {name!r}; rename that tool")
     return found
@@ -274,15 +276,14 @@ def _delegating(runtime: Runtime, spec: AgentSpec) -> list[str]:
 def _declared(runtime: Runtime, agent: Agent[Any], known: set[str]) -> list[Agent[Any]]:
     """Return every agent that a run of this one may start, at any depth; one that the engine knows once. Raise `UnknownName`, `ConfigError`."""
     found: list[Agent[Any]] = []
-    for name, one in starts_of(agent.subagents).items():
-        if isinstance(one, str) and one in known:
+    for name, said in starts_of(agent.subagents).items():
+        if isinstance(said, str) and said in known:
             continue
-        if isinstance(one, str):
-            known.add(one)
-            try:
-                one = known_agent(runtime, one)
-            except ConfigError as error:
-                raise ConfigError(f"agent {agent.name!r}: subagents: {name!r}: {error}") from None
+        known.add(said if isinstance(said, str) else "")
+        try:
+            one = known_agent(runtime, said)
+        except ConfigError as error:
+            raise ConfigError(f"agent {agent.name!r}: subagents: {name!r}: {error}") from None
         found += [one, *_declared(runtime, one, known)]
     return found
 
@@ -346,7 +347,9 @@ async def _with_servers(runtime: Runtime, agent: Agent) -> Agent:
     """Return the agent with the tools of its MCP servers by name, and connect these. Raise `ConfigError`."""
     runtime.servers.add(agent.mcp)
     if agent.subagents:
-        starts = {name: one if isinstance(one, str) else await _with_servers(runtime, one) for name, one in starts_of(agent.subagents).items()}
+        starts = {
+            name: one if isinstance(one, str) else await _with_servers(runtime, one) for name, one in starts_of(agent.subagents).items()
+        }
         agent = msgspec.structs.replace(agent, subagents=starts)
     if not runtime.servers:
         return agent

@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # type checkers treat it as `typing.TYPE_CHECKING`; loadi
 if TYPE_CHECKING:
     from detent.config.agents import Agent
     from detent.config.engines import WorkspaceConfig
-    from detent.config.groups import Bounds, Models, Retention
+    from detent.config.groups import Bounds, ChildBounds, Models, Retention
     from detent.core.actions import (
         Abstain,
         AskUser,
@@ -55,6 +55,7 @@ __all__ = [
     "Bounds",
     "Budget",
     "CancelSubagent",
+    "ChildBounds",
     "CompleteGoal",
     "DetentError",
     "Diff",
@@ -109,7 +110,7 @@ _WHERE = {
     "history.retention": "Retained",
     "config.agents": "Agent",
     "config.engines": "WorkspaceConfig",
-    "config.groups": "Bounds Models Retention",
+    "config.groups": "Bounds ChildBounds Models Retention",
     "core.actions": "Abstain AskUser CancelSubagent CompleteGoal FinalAnswer JoinSubagent PushGoal Schedule SpawnSubagent Stop Thought ToolCall",
     "core.agent": "Host",
     "core.budget": "Budget Usage",

@@ -237,7 +237,7 @@ class Engine:
             memories=memories,
         )
         self.extracting = Extracting(self.runtime)
-        children = ChildrenHere(self.runtime, submits=worker_host is not None)
+        children = ChildrenHere(self.runtime, bounds.children, submits=worker_host is not None)
         self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin, children=children)
         starting.know(self.runtime, agents)
 

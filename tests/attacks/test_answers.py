@@ -138,7 +138,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a payload that is none": ({"kind": "approval", "by": "ann", "payload": [1]}, "unreadable"),
     "an expiry of what does not expire": ({"kind": "approval", "payload": {**APPROVED, "decision": "expired"}}, "not_due"),
     "mixed scripts": ({"kind": "approval", "by": "\u0430nn", "payload": {**APPROVED, "digest": "D"}}, "name_refused"),
-    "a child of another run": ({"kind": "child", "payload": {"child": "other", "status": "completed"}}, "unknown_child"),
+    "a child of another run": ({"kind": "child", "payload": {"child": "other"}}, "unknown_child"),
     "a timer that is not set": ({"kind": "timer", "payload": {"timer_id": "main.9"}}, "unknown_timer"),
     "a cancellation by nobody": ({"kind": "cancel", "payload": {}}, "approver_missing"),
     "a cancellation that cannot be read": ({"kind": "cancel", "by": "ann", "payload": {"why": 3}}, "unreadable"),

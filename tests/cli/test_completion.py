@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from cli.desk import Desk
 from cli.terminals import at_a_terminal
 from detent import Agent, Engine, FinalAnswer
@@ -152,6 +153,7 @@ def test_zsh_completes_what_is_typed(desk: Desk) -> None:
     assert "replay  -- Execute a log again with the current code" in sat.shown and "detent show 20260301-120000" in sat.shown
 
 
+@in_check
 def test_fish_completes_what_is_typed(desk: Desk) -> None:
     """In a real fish, with the line that the help gives for its configuration."""
     fish = shutil.which("fish")

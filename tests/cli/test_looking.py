@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from amounts import sampled
 from cli.desk import Desk, Done, ended
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall, tool
 from detent.cli import looking
@@ -345,7 +346,7 @@ def commands(run: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-@pytest.mark.parametrize("name", commands(""))
+@pytest.mark.parametrize("name", sampled(commands(""), few=9))
 def test_json_is_one_document_and_nothing_else(desk: Desk, name: str) -> None:
     """On success and on failure alike; an error is {"error": {"code", "message"}}."""
     desk.steps("wipe", "answer")

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from amounts import sampled
+from amounts import in_check, sampled
 from cli.desk import Desk, ended
 from cli.terminals import at_a_terminal
 from cli.test_models import NO_KEYS
@@ -156,6 +156,7 @@ def test_the_demo_can_be_read_and_proves_that_nothing_was_done_twice(desk: Desk)
         assert [one for _, one in found] == holds, found
 
 
+@in_check
 def test_the_demo_fails_where_something_is_done_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A tool that pays twice: the demo says what does not hold, and exits with 1."""
     example = tmp_path / "example"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
+import itertools
 import json
 import os
 import shutil
@@ -29,6 +32,7 @@ from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.policies.documents import PolicyDocument
+from detent.ports.options import takes
 from docs.pages import DOCS, ROOT, Block, blocks, generated, name_of, pages, rows
 
 WRITTEN = [(page, block) for page in pages() for block in blocks(page) if block.language in ("toml", "yaml")]
@@ -254,3 +258,30 @@ def test_a_file_names_the_schema_of_the_installed_package(tmp_path: Path, monkey
     assert schema_line(tmp_path / "rules.yaml") == f"# yaml-language-server: $schema={(SCHEMAS / 'rules.json').as_uri()}\n"
     monkeypatch.setattr(schema_lines, "SCHEMAS", tmp_path / ".venv" / "schemas")
     assert schema_line(tmp_path / "detent.toml") == "#:schema ./.venv/schemas/detent.json\n"
+
+
+def test_what_a_function_takes_is_found_without_its_signature() -> None:
+    """The quick look at a function's code says that it fits exactly where `inspect.signature` says so, or leaves it to that."""
+
+    class Called:
+        def __call__(self, one: Any, two: Any = None) -> None: ...
+
+    class Other(Called):
+        __signature__ = inspect.signature(lambda one, two, three: None)
+
+    def needs_a_name(one: Any, *, two: Any) -> None: ...
+
+    def has_a_name(one: Any, *, two: Any = None) -> None: ...
+
+    @functools.wraps(needs_a_name)
+    def wraps(*args: Any) -> None: ...
+
+    plain = [lambda: None, lambda one: None, lambda one, two=1: None, lambda *all_: None, needs_a_name, has_a_name, wraps]
+    objects = [Called(), Called().__call__, Other(), Called, functools.partial(lambda one, two: None, 1), str.upper, len]
+    for function, count in itertools.product([*plain, *objects], range(5)):
+        try:
+            inspect.signature(function).bind(*(None,) * count)
+            fits = True
+        except TypeError:
+            fits = False
+        assert (takes(function, count) == "") is fits, (function, count)

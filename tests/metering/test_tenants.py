@@ -18,7 +18,7 @@ from detent.core.codec import read_log
 from detent.core.errors import BudgetRefused, ConfigError
 from detent.core.fold import fold
 from detent.core.records import Record
-from detent.core.state import Child, RunState
+from detent.core.state import RunState
 from detent.metering.tenants import Tenants, spent_between
 from detent.stores.ram import RamStore
 from detent.testing.clocks import EPOCH, FakeClock, SequentialIds
@@ -329,7 +329,7 @@ def test_what_children_used_is_charged_once() -> None:
         *log,
     )
     state: RunState = joined.state
-    assert state.children["c"] == Child(child="c", agent="x", goal="y", status="completed", scope=state.children["c"].scope)
+    assert state.children["c"].status == "completed"
     assert state.usage.model_calls == 3
     charged = spent_between(Usage(), state, joined.lines, first=True)
     assert charged is not None

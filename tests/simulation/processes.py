@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from detent import Engine, ToolContext
@@ -64,9 +65,11 @@ class Process(Machine, Around):
         self.store = Store(schedule.disk, host=host, now=lambda: clock.now().timestamp(), monotonic=clock.monotonic, around=self)
         self.store.accepted, self.store.refused = schedule.reference.accept, schedule.reference.refused
         self.waiting: dict[asyncio.Future[Any], None] = {}
-        self.engine: Any = self._engine(number)
+        self.number = number
 
-    def _engine(self, number: int) -> Engine:
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine: made when the process is first asked for something, as many die before."""
         schedule = self.schedule
         engine = Engine(
             store=self.store,
@@ -76,7 +79,7 @@ class Process(Machine, Around):
             strategies=STRATEGIES,
             approver="caller",
             clock=self.clock,
-            ids=SequentialIds(number * 10_000),
+            ids=SequentialIds(self.number * 10_000),
             tenant_budgets=schedule.accounts,
             worker_host=InProcessHost(poll_s=15.0, concurrency=2),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -81,7 +82,7 @@ def test_a_loop_that_never_turns_again_lets_its_runs_go_and_says_where_it_stands
     """It would keep them for ever, and whoever looks for the reason would find nothing."""
 
     async def main() -> None:
-        store, other = [await _opened(URLS[0], tmp_path, lease_s=0.12, stuck_s=0.2) for _ in range(2)]
+        store, other = [await _opened(URLS[0], tmp_path, lease_s=0.12, stuck_s=0.5) for _ in range(2)]
         await store.claim("run")
         holder, watching = store._holder, other._holder
         _block_until(lambda: not watching.lives(holder.name, holder.host))
@@ -94,7 +95,8 @@ def test_a_loop_that_never_turns_again_lets_its_runs_go_and_says_where_it_stands
         asyncio.run(main())
     warned, given_up = (record for record in caplog.records if "has been blocked" in record.getMessage())
     assert (warned.levelname, given_up.levelname) == ("WARNING", "ERROR")
-    assert "test_leases.py" in warned.getMessage() and "in main" in warned.getMessage() and "(run)" in warned.getMessage()
+    # Where it stands at that moment: waiting, or looking at the other store, which is deeper.
+    assert re.search(r"test_leases\.py:\d+ in (main|_block_until|<lambda>)", warned.getMessage()) and "(run)" in warned.getMessage()
 
 
 class _Held(Leased):

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, Bounds, Engine, FinalAnswer, Plan, Suspended, ToolCall, tool
+import virtual_time
+from detent import Agent, Bounds, Budget, ChildBounds, Engine, FinalAnswer, Plan, Suspended, ToolCall, tool
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.ports import RunQuery, View
 from detent.stores.ram import RamStore
 from detent.testing import CrashingStore
+from detent.workers.in_process import InProcessHost
 
 
 class Team:
@@ -139,7 +141,7 @@ def test_a_worker_continues_a_parent_whose_child_has_ended() -> None:
             assert (await engine.load("root")).output == ["middle: worker: 1"]
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -155,8 +157,8 @@ def test_a_parent_that_dies_starts_no_child_again_and_joins_each_once(at: int, w
             try:
                 async with team.engine(store) as engine:
                     await engine.run(team.boss, "share", run_id="root")
-            except BaseException:
-                if not store.crashed:  # else the process is dead
+            except BaseException:  # foreign code: the store, which is dead
+                if not store.crashed:
                     raise
         async with team.engine(inner.sibling()) as engine:
             for claimed in list(inner._shelf.claims):
@@ -170,7 +172,7 @@ def test_a_parent_that_dies_starts_no_child_again_and_joins_each_once(at: int, w
             assert done.usage.tool_calls in (6, 7)  # one was cut off, and asked again under the same key
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize(("on_end", "outcome"), [("cancel", "cancelled"), ("wait", "completed"), ("leave", "left")])
@@ -202,7 +204,7 @@ def test_an_open_child_ends_as_its_call_says_when_its_parent_answers(on_end: str
                 assert (await engine.load(joined.child)).reason == ("cancelled" if on_end == "cancel" else "final_answer")
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_cancelled_parent_takes_its_tree_with_it() -> None:
@@ -210,7 +212,7 @@ def test_a_cancelled_parent_takes_its_tree_with_it() -> None:
 
     async def main() -> None:
         team, store = Team(start("hang", "middle")), RamStore()
-        async with team.engine(store, bounds=Bounds(grace_s=0.01)) as engine:
+        async with team.engine(store) as engine:
             running = asyncio.create_task(engine.run(team.boss, "share", run_id="root"))
             await team.hangs.wait()
             await engine.cancel("root", by="ann")
@@ -222,7 +224,7 @@ def test_a_cancelled_parent_takes_its_tree_with_it() -> None:
             assert joined.outcome == "cancelled"
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_suspended_parent_suspends_its_children_and_both_continue() -> None:
@@ -244,7 +246,7 @@ def test_a_suspended_parent_suspends_its_children_and_both_continue() -> None:
             assert done.output == ["middle: worker: went on"]
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_child_that_was_given_up_is_lost_and_gives_nothing_back() -> None:
@@ -271,7 +273,7 @@ def test_a_child_that_was_given_up_is_lost_and_gives_nothing_back() -> None:
             assert (again.status, again.reason) == ("stopped", "cancelled")  # only its end is recorded
             await same_again(engine, "root")
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_run_with_the_id_of_a_child_is_not_its_end() -> None:
@@ -293,4 +295,135 @@ def test_a_run_with_the_id_of_a_child_is_not_its_end() -> None:
                 assert (await engine.run(team.boss, "share", run_id="other")).output == ["child_lost"]
                 assert team.kept == ["mine"]
 
-    asyncio.run(main())
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("on_end", ["cancel", "wait", "leave"])
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_cancellation_of_a_tree_ends_children_that_would_be_waited_for_or_left(on_end: str, tree: bool) -> None:
+    """A plain cancellation does what each child was started with."""
+
+    async def main() -> None:
+        team, store = Team(spawn("hang", on_parent_end=on_end), start("hang", "middle")), RamStore()
+        async with team.engine(store) as engine:
+            running = asyncio.create_task(engine.run(team.boss, "share", run_id="root"))
+            await team.hangs.wait()
+            while len(await store.list_runs(RunQuery())) < 4:
+                await asyncio.sleep(0)
+            cancelling = asyncio.create_task(engine.cancel("root", by="ann", tree=tree))
+            if on_end == "wait" and not tree:
+                while not (await engine.load("root")).cancel:
+                    await asyncio.sleep(0.1)
+                await asyncio.sleep(20)
+                assert not (await engine.load("root")).terminal
+                team.go.set()
+            done = await running
+            await cancelling
+            assert (done.status, done.reason) == ("stopped", "cancelled")
+            outcomes = {
+                one.on_parent_end: (await engine.load("root")).children[one.child].status
+                for one in await events_of(engine, "root", e.SubagentSpawned)
+            }
+            expected = "cancelled" if tree else {"cancel": "cancelled", "wait": "completed", "leave": "left"}[on_end]
+            assert outcomes[on_end] == expected
+            team.go.set()
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("wait", ["none", "accepted", "ended"])
+def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: str) -> None:
+    """`accepted`: until the child has recorded it; `ended`: the call has the child's end, with what it had so far."""
+
+    async def main() -> None:
+        team, store = Team(spawn("hang")), RamStore()
+        seen: list[str | None] = []
+
+        async def plan(view: View) -> Any:
+            if view.agent.name == "boss" and len(view.results) == 1:
+                await team.hangs.wait()
+                return ToolCall(tool="cancel_agent", args={"child": view.results[0].content["child"], "why": "enough", "wait": wait})
+            if view.agent.name == "boss" and len(view.results) == 2:
+                child = await engine.load(view.results[0].content["child"])
+                seen.append("ended" if child.terminal else "accepted" if child.cancel else "none")
+                item = view.results[1]
+                return FinalAnswer(content=item.content["status"] if item.ok else item.error.code)
+            return await Team.plan(team, view)
+
+        team.plan = plan  # type: ignore[method-assign]
+        async with team.engine(store) as engine:
+            done = await engine.run(team.boss, "share", run_id="root")
+            assert done.status == "completed"
+            assert done.output == ("child_cancelled" if wait == "ended" else "cancelling")
+            assert wait == "none" or seen[0] in (wait, "ended")
+            (joined,) = await events_of(engine, "root", e.SubagentJoined)
+            assert (joined.outcome, (await engine.load(joined.child)).error) == ("cancelled", "enough")
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    ("bounds", "goal", "agent", "output"),
+    [
+        ({}, "keep 1", "worker", ["worker: 0", "worker: 1", "worker: 2"]),
+        ({"per_run": 2}, "keep 1", "worker", ["worker: 0", "worker: 1", "too_many_children"]),
+        ({"depth": 1}, "keep 1", "middle", ["middle: too_deep"] * 3),
+        ({"depth": 0}, "keep 1", "worker", ["too_deep"] * 3),
+    ],
+)
+def test_only_the_engine_sets_how_large_a_team_may_become(bounds: Any, goal: str, agent: str, output: list[str]) -> None:
+    """The log has limits that are not the usual ones, so an engine with others replays the same refusals."""
+
+    async def main() -> None:
+        team, store = Team(*(start(f"keep {n}", agent) for n in range(3))), RamStore()
+        async with team.engine(store, bounds=Bounds(children=ChildBounds(**bounds))) as engine:
+            assert (await engine.run(team.boss, "share", run_id="root")).output == output
+        async with team.engine(store) as engine:
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+def test_more_than_the_usual_number_of_children_is_the_engines_to_allow() -> None:
+    """65 children, and never more than three at once; the others queue."""
+    running = [0, 0]
+
+    class Counting(Team):
+        async def plan(self, view: View) -> Any:
+            if view.agent.name == "worker":
+                running[0] += 1
+                running[1] = max(running)
+                await asyncio.sleep(1)
+                running[0] -= 1
+                return FinalAnswer(content=view.goal)
+            return await super().plan(view)
+
+    async def main() -> None:
+        team, store = Counting(*(start(f"{n}") for n in range(65))), RamStore()
+        async with team.engine(store, bounds=Bounds(children=ChildBounds(per_run=65, at_once=3))) as engine:
+            done = await engine.run(team.boss, "share", run_id="root", budget=Budget(max_iterations=900))
+            assert done.output == [f"{n}" for n in range(65)] and running[1] == 3
+
+    virtual_time.run(main())
+
+
+def test_with_a_worker_host_children_are_submitted_and_other_workers_run_them() -> None:
+    """The program that starts the team advances no child; its parent waits as rows; two workers do the rest, and each child runs once."""
+
+    async def main() -> None:
+        team, store = Team(*(start(f"keep {n}", "middle") for n in range(10))), RamStore()
+        async with team.engine(store, worker_host=InProcessHost()) as engine:
+            waits = await engine.run(team.boss, "share", run_id="root", budget=Budget(max_iterations=900))
+            assert waits.status == "waiting_for_subagent" and team.kept == []
+            assert len(await store.list_runs(RunQuery(status=("running",)))) == 8  # the others are started as these end
+        async with team.engine(store.sibling()) as first, team.engine(store.sibling()) as second:
+            await asyncio.gather(first.work(until_idle=True), second.work(until_idle=True))
+            done = await first.load("root")
+            assert done.output == [f"middle: worker: {n}" for n in range(10)]
+            assert sorted(team.kept) == sorted(f"{n}" for n in range(10))
+            assert len(await store.list_runs(RunQuery())) == 21
+            await same_again(first, "root")
+
+    virtual_time.run(main())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from detent.config.engines import DEFAULTS, Config, WorkspaceConfig, is_code
-from detent.config.groups import DRAIN_S, Bounds, Models
+from detent.config.groups import DRAIN_S, Bounds, ChildBounds, Models
 from detent.config.imports import absolute_import, add_import_roots, load_object, load_part, load_tool
 from detent.config.loading import load_agent, load_config, operators_config, path_of_agent, subagent_files
 from detent.config.names import check_parts, entry_points, plugged
@@ -65,6 +65,7 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
             drain_s=limits.drain_s if limits.drain_s is not None else DRAIN_S,
             goal_words_in_ids=config.goal_words_in_ids is not False,
             retention=config.retention,
+            children=limits.children or ChildBounds(),
         ),
         "models": Models(
             limits=models.limits,

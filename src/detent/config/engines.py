@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from detent.config.groups import ChildBounds
 from detent.config.protocols import EmbedderSettings, TranscriberSettings
 from detent.config.retention import Retention
 from detent.core.budget import CEILING, Budget
@@ -95,6 +96,10 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum number of iterations that any budget may allow."""
     max_concurrent_runs: int | None = None
     """How many runs an engine advances at once; default: no limit."""
+    children: ChildBounds | None = None
+    """How large teams may become, `[limits.children]`: `depth` (levels below the root), `per_run` (children a run may start), `at_once` (how many of
+    them advance at the same time); default 8, 64, 8.
+    """
     max_concurrent_calls: int | None = None
     """How many tool calls run at once, over all runs; default: no limit."""
     max_concurrent_calls_of: dict[str, int] | None = None

@@ -39,13 +39,27 @@ class Models(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     __post_init__ = check_fields
 
 
+class ChildBounds(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
+    """Limits of teams: how many levels below its root a run may be (`depth`), how many children a run may start, and how many advance `at_once`."""
+
+    depth: int = 8
+    per_run: int = 64
+    at_once: int = 8
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, least in (("depth", 0), ("per_run", 0), ("at_once", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"children.{name} is {getattr(self, name)}; give at least {least}")
+
+
 class Bounds(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Settings for every run of an engine.
 
     `budget`: the budget of a run if neither its start nor its agent sets one. `max_concurrent_runs`: how many runs advance at once (None: all).
     `grace_s`: how long a running call may take to stop after its run is cancelled. `drain_s`: how long calls with an effect may take to finish
     when the engine stops (0: they are cancelled at once). `goal_words_in_ids`: whether generated run ids contain words of the goal; ids stay when
-    a run is erased. `retention`: how long runs are kept.
+    a run is erased. `retention`: how long runs are kept. `children`: how large teams may become.
     """
 
     budget: Budget = Budget()
@@ -54,6 +68,7 @@ class Bounds(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     drain_s: Seconds[float] = usually(DRAIN_S)
     goal_words_in_ids: bool = True
     retention: Retention = Retention()
+    children: ChildBounds = ChildBounds()
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from detent.config.imports import in_import_root, load_object
@@ -134,10 +135,9 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
         seam = SEAMS[name]
         if isinstance(value, type):
             raise ConfigError(f"{name} is the class {value.__name__}; give an object of it: {value.__name__}(...)")
-        members = cast("dict[str, Any]", vars(cast("type[Any]", seam)))
-        methods = [method for method, made in members.items() if not method.startswith("_") and inspect.isfunction(made)]
+        methods, fields = _members(seam)
         missing = [method for method in methods if isinstance(value, dict) or not callable(getattr(value, method, None))]
-        missing += [data for data in inspect.get_annotations(seam) if not hasattr(cast("Any", value), data)]
+        missing += [data for data in fields if not hasattr(cast("Any", value), data)]
         if missing:
             needs = ", ".join(_signature(seam, name, short=len(methods) > 3) for name in missing[:3])
             raise ConfigError(
@@ -155,6 +155,13 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
         raise ConfigError(f'approver is {approver!r}; give a function that takes an Approval, or "caller" if your program calls `approve`')
     if type(ceiling) is not int or ceiling < 1:
         raise ConfigError(f"ceiling is {ceiling!r}; give a whole number of iterations above 0")
+
+
+@cache
+def _members(seam: Any) -> tuple[list[str], list[str]]:
+    """Return the names of a seam's methods and of its data."""
+    methods = [name for name, made in vars(seam).items() if not name.startswith("_") and inspect.isfunction(made)]
+    return methods, list(inspect.get_annotations(seam))
 
 
 def _signature(seam: Any, name: str, *, short: bool) -> str:

@@ -76,7 +76,7 @@ class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
 
     def said(self) -> list[tuple[str, Any]]:
         """Return the bounds that are set, by name; the bound of a tool is named `max_calls_of.TOOL`."""
-        return [(name, bound) for name in FIELDS if (bound := getattr(self, name)) is not None] + [
+        return [(name, bound) for name, bound in zip(FIELDS, _numbers(self), strict=True) if bound is not None] + [
             (f"max_calls_of.{tool}", most) for tool, most in tuple(self.max_calls_of or ())
         ]
 
@@ -95,6 +95,7 @@ class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
 
 FIELDS = tuple(field for field in Budget.__struct_fields__ if field != "max_calls_of")
 """The bounds that are a single number."""
+_numbers: Callable[[Budget], tuple[Any, ...]] = attrgetter(*FIELDS)
 _FRACTIONS = ("max_running_s", "max_total_s", "max_cost_usd")
 UNBOUNDED = Budget()
 

@@ -100,6 +100,10 @@ class Origin(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     seal: str = ""
 
 
+NO_ORIGIN = Origin()
+"""The origin of content of which nothing is known."""
+
+
 # Run ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +138,7 @@ class Delegated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     depth: int = 1
     path: tuple[str, ...] = ()
     policies: tuple[dict[str, Any], ...] = ()
-    origin: Origin = Origin()
+    origin: Origin = NO_ORIGIN
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
@@ -765,12 +769,13 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):
-    """Somebody wants the run to end."""
+    """Somebody wants the run to end. `about` is `tree` if open children that would be waited for, or left, are to end too."""
 
     by: str = ""
     why: str = ""
     via: str = ""
     signal: str = ""
+    about: Literal["", "tree"] = ""
 
 
 # Children and memory ----------------------------------------------------------------------------------------------------------
@@ -856,7 +861,7 @@ class SubagentJoined(Event, frozen=True, kw_only=True):
     digest: str = ""
     artifact: ArtifactRef | None = None
     error: ToolError | None = None
-    origin: Origin = Origin()
+    origin: Origin = NO_ORIGIN
 
 
 class SubagentCancelled(Event, frozen=True, kw_only=True):

@@ -375,8 +375,13 @@ def _spawned(state: RunState, scope: str, event: e.SubagentSpawned) -> RunState:
     waits = event.call if event.join else ""
     said = Child(child=event.child, agent=event.agent, goal=event.goal, join=event.join, spawned=event)
     child = replace(said, scope=scope, waits=waits, held=event.reserved)
-    opened = replace(state, held=state.held.plus(event.reserved), children={**state.children, event.child: child})
+    calls_of = _more(state.calls_of, dict(event.budget.max_calls_of or ()), 1)
+    opened = replace(state, held=state.held.plus(event.reserved), calls_of=calls_of, children={**state.children, event.child: child})
     return _call(opened, waits, status="delegated") if waits else _acted(opened, scope)
+
+
+def _more(calls: dict[str, int], others: dict[str, int], sign: int) -> dict[str, int]:
+    return {tool: count for tool in {**calls, **others} if (count := calls.get(tool, 0) + sign * others.get(tool, 0))}
 
 
 def _joined(state: RunState, event: e.SubagentJoined) -> RunState:
@@ -385,7 +390,7 @@ def _joined(state: RunState, event: e.SubagentJoined) -> RunState:
     ended = replace(known, status=event.outcome or event.status, result=None if event.call else event, origin=event.origin)
     children = {**state.children, event.child: ended}
     held = reduce(Usage.plus, [one.held for one in children.values() if one.status == "open"], NOTHING)
-    calls_of = {**state.calls_of, **{tool: state.calls_of.get(tool, 0) + count for tool, count in event.calls_of.items()}}
+    calls_of = _more(_more(state.calls_of, dict(known.spawned.budget.max_calls_of or ()), -1), event.calls_of, 1)
     used = _use(state, known.scope if known.spawned.call else "", event.usage, whole=True)
     after = _wake(replace(used, children=children, held=held, calls_of=calls_of))
     if not event.call:

@@ -144,7 +144,7 @@ def reached(
     if bound is None and turn_over and only is None and run.budget.max_calls_of:
         bound = _refused_tool(run, state)
     if bound is None and (balance := state.balance) is not None:
-        bound = tenants(exhausted(balance.limits, charged(run, state, balance, used), only=only), balance)
+        bound = tenants(exhausted(balance.limits, charged(run, state, balance, _with_calls(run.usage, begun)), only=only), balance)
     if bound is not None or not turn_over or state.limits is UNBOUNDED:
         return bound
     if state.refused:  # turns that correct an answer count for the run, not for the pass's share

@@ -19,6 +19,7 @@ from detent.core.brief import brief
 from detent.core.budget import NOTHING, UNBOUNDED, Budget, Exhausted, Usage
 from detent.core.errors import IllegalEvent
 from detent.core.events import (
+    NO_ORIGIN,
     NO_RESULT,
     AnyEvent,
     ApprovalRequested,
@@ -290,7 +291,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held: Usage = NOTHING
     cancel: str = ""
     result: SubagentJoined | None = None
-    origin: Origin = Origin()
+    origin: Origin = NO_ORIGIN
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

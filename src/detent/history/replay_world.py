@@ -21,7 +21,7 @@ from detent.ports import Cancellation, Plan, Tool, ToolOutcome, ToolSpec, View, 
 from detent.ports.conversing import Message
 from detent.ports.outside import BRANCH, Begin, BoundReached, Hold, Interrupted
 from detent.running.control import Control
-from detent.running.delegating import records
+from detent.running.delegating import in_two, says_limits
 from detent.running.patience import attended
 from detent.secrecy.placing import REFUSED
 from detent.secrecy.redact import PLACEHOLDER
@@ -302,7 +302,10 @@ class ReplayWorld:
 
     async def delegate(self, calls: Sequence[CallState], context: Any) -> None:
         """Record what the calls mean once more; children have logs of their own."""
-        context.run.record(context.scope, *records(calls, self._journal.state))
+        while says_limits(self._journal.next):
+            self._journal.accept()
+        now, later, _ = in_two(calls, self._journal.state)
+        context.run.record(context.scope, *now, *later)
 
     async def children_move(self, run: Any) -> bool:
         """Take what reached the run while it waited for children without coming to rest."""

@@ -176,7 +176,7 @@ def _started(
         try:
             context.run.world.proceed()
             if call.attempt == 0:
-                context.refuse_past_bound("tool_calls", "cost_usd", begun=unrecorded)
+                context.refuse_past_bound("tool_calls", "cost_usd", begun=unrecorded, cost=spec.cost_usd)
                 if run.budget.max_calls_of:
                     context.refuse_past_calls_of(call.tool, begun=ready)
         except BoundReached as error:

@@ -145,8 +145,8 @@ class Journal:
             self._lines, self._consumed, self._released = [], [], ()
             head = head_of(state)
             try:
-                more = self._beside(self._charged, state, lines) | ({} if released == () else {"released": released})
-                more |= self._fence | {"intent": True} if intent else self._fence
+                more: dict[str, Any] = {} if released == () else {"released": released}
+                more |= self._beside(self._charged, state, lines) | self._fence | ({"intent": True} if intent else {})
                 await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **more)
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed

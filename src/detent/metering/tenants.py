@@ -164,13 +164,13 @@ class Tenants:
             )
 
     @asynccontextmanager
-    async def starting(self, run_id: str, tenant: str) -> AsyncGenerator[Sequence[str]]:
-        """Reserve the start of a run. Raise `BudgetRefused` if its tenant may start no more.
+    async def starting(self, run_id: str, tenant: str, *, counts: bool = True) -> AsyncGenerator[Sequence[str]]:
+        """Reserve the start of a run that `counts`. Raise `BudgetRefused` if its tenant may start no more.
 
         Yield the names that the append of the first record releases; commit it inside. There are no names if the tenant's runs are not limited.
         """
         budget = self.budget_of(tenant)
-        if budget is None or budget.max_runs is None:
+        if budget is None or budget.max_runs is None or not counts:
             yield ()
             return
         amounts = {_START: Spent(tenant=tenant, day=budget.since(self._clock.now()), runs=1)}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from detent.core.state import RunState
 
 
 class Children(Protocol):
     """Advances child runs: in this process, or by submitting them to workers."""
+
+    @property
+    def limits(self) -> Any:
+        """The engine's limits of teams (`Bounds.children`)."""
+        ...
 
     def begin(self, state: RunState) -> None:
         """Begin with the open children of a run that are not advanced yet, as many at once as may be; the others follow when one has ended."""

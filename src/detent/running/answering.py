@@ -181,13 +181,18 @@ async def reconcile(
     return await _send(runtime, state, "reconcile", payload, by=by or me(), resume=resume)
 
 
-async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", host: Host | None = None) -> Result:
+async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", tree: bool = False, host: Host | None = None) -> Result:
     """End a run: the call in progress is asked to stop, then interrupted; a waiting or suspended run ends at once.
+
+    Its open children are cancelled, waited for, or left, as each was started (`on_parent_end`); with `tree`, all of them are cancelled, at any depth.
 
     `by`: the user of this process. No call with an effect begins after this returned. `Result.answered` says whether this cancellation counts:
     `refused` if the run had ended or was cancelled before, `posted` if the process that advances the run has not read it yet.
     """
-    state, signal = await runtime.standing(run_id, host), runtime.signal("cancel", {"why": why}, by=by or me())
+    state, signal = (
+        await runtime.standing(run_id, host),
+        runtime.signal("cancel", {"why": why, **({"tree": True} if tree else {})}, by=by or me()),
+    )
     if state.terminal:
         if (control := runtime.parts.watcher.control(state.run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
             control.deliver([signal])

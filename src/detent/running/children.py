@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from detent.config.groups import ChildBounds
 from detent.core.errors import DetentError, RunBusy, RunNotFound, Suspended
 from detent.core.events import RunStarted
 from detent.core.state import Child, RunState
@@ -20,7 +21,6 @@ from detent.kernel.journal import Journal
 from detent.ports import posted_to
 from detent.running import inheriting, starting
 from detent.running.advancing import ADVANCED, Advancing
-from detent.running.delegating import AT_ONCE
 from detent.running.joining import ENDED
 from detent.running.posting import cancelling, ending
 from detent.running.runtime import Runtime
@@ -34,9 +34,9 @@ LOOK_S = 0.25
 class ChildrenHere:
     """The children of the runs of one engine (`ports.delegation.Children`)."""
 
-    def __init__(self, runtime: Runtime, *, submits: bool = False) -> None:
+    def __init__(self, runtime: Runtime, limits: ChildBounds, *, submits: bool = False) -> None:
         """`submits`: this engine has a worker host that advances the children."""
-        self._runtime, self._submits = runtime, submits
+        self._runtime, self._submits, self.limits = runtime, submits, limits
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         self._rested: dict[str, set[str]] = {}
         self._states: dict[str, RunState] = {}
@@ -51,14 +51,16 @@ class ChildrenHere:
         """See `Children.begin`."""
         self._states[state.run_id] = state
         mine, rested = self._tasks.setdefault(state.run_id, {}), self._rested.setdefault(state.run_id, set())
+        rested.intersection_update([name for name in rested if name in state.children and state.children[name].status == "open"])
+        busy = sum(not task.done() for task in mine.values()) + (len(rested) if self.submits else 0)
         for child in state.children.values():
             if child.status == "open" and child.cancel and child.child in mine:
                 self._hold(self._cancel(state.run_id, child.child))
             if child.status != "open" or child.child in mine or child.child in rested:
                 continue
-            away = [name for name in rested if self.submits and name in state.children and state.children[name].status == "open"]
-            if len(away) + sum(not task.done() for task in mine.values()) >= AT_ONCE:
+            if busy >= self.limits.at_once:
                 return
+            busy += 1
             mine[child.child] = self._hold(self._advance(state, child), child.child)
 
     async def moved(self, run_id: str, news: Callable[[], bool]) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from detent.config.agents import PREFIX
+from detent.config.groups import ChildBounds
 from detent.core import events as e
 from detent.core.actions import AnyAction, CancelSubagent, JoinSubagent, SpawnSubagent, ToolCall
 from detent.core.agent import AgentSpec
@@ -25,8 +26,8 @@ from detent.ports import Plan, Tool, ToolContext, ToolOutcome, ToolSpec
 
 SUMS = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
 """The dimensions that add up over runs side by side; times and depths do not."""
-DEPTH, CHILDREN, AT_ONCE = 8, 64, 8
-"""How deep below the root a child may be, how many children a run may start, and how many of them run at the same time."""
+_LIMITS = -4, "children"
+"""The phase and the label of the value that has the limits of an engine that are not the usual ones."""
 
 
 MANAGING = ("spawn_agent", "join_agent", "cancel_agent")
@@ -57,9 +58,10 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cancelled(Joined, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of `cancel_agent`."""
+    """The arguments of `cancel_agent`; `wait`: for nothing, until the child has taken the cancellation, or until it has ended."""
 
     why: str = ""
+    wait: Literal["none", "accepted", "ended"] = "none"
 
 
 class Refused(DetentError):
@@ -158,20 +160,39 @@ def depth_of(state: RunState) -> int:
 def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
     """Return what these calls, which have begun, record. The sums that a run has left are shared by the children of a batch."""
     starts = [call for call in calls if _starts(call) and child_id(state.run_id, call.call_id) not in state.children]
-    left = remaining(state.budget, state.counted, running_s=state.running_ms / 1000, total_s=state.total_s)
     made: list[e.AnyEvent] = []
-    count = len(state.children)
+    count, first = len(state.children), left_of(state, state.counted, state.calls_of)
+    counted, calls_of, left = state.counted, dict(state.calls_of), first
     for call in calls:
         try:
             if _starts(call):
-                found = _spawn(call, state, portion_left=left, parts=len(starts), count=count)
-                count += isinstance(found[0], e.SubagentSpawned)
+                found = _spawn(call, state, first, left, parts=len(starts), count=count)
+                if isinstance(found[0], e.SubagentSpawned):
+                    counted, count = counted.plus(found[0].reserved), count + 1
+                    for tool, most in tuple(found[0].budget.max_calls_of or ()):
+                        calls_of[tool] = calls_of.get(tool, 0) + most
+                    left = left_of(state, counted, calls_of)
             else:
                 found = _about(call, state)
         except Refused as refused:
             found = [e.ToolFinished(call=call.call_id, error=e.ToolError(code=refused.error_code, message=str(refused)))]
         made += found
     return made
+
+
+def in_two(calls: Sequence[CallState], state: RunState) -> tuple[list[e.AnyEvent], list[e.ToolFinished], set[str]]:
+    """Return what these calls record now, what they record once children have taken a cancellation, and these children."""
+    accepted = {call.call_id: call.args["child"] for call in calls if call.tool == "cancel_agent" and call.args.get("wait") == "accepted"}
+    made = records(calls, state)
+    later = [event for event in made if isinstance(event, e.ToolFinished) and event.call in accepted and event.error is None]
+    return [event for event in made if event not in later], later, {accepted[event.call] for event in later}
+
+
+def left_of(state: RunState, used: Usage, calls_of: dict[str, int]) -> Budget:
+    """Return what is left of the bounds of a run that has used this much."""
+    left = remaining(state.budget, used, running_s=state.running_ms / 1000, total_s=state.total_s)
+    most: dict[str, int] = dict(state.budget.max_calls_of or ())
+    return msgspec.structs.replace(left, max_calls_of={tool: max(0, n - calls_of.get(tool, 0)) for tool, n in most.items()} or None)
 
 
 def as_calls(plan: Plan, agent: AgentSpec) -> Plan:
@@ -196,11 +217,31 @@ def _as_call(action: AnyAction) -> AnyAction:
             return action
 
 
+def limits_of(state: RunState) -> ChildBounds:
+    """Return how many children the run may start, and how deep: what its log has of the engine's limits, else the usual ones."""
+    said = state.effects.get(f"{_LIMITS[0]}:{_LIMITS[1]}:0")
+    return ChildBounds() if said is None else msgspec.convert(said, ChildBounds)
+
+
+def changed_limits(state: RunState, limits: ChildBounds) -> list[e.EffectRecorded]:
+    """Return the record of an engine's limits if the run's log has others; how many advance at once decides nothing that is recorded."""
+    limits = msgspec.structs.replace(limits, at_once=ChildBounds().at_once)
+    if limits == limits_of(state):
+        return []
+    return [e.EffectRecorded(phase=_LIMITS[0], label=_LIMITS[1], value=msgspec.to_builtins(limits))]
+
+
+def says_limits(event: e.AnyEvent | None) -> bool:
+    """Whether a record is one of `changed_limits`."""
+    return isinstance(event, e.EffectRecorded) and (event.phase, event.label) == _LIMITS
+
+
 def _starts(call: CallState) -> bool:
     return call.tool == "spawn_agent" or call.tool.startswith(PREFIX)
 
 
-def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int, count: int) -> list[e.AnyEvent]:
+def _spawn(call: CallState, state: RunState, first: Budget, left: Budget, *, parts: int, count: int) -> list[e.AnyEvent]:
+    """Return what a call that starts a child records. `first` was left when the batch began, `left` is left beside the children before this one."""
     child, waits = child_id(state.run_id, call.call_id), call.tool != "spawn_agent"
     name = call.tool.removeprefix(PREFIX) if waits else str(call.args["agent"])
     known = subagents_of(state.agent)
@@ -209,10 +250,13 @@ def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int
         return done or [e.SubagentAwaited(child=child, call=call.call_id)]
     if name not in known:
         raise Refused("unknown_agent", f"there is no agent {name!r} to start; this agent may start: {', '.join(known)}")
-    if depth_of(state) >= DEPTH:
-        raise Refused("too_deep", f"this run is {depth_of(state)} levels below the root, and may start no children: {DEPTH} are allowed")
-    if count >= CHILDREN:
-        raise Refused("too_many_children", f"this run has started {count} children, {CHILDREN} are allowed")
+    limits = limits_of(state)
+    if depth_of(state) >= limits.depth:
+        raise Refused(
+            "too_deep", f"this run is {depth_of(state)} levels below the root, and may start no children: {limits.depth} are allowed"
+        )
+    if count >= limits.per_run:
+        raise Refused("too_many_children", f"this run has started {count} children, {limits.per_run} are allowed")
     said, tools, scopes = known[name], call.args.get("tools"), call.args.get("scopes")
     if isinstance(said, AgentSpec) and (other := [tool for tool in tools or () if tool not in said.tools]):
         raise Refused("tools_not_allowed", f"agent {name!r} has no tools {', '.join(other)}; it has: {', '.join(said.tools) or 'none'}")
@@ -220,7 +264,7 @@ def _spawn(call: CallState, state: RunState, *, portion_left: Budget, parts: int
         raise Refused("scopes_not_allowed", f"this run has no scopes {', '.join(other)}, so its children have none of these")
     own = said.budget if isinstance(said, AgentSpec) else Budget()
     asked = msgspec.convert(call.args.get("budget", {}), Budget).over(own)
-    budget = portion(portion_left, asked, parts)
+    budget = portion(first, left, asked, parts)
     if empty := next((f"max_{one}" for one in SUMS if getattr(budget, f"max_{one}") == 0), ""):
         raise Refused("budget_exhausted", f"nothing of {empty} is left for a child")
     spawned = e.SubagentSpawned(
@@ -251,6 +295,8 @@ def _about(call: CallState, state: RunState) -> list[e.AnyEvent]:
             if known.status != "open" or known.cancel
             else [e.SubagentCancelled(child=child, why=call.args.get("why", ""), call=call.call_id)]
         )
+        if known.status == "open" and call.args.get("wait") == "ended":
+            return [*cancelled, e.SubagentAwaited(child=child, call=call.call_id)]
         return [*cancelled, _finished(call, {"child": child, "status": known.status if known.status != "open" else "cancelling"})]
     if known.status == "open":
         return [e.SubagentAwaited(child=child, call=call.call_id)]
@@ -264,23 +310,24 @@ def _finished(call: CallState, result: dict[str, Any]) -> e.ToolFinished:
     return e.ToolFinished(call=call.call_id, result=msgspec.Raw(msgspec.json.encode(result)))
 
 
-def portion(left: Budget, asked: Budget, parts: int) -> Budget:
-    """Return the bound of one of `parts` children: what is asked for, else an equal part of what is left beside one for the parent.
+def portion(first: Budget, left: Budget, asked: Budget, parts: int) -> Budget:
+    """Return the bound of one of `parts` children: what is asked for, else an equal part of what was left at `first`, with one for the parent.
 
-    `left` is what the parent has left (`remaining`). Sums are never above that; times and depths are the smaller ones. A part may be 0.
+    `left` is what is left now. Sums are never above that; times and depths are the smaller ones. A part may be 0.
     """
     said: dict[str, Any] = {}
     for name in FIELDS:
-        rest, own = getattr(left, name), getattr(asked, name)
+        rest, own, whole = getattr(left, name), getattr(asked, name), getattr(first, name)
         if rest is None:
             continue
         if name.removeprefix("max_") in SUMS and own is None:
-            said[name] = rest / (parts + 1) if name == "max_cost_usd" else rest // (parts + 1)
+            said[name] = min(rest, whole / (parts + 1) if name == "max_cost_usd" else whole // (parts + 1))
         else:
             said[name] = rest if own is None else min(rest, own)
-    most: dict[str, int] = dict(left.max_calls_of or ())
+    most: dict[str, int] = dict(first.max_calls_of or ())
+    rests: dict[str, int] = dict(left.max_calls_of or ())
     wanted: dict[str, int] = dict(asked.max_calls_of or ())
-    shares = {tool: min(limit, wanted[tool]) if tool in wanted else limit // (parts + 1) for tool, limit in most.items()}
+    shares = {tool: min(rests[tool], wanted.get(tool, limit // (parts + 1))) for tool, limit in most.items()}
     return msgspec.structs.replace(asked, **said, max_calls_of={**wanted, **shares} or None)
 
 

@@ -9,10 +9,14 @@ from contextlib import nullcontext
 
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext, Run
+from detent.ports import wait_for_news
 from detent.ports.delegation import Children
 from detent.running.calling import Calls
-from detent.running.delegating import records
+from detent.running.delegating import changed_limits, in_two
 from detent.running.inbox import begins
+
+LOOK_S = 0.05
+"""How often a call that cancels a child looks whether the child has taken that."""
 
 
 class Family(Calls):
@@ -29,9 +33,28 @@ class Family(Calls):
 
     async def delegate(self, calls: Sequence[CallState], context: KernelContext) -> None:
         """See `World.delegate`. If a cancellation came first, no child begins."""
-        context.run.record(context.scope, *records(calls, self._journal.state))
+        if self._children is not None:
+            context.run.journal.record(*changed_limits(self._journal.state, self._children.limits))
+        now, later, cancelled = in_two(calls, self._journal.state)
+        context.run.record(context.scope, *now)
         if await begins(context.run, self.control, self._store) and self._children is not None:
             self._children.begin(self._journal.state)
+        if later:
+            await self._taken(cancelled)
+            context.run.record(context.scope, *later)
+            await context.commit(durable=True)
+
+    async def _taken(self, children: set[str]) -> None:
+        """Wait until these children have taken their cancellations. A cancellation of this run ends the wait."""
+        with self.control.during(0):
+            try:
+                while any(
+                    signal.kind == "cancel" for waiting in (await self._store.signals(list(children))).values() for signal in waiting
+                ):
+                    await wait_for_news(self._store, LOOK_S)
+            except asyncio.CancelledError:
+                if not self.control.interrupted():
+                    raise
 
     async def children_move(self, run: Run) -> bool:
         """See `World.children_move`. The time that it waits is not running time."""

@@ -153,7 +153,7 @@ def event_of(signal: Signal, state: RunState) -> e.AnyEvent:
     by, via, of = signal.by, signal.via, signal.id
     match said:
         case rules.Cancelled(why=why):
-            return e.CancelRequested(by=by, why=why, via=via, signal=of)
+            return e.CancelRequested(by=by, why=why, via=via, signal=of, about="tree" if said.tree else "")
         case rules.Decided(call=call, decision="expired"):
             return e.ApprovalExpired(call=call, signal=of)
         case rules.Decided(call=call, decision="approved", args=dict(args)):

@@ -81,7 +81,7 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
         partial=state.partial,
         output=output,
         origin=origin_of(state, "", output if error is None else [error.message, error.details], worst=True),
-        usage=state.usage,
+        usage=state.counted,  # what is still reserved for its own children may be used up
         calls_of=state.calls_of,
         sequence=state.seq,
         digest=state.digest,

@@ -11,6 +11,7 @@ import msgspec
 from detent.core import events as e
 from detent.core.settle import Settled
 from detent.core.state import Child, RunState
+from detent.running.posting import takes_the_tree
 
 HELD = "end"
 """The label of the value that has the end of a run while children are waited for."""
@@ -19,12 +20,13 @@ _PHASE = -4
 
 def holding(state: RunState, settled: Settled) -> list[e.AnyEvent]:
     """Return what a run with open children records when its end is decided; nothing if that is recorded."""
-    if not waited_for(state):
+    wanted = cancellations(state, settled.reason)
+    if not (wanted or waited_for(state)):
         return []
     known = _key(state) in state.effects
     value = msgspec.to_builtins(settled, str_keys=True)
     noted: list[e.AnyEvent] = [] if known else [e.EffectRecorded(label=HELD, phase=_PHASE, occurrence=state.openings, value=value)]
-    return [*noted, *cancellations(state, settled.reason)]
+    return [*noted, *wanted]
 
 
 def held(state: RunState) -> Settled | None:
@@ -38,15 +40,18 @@ def held(state: RunState) -> Settled | None:
 
 def waited_for(state: RunState) -> list[Child]:
     """Return the open children that hold back the end of their parent."""
-    return [child for child in state.children.values() if child.status == "open" and child.spawned.on_parent_end != "leave"]
+    return [
+        child for child in state.children.values() if child.status == "open" and (child.cancel or child.spawned.on_parent_end != "leave")
+    ]
 
 
 def cancellations(state: RunState, why: str) -> list[e.AnyEvent]:
     """Return the records that cancel each open child that is to end with its parent."""
+    whole = takes_the_tree(state)
     return [
         e.SubagentCancelled(child=child.child, why=f"its parent has ended: {why}")
         for child in state.children.values()
-        if child.status == "open" and not child.cancel and child.spawned.on_parent_end == "cancel"
+        if child.status == "open" and not child.cancel and (whole or child.spawned.on_parent_end == "cancel")
     ]
 
 
@@ -57,7 +62,7 @@ def departures(state: RunState) -> list[e.AnyEvent]:
             child=child.child, status="running", outcome="left", reason="its parent has ended", usage=child.held, error=_left(child)
         )
         for child in state.children.values()
-        if child.status == "open" and child.spawned.on_parent_end == "leave"
+        if child.status == "open" and not child.cancel
     ]
 
 

@@ -13,6 +13,11 @@ def ending(child: str, seq: int = 0) -> Signal:
     return Signal(id=f"child:{child}:{seq}", kind="child", payload={"child": child})
 
 
+def takes_the_tree(state: RunState) -> bool:
+    """Whether a run is cancelled together with all runs below it."""
+    return state.cancel is not None and any(one.kind == "cancel_requested" and one.about == "tree" for one in state.interventions)
+
+
 def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]]:
     """Return what `lines`, which lead to `state`, tell other runs of the family: that this one ended or was given up, and whom it cancels.
 
@@ -30,8 +35,11 @@ def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]
 
 def cancelling(state: RunState, child: Child) -> Signal:
     """Return the signal by which a run cancels its child, before it is posted; the same one however often it is made."""
+    whole = {"tree": True} if takes_the_tree(state) else {}
     why = "its parent has counted it as lost" if child.status == "lost" else child.cancel
-    return Signal(id=f"parent:{child.status}", kind="cancel", by=state.run_id, via="parent", payload={"why": why})
+    return Signal(
+        id=f"parent:{child.status}{':tree' if whole else ''}", kind="cancel", by=state.run_id, via="parent", payload={"why": why, **whole}
+    )
 
 
 def _has(lines: Sequence[bytes], *kinds: bytes) -> bool:

@@ -49,9 +49,10 @@ class Settled(_Shape, frozen=True, kw_only=True):
 
 
 class Cancelled(_Shape, frozen=True, kw_only=True):
-    """Of `cancel`."""
+    """Of `cancel`; `tree`: the runs below it too, whatever happens to them otherwise when it ends."""
 
     why: str = ""
+    tree: bool = False
 
 
 class Timed(_Shape, frozen=True, kw_only=True):

@@ -187,7 +187,7 @@ async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunSt
     root = "" if started.delegated is None else started.delegated.root
     journal = advancing.journal(RunState(run_id=advancing.run_id, goal_id=root))
     started = msgspec.structs.replace(started, declared=declared_of(tools))
-    async with runtime.tenants.starting(advancing.run_id, started.host.tenant) as reserved:
+    async with runtime.tenants.starting(advancing.run_id, started.host.tenant, counts=not started.parent) as reserved:
         if patterns:
             started = await _redacted(runtime, started, advancing.run_id, patterns)
         compacted = compacts(started.agent, runtime.planners.of(started.agent, check=False)) is not None

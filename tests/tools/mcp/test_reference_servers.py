@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from detent import Agent, Engine, McpServer, ToolCall
 from tools.mcp.desks import END, TOKEN, call, engine_of, listening, node_tool, one, ran, within
+
+pytestmark = in_check
 
 EVERYTHING = node_tool("mcp-server-everything")
 FILESYSTEM = node_tool("mcp-server-filesystem")

@@ -26,6 +26,9 @@ from detent.ports.sqlite_files import RAISED, Db, connect, create_file, is_busy,
 T = TypeVar("T")
 BUSY_TIMEOUT_S = 10.0
 _RETRY_S = 0.01
+"""How long an opening waits before it tries again. SQLite calls no busy handler while another connection turns the write-ahead log on, so its own
+timeout, which covers all else, does not help there.
+"""
 
 
 class SqliteMemory(Keeping):

@@ -302,7 +302,8 @@ class Origins:
             return None
         found = waits.get(item.call_id)
         if found is None and item.tool == "join_agent" and isinstance(item.arguments, dict):
-            found = children.get(cast("dict[str, Any]", item.arguments).get("child", ""))
+            said: dict[str, Any] = cast("Any", item.arguments)
+            found = children.get(said.get("child", ""))
         return None if found is None or self._declared(item.tool) else found
 
     def needle(self, value: Any) -> Needle:

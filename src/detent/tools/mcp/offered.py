@@ -135,7 +135,11 @@ def recorded_tool(spec: ToolSpec) -> Tool[..., Any]:
     async def never(args: dict[str, Any], context: ToolContext) -> Any:
         raise AssertionError  # a re-execution gets its answer from the log
 
-    said = {name: getattr(spec, name) for name in ToolSpec.__struct_fields__ if name not in ("input_schema", "result_schema", "server")}
+    said = {
+        name: getattr(spec, name)
+        for name in ToolSpec.__struct_fields__
+        if name not in ("input_schema", "result_schema", "server", "delegates")
+    }
     options = read_options(cast("ToolOptions", said), tool=spec.name)
     level = Level(side_effect=spec.side_effect, idempotent=spec.idempotent, source="recorded")
     declared = Declared(server=spec.server, own_name=spec.name, level=level, output_schema=spec.result_schema)

@@ -36,7 +36,11 @@ def write(home: Path, **files: str) -> None:
 FORMS = {
     "a file": {"boss": 'name = "boss"\n[subagents]\nhelper = "helper.toml"\n', "helper": f'name = "helper"\n{RULES}'},
     "a table": {"boss": f'name = "boss"\n[subagents.helper]\n{RULES.replace("[[rules", "[[subagents.helper.rules")}'},
-    "a folder": {"boss": 'name = "boss"\nsubagents = ["helper"]\n', "agents__helper": f'name = "helper"\n{RULES}', "detent": 'agents = "agents"\n'},
+    "a folder": {
+        "boss": 'name = "boss"\nsubagents = ["helper"]\n',
+        "agents__helper": f'name = "helper"\n{RULES}',
+        "detent": 'agents = "agents"\n',
+    },
     "a name": {
         "boss": 'name = "boss"\nsubagents = ["helper"]\n',
         "detent": f"[agents.helper]\n{RULES.replace('[[rules', '[[agents.helper.rules')}",
@@ -86,13 +90,15 @@ def test_mistakes_name_the_file_and_the_key(boss: str, told: str, tmp_path: Path
     write(tmp_path, boss=f'name = "boss"\n{boss}\n', other='name = "other"\nsubagents = ["boss.toml"]\n', fine=f'name = "fine"\n{RULES}')
     with pytest.raises(ConfigError) as refused:
         load_agent(tmp_path / "boss.toml")
-    assert told in str(refused.value) and "boss.toml" in str(refused.value) or "missing.toml" in str(refused.value)
+    assert (told in str(refused.value) and "boss.toml" in str(refused.value)) or "missing.toml" in str(refused.value)
 
 
 def test_what_tables_of_subagents_ask_for_needs_trust_like_the_file(tmp_path: Path) -> None:
     """Otherwise a table below would import code that nobody was asked about; a file below is listed, to be asked about itself."""
     inner = 'tools = ["./own.py:look"]\nverify = [{command = ["make"]}]\n'
-    write(tmp_path, boss=f'name = "boss"\n[subagents]\nnear = "below/near.toml"\n[subagents.helper]\n{inner}', below__near='name = "near"\n')
+    write(
+        tmp_path, boss=f'name = "boss"\n[subagents]\nnear = "below/near.toml"\n[subagents.helper]\n{inner}', below__near='name = "near"\n'
+    )
     write(tmp_path, detent=f"[agents.inline]\n{inner}")
     (tmp_path / "own.py").write_text(TOOLS, encoding="utf-8")
     asked = {(demand.key, demand.what) for demand in agent_demands(tmp_path / "boss.toml")}

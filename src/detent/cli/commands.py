@@ -44,6 +44,8 @@ GROUPS: dict[str, dict[str, Command]] = {
         "list": Command("looking:list_runs", "List runs, newest first"),
         "sessions": Command("conversations:sessions", "List sessions, newest first"),
         "show": Command("looking:show", "Show what a run did, and why it ended"),
+        "tree": Command("family:tree", "Show a run and the runs that its agents started"),
+        "cost": Command("family:cost", "Show what a run used, with its children"),
         "tail": Command("looking:tail", "Follow a run that another process advances"),
         "stats": Command("stats:stats", "Show success rates, durations and cost by agent and day"),
         "tools": Command("looking:tools", "List the available tools"),

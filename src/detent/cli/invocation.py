@@ -132,7 +132,9 @@ class Invocation:
         self.bare = bare
         for line in unused_stores(Path.cwd()) if self.config.store.url is None else ():
             self.output.say(line, "yellow")
-        self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), agents=(), **(lent or {}))
+        self.engine = Engine.from_config(
+            replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), agents=(), **(lent or {})
+        )
         self.stops = Stops(self.output, self.engine)
 
     # Engine -----------------------------------------------------------------------------------------------------------------------

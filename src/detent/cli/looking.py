@@ -28,6 +28,7 @@ from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
 from detent.history.looking import looks
+from detent.history.trees import without_children
 from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec
 from detent.ports.private_files import private_file
 from detent.running.conversing import session_of_run
@@ -59,10 +60,11 @@ def list_runs(
             "--session", metavar="ID", help=f"Only the runs of this session: {o.SESSION_HELP}.", autocompletion=o.complete_session
         ),
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also list the runs that other runs started, below these.")] = False,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs; 0 lists all.", min=0)] = 50,
     setup: o.Looking,
 ) -> int:
-    """List runs, newest first. A message of a session is a run."""
+    """List runs, newest first. A message of a session is a run. Runs that other runs started are in `detent tree`."""
     invocation = Invocation(setup, bare=True)
     most = limit or None
     query = RunQuery(
@@ -79,7 +81,7 @@ def list_runs(
             found = await invocation.heads(msgspec.structs.replace(query, starts_with=(f"{wanted.partition('@')[0]}.",)))
             found = [h for h in found if session_of_run(h.run_id) == wanted][:most]
         else:
-            found = await invocation.heads(query)
+            found = await (invocation.heads(query) if everything else without_children(invocation.heads, query, query.limit))
         if goal:
             found = [h for h in found if h.goal_id == goal or goal.lower() in f"{h.goal}\n{h.title}".lower()][:most]
         await invocation.name(*(h.run_id for h in found))

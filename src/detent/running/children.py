@@ -36,7 +36,7 @@ class ChildrenHere:
 
     def __init__(self, runtime: Runtime, limits: ChildBounds, *, submits: bool = False) -> None:
         """`submits`: this engine has a worker host that advances the children."""
-        self._runtime, self._submits, self.limits = runtime, submits, limits
+        self._runtime, self.own_host, self.limits = runtime, submits, limits
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         self._rested: dict[str, set[str]] = {}
         self._states: dict[str, RunState] = {}
@@ -45,7 +45,7 @@ class ChildrenHere:
     @property
     def submits(self) -> bool:
         """Whether children are left to workers."""
-        return self._submits or bool(self._runtime.underway.shifts)
+        return self.own_host or bool(self._runtime.underway.shifts)
 
     def begin(self, state: RunState) -> None:
         """See `Children.begin`."""

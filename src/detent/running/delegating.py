@@ -169,7 +169,8 @@ def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
                 found = _spawn(call, state, first, left, parts=len(starts), count=count)
                 if isinstance(found[0], e.SubagentSpawned):
                     counted, count = counted.plus(found[0].reserved), count + 1
-                    for tool, most in tuple(found[0].budget.max_calls_of or ()):
+                    bounds: dict[str, int] = dict(found[0].budget.max_calls_of or ())
+                    for tool, most in bounds.items():
                         calls_of[tool] = calls_of.get(tool, 0) + most
                     left = left_of(state, counted, calls_of)
             else:

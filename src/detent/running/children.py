@@ -39,6 +39,7 @@ class ChildrenHere:
         self._runtime, self.own_host, self.limits = runtime, submits, limits
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         self._rested: dict[str, set[str]] = {}
+        self._ending: dict[str, set[str]] = {}
         self._states: dict[str, RunState] = {}
         self._woken: dict[str, set[asyncio.Task[None]]] = {}
 
@@ -52,6 +53,10 @@ class ChildrenHere:
         self._states[state.run_id] = state
         mine, rested = self._tasks.setdefault(state.run_id, {}), self._rested.setdefault(state.run_id, set())
         rested.intersection_update([name for name in rested if name in state.children and state.children[name].status == "open"])
+        known = self._ending.setdefault(state.run_id, set())
+        news = {name for name, one in state.children.items() if one.status == "open" and one.cancel and name not in mine} - known
+        known |= news
+        rested -= news  # a child that waits picks up its cancellation
         busy = sum(not task.done() for task in mine.values()) + (len(rested) if self.submits else 0)
         for child in state.children.values():
             if child.status == "open" and child.cancel and child.child in mine:
@@ -79,6 +84,7 @@ class ChildrenHere:
         """See `Children.left`."""
         mine = self._tasks.pop(run_id, {})
         self._rested.pop(run_id, None)
+        self._ending.pop(run_id, None)
         self._states.pop(run_id, None)
         for child, task in mine.items() if why else ():
             control = self._runtime.parts.watcher.control(child)

@@ -50,7 +50,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "stats": Command("stats:stats", "Show success rates, durations and cost by agent and day"),
         "tools": Command("looking:tools", "List the available tools"),
         "explain": Command("governance:explain", "Explain why a call happened, or did not"),
-        "verify": Command("looking:verify", "Check that a log is complete and unaltered"),
+        "verify": Command("verifying:verify", "Check that a log is complete and unaltered"),
         "replay": Command("looking:replay", "Execute a log again with the current code"),
         "export": Command("looking:export", "Write the records of a run, or a conversation"),
     },

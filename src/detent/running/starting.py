@@ -35,6 +35,7 @@ from detent.running.declarations import declared_of, kept_policy, levels_of, one
 from detent.running.delegating import MANAGING, tool_for
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
+from detent.running.joining import refuse_joined
 from detent.running.parts import digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
 from detent.running.people import me, poster
 from detent.running.results import Result
@@ -443,6 +444,7 @@ async def reopen(
     until, pause_s = loop.time() + HEARD_S, FIRST_LOOK_S
     while True:
         state = await load_run(runtime.store, run_id)
+        await refuse_joined(runtime.store, state)
         refuse_reopening(state, budget or Budget(), runtime.parts.clock.now(), ceiling=runtime.ceiling)
         admission.refuse_bounds_of_unknown(budget or Budget(), [*state.agent.tools, *runtime.tools.names()])
         event = RunReopened(by=named(by or me(), run_id, what="a command"), why=why, budget=budget, via=poster(), repeats=False)

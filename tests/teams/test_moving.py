@@ -11,6 +11,7 @@ import pytest
 
 from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall
 from detent.core.errors import NotAllowedNow, RunErased
+from detent.core.records import Record
 from detent.history import moving
 from detent.history.tree_checks import verify_tree
 from detent.ports import EventStore, RunQuery
@@ -48,6 +49,25 @@ def tree(*, waits: bool = False) -> tuple[Engine, Callable[[], Awaitable[list[st
 async def listed(store: EventStore) -> int:
     """Return how many runs a store has."""
     return len(await store.list_runs(RunQuery()))
+
+
+def test_one_stream_has_the_events_of_the_whole_tree() -> None:
+    """Each record names its run and the root; what says more about a child is in its first record, and in each chunk."""
+
+    async def main() -> None:
+        engine, _ = tree()
+        async with engine:
+            seen: dict[str, list[Any]] = {}
+            async for item in engine.stream(BOSS, "go"):
+                if isinstance(item, Record):
+                    seen.setdefault(item.envelope.run, []).append(item)
+            root, middle, leaf = [one.run_id for one in (await engine.tree(next(iter(seen)))).runs]
+            assert set(seen) == {root, middle, leaf}
+            assert {record.envelope.goal_id for records in seen.values() for record in records} == {root}
+            first = seen[leaf][0].envelope
+            assert (first.agent, first.parent, first.seq) == ("leaf", middle, 1)
+
+    asyncio.run(main())
 
 
 def test_one_digest_proves_the_tree() -> None:

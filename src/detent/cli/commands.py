@@ -27,6 +27,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "Runs": {
         "run": Command("running:run", "Work on a goal"),
         "chat": Command("chat:chat", "Talk to an agent; every message is a run"),
+        "sessions": Command("conversations:sessions", "List sessions, newest first"),
         "resume": Command("running:resume", "Continue a run after a crash, a stop or an answer"),
         "cancel": Command("running:cancel", "End a run"),
         "reopen": Command("running:reopen", "Open a failed or stopped run again"),
@@ -42,7 +43,6 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Look": {
         "list": Command("looking:list_runs", "List runs, newest first"),
-        "sessions": Command("conversations:sessions", "List sessions, newest first"),
         "show": Command("looking:show", "Show what a run did, and why it ended"),
         "tree": Command("family:tree", "Show a run and the runs that its agents started"),
         "cost": Command("family:cost", "Show what a run used, with its children"),

@@ -83,7 +83,7 @@ async def tree_at(store: EventStore, run_id: str) -> Tree:
     for one in await store.list_runs(RunQuery(goal_id=head.goal_id)):
         if is_child(one):
             found.setdefault(one.parent, []).append(one)
-    return Tree(root=head.goal_id, runs=tuple(_branches(head, found)))
+    return Tree(root=head.goal_id, runs=tuple(_branches(msgspec.structs.replace(head, run_id=run_id), found)))
 
 
 def _branches(top: RunHead, children: dict[str, list[RunHead]]) -> Iterable[Branch]:

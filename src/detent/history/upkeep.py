@@ -19,7 +19,7 @@ from detent.history.families import together
 from detent.history.later_runs import hand_on, without
 from detent.history.listed import Said
 from detent.kernel.journal import Journal, head_of
-from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back
+from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back, is_erased
 from detent.running import admission
 from detent.running.admission import words_in
 from detent.running.artifacts import cut, damaged, hidden_in, read_whole
@@ -214,9 +214,9 @@ async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> 
 async def erase_tree(parts: Parts, run_id: str, *, by: str, why: str, keep_later: bool = False) -> Erasure:
     """Erase a run and its children, as `erase_held` does each."""
     async with together(parts.store, run_id, "erased", lambda one: held(parts, one, "erased")) as claims:
-        for one in claims:
+        for one in [one for one in claims if one != run_id]:
             head = await parts.store.head(one)
-            if head is not None and head.status == "running":
+            if head is not None and head.status == "running" and not is_erased(head):
                 raise NotAllowedNow(one, f"run {one!r} is running; finish or cancel it before it is erased", reason_code="still_running")
         *below, top = reversed(claims)
         words = list[str]()

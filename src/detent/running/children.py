@@ -23,7 +23,7 @@ from detent.running import inheriting, starting
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.joining import ENDED
 from detent.running.posting import cancelling, ending
-from detent.running.runtime import Runtime
+from detent.running.runtime import WATCHED, Runtime
 
 log = logging.getLogger("detent")
 
@@ -139,20 +139,20 @@ class ChildrenHere:
     async def _advance(self, state: RunState, child: Child) -> None:
         """Start the child if nobody has, and advance it until it ends or waits; with workers, leave that to them."""
         ADVANCED.set("")
-        runtime, submits = self._runtime, self.submits
+        runtime, submits, watched = self._runtime, self.submits, WATCHED.get()
         try:
             head, parent = await runtime.store.head(child.child), runtime.parts.watcher.control(state.run_id)
             if head is not None and head.status in ENDED and parent is not None:
                 parent.deliver([ending(child.child, head.records)])
             elif head is None:
                 begin = partial(self._begun, starts=await inheriting.started(runtime, state, child), alone=submits)
-                begun = await runtime.reached(runtime.take_on(child.child, begin, (), turns=0 if submits else None, slot=False))
+                begun = await runtime.reached(runtime.take_on(child.child, begin, watched, turns=0 if submits else None, slot=False))
                 if not submits:
-                    await runtime.answered(begun, (), turns=None)
+                    await runtime.answered(begun, watched, turns=None)
             else:
                 await self._cancel(state.run_id, child.child)
                 if not submits:
-                    await runtime.go_on(child.child, slot=False)
+                    await runtime.go_on(child.child, slot=False, observers=watched)
             if submits:
                 await runtime.worker_host.submit(child.child)
         except (RunBusy, Suspended):

@@ -231,7 +231,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     agent: str | None = None
     """The agent of `detent run`: a file, or a name in `[agents]`."""
     agents: dict[str, str] | None = None
-    """Names of agent files: `tidy = "agents/tidy.toml"`."""
+    """Agents by name: a table of agent files (`tidy = "agents/tidy.toml"`), a folder of them (`agents = "agents"`), or `[agents.NAME]` with the keys
+    of an agent file.
+    """
     import_roots: tuple[str, ...] | None = None
     """Directories to import modules from, after all installed packages: `["src"]` for tool files that import others."""
     tools: tuple[str, ...] | None = None

@@ -15,8 +15,9 @@ from detent.core.codec import tombstone
 from detent.core.errors import ConfigError, NewerVersion, RunBusy, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.history import moving
+from detent.history.families import belongs_above
 from detent.history.later_runs import goes_on
-from detent.history.upkeep import apart, collect, erase_held, held
+from detent.history.upkeep import apart, collect, erase_tree
 from detent.ports import RunQuery
 from detent.running.conversing import number_of, session_of_run
 from detent.running.runtime import Runtime
@@ -77,7 +78,8 @@ async def _due(runtime: Runtime, ages: Mapping[str, timedelta], tenant: str | No
         return []
     now = runtime.parts.clock.now()
     heads = await runtime.store.list_runs(RunQuery(status=tuple(ages), tenant=tenant, until=now - min(ages.values())))
-    return [head for head in reversed(heads) if _of_age(head, ages, now) and (erased or head.reason != "erased")]
+    due = [head for head in reversed(heads) if _of_age(head, ages, now) and (erased or head.reason != "erased")]
+    return [head for head in due if not await belongs_above(runtime.store, head)]
 
 
 def _newest_first(head: RunHead) -> int:
@@ -105,12 +107,12 @@ async def _do(done: list[str], left: dict[str, str], run_id: str, work: Coroutin
 
 async def _erase(runtime: Runtime, run_id: str) -> bool:
     """Erase a run in the store, unless somebody has resumed it since it was listed."""
-    async with held(runtime.parts, run_id, "erased") as claim:
+    async with apart(runtime.parts, run_id, "erased"):
         head = await runtime.store.head(run_id)
         if head is None or not _of_age(head, runtime.retention.erased(), runtime.parts.clock.now()) or await goes_on(runtime.store, run_id):
             return False
-        await erase_held(runtime.parts, run_id, by=BY, why=WHY, claim=claim)
-        return True
+    await erase_tree(runtime.parts, run_id, by=BY, why=WHY)
+    return True
 
 
 async def _archive(runtime: Runtime, directory: Path, run_id: str) -> bool:

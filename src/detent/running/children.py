@@ -23,7 +23,7 @@ from detent.running import inheriting, starting
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.joining import ENDED
 from detent.running.posting import cancelling, ending, unstarted
-from detent.running.runtime import Runtime
+from detent.running.runtime import WATCHED, Runtime
 
 log = logging.getLogger("detent")
 
@@ -36,7 +36,7 @@ class ChildrenHere:
 
     def __init__(self, runtime: Runtime, limits: ChildBounds, *, submits: bool = False) -> None:
         """`submits`: this engine has a worker host that advances the children."""
-        self._runtime, self._submits, self.limits = runtime, submits, limits
+        self._runtime, self.own_host, self.limits = runtime, submits, limits
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         self._rested: dict[str, set[str]] = {}
         self._states: dict[str, RunState] = {}
@@ -46,7 +46,7 @@ class ChildrenHere:
     @property
     def submits(self) -> bool:
         """Whether children are left to workers."""
-        return self._submits or bool(self._runtime.underway.shifts)
+        return self.own_host or bool(self._runtime.underway.shifts)
 
     def begin(self, state: RunState) -> None:
         """See `Children.begin`."""
@@ -154,20 +154,20 @@ class ChildrenHere:
     async def _advance(self, state: RunState, child: Child) -> None:
         """Start the child if nobody has, and advance it until it ends or waits; with workers, leave that to them."""
         ADVANCED.set("")
-        runtime, submits = self._runtime, self.submits
+        runtime, submits, watched = self._runtime, self.submits, WATCHED.get()
         try:
             head, parent = await runtime.store.head(child.child), runtime.parts.watcher.control(state.run_id)
             if head is not None and head.status in ENDED and parent is not None:
                 parent.deliver([ending(child.child, head.records)])
             elif head is None:
                 begin = partial(self._begun, starts=await inheriting.started(runtime, state, child), alone=submits)
-                begun = await runtime.reached(runtime.take_on(child.child, begin, (), turns=0 if submits else None, slot=False))
+                begun = await runtime.reached(runtime.take_on(child.child, begin, watched, turns=0 if submits else None, slot=False))
                 if not submits:
-                    await runtime.answered(begun, (), turns=None)
+                    await runtime.answered(begun, watched, turns=None)
             else:
                 await self._cancel(state.run_id, child.child)
                 if not submits:
-                    await runtime.go_on(child.child, slot=False)
+                    await runtime.go_on(child.child, slot=False, observers=watched)
             if submits:
                 await runtime.worker_host.submit(child.child)
         except (RunBusy, Suspended):

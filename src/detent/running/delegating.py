@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.config.agents import PREFIX
 from detent.config.groups import ChildBounds
 from detent.core import events as e
 from detent.core.actions import AnyAction, CancelSubagent, JoinSubagent, SpawnSubagent, ToolCall
@@ -25,8 +26,6 @@ from detent.ports import Plan, Tool, ToolContext, ToolOutcome, ToolSpec
 from detent.running.branching import NOT_INHERITED
 from detent.running.lineage import stub
 
-PREFIX = "agent_"
-"""The beginning of the name of a tool that starts one agent and waits for it."""
 SUMS = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
 """The dimensions that add up over runs side by side; times and depths do not."""
 _LIMITS = -4, "children"

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.agents import PREFIX
 from detent.core.agent import AgentSpec, Host
 from detent.core.errors import UnknownName
 from detent.core.events import Delegated, RunStarted, SideEffect
@@ -20,7 +21,7 @@ from detent.ports.governance import data_of
 from detent.running import admission, starting
 from detent.running.conversing import encoded, shown_of
 from detent.running.declarations import rank
-from detent.running.delegating import PREFIX, depth_of, subagents_of
+from detent.running.delegating import depth_of, subagents_of
 from detent.running.parts import tools_of
 from detent.running.runtime import Runtime
 from detent.running.seeing import seen_by
@@ -32,10 +33,13 @@ replace = msgspec.structs.replace
 
 async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted:
     """Return the first record of a child, as its parent's log wants it. Raise `ConfigError`, `ToolsMissing` if it cannot run here."""
-    said, variables = subagents_of(state.agent)[child.agent], dict[str, Any]()
+    said, declared = subagents_of(state.agent)[child.agent], state.agent.subagents[child.agent]
+    variables: dict[str, Any] = {} if isinstance(declared, str) else declared.get("variables", {})
     if isinstance(said, str):
         known = starting.known_agent(runtime, said)
         said, variables = known.spec(), known.variables
+    if runtime.servers:
+        said = replace(said, tools=await runtime.servers.prepare(said.tools, resuming=True))
     spec = narrowed(said, child, state)
     runtime.refuse_unusable(spec)
     host = narrowed_host(state.host, spec, child, runtime.tools)

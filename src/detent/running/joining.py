@@ -12,7 +12,7 @@ import msgspec
 
 from detent.config.adapters import origin_of
 from detent.core import events as e
-from detent.core.errors import DetentError, RunErased, RunNotFound
+from detent.core.errors import DetentError, NotAllowedNow, RunErased, RunNotFound
 from detent.core.state import CLOSED, Child, RunState
 from detent.ports import EventStore, Signal
 from detent.running.posting import end_error, ending
@@ -131,3 +131,17 @@ def _lost(child: Child, why: str, *, signal: str, call: str, **known: Any) -> e.
         signal=signal,
         **known,
     )
+
+
+async def refuse_joined(store: EventStore, state: RunState) -> None:
+    """Raise `NotAllowedNow` for a child whose end is in its parent's log: it cannot be opened again alone. One that was lost can, to record its end."""
+    known = None if state.delegated is None else await _known_above(store, state)
+    if known is not None and known.status not in ("open", "lost", "left"):
+        why = f"run {state.run_id!r} is a child, and run {state.parent!r} has its end in its log ({known.status}); fork it instead, or let its "
+        raise NotAllowedNow(state.run_id, f"{why}parent start another one", reason_code="joined_child")
+
+
+async def _known_above(store: EventStore, state: RunState) -> Child | None:
+    with suppress(DetentError):
+        return (await load_run(store, state.parent)).children.get(state.run_id)
+    return None

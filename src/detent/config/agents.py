@@ -6,7 +6,7 @@ This module reads no file and creates no part: `loading` does the first, `assemb
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, cast
 
 import msgspec
@@ -30,6 +30,11 @@ PREFIX = "agent_"
 _STARTED = re.compile(r"[A-Za-z0-9_-]{1,58}")
 
 
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function in a log."""
+    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
 class ProgramOptions(AgentOptions, frozen=True, kw_only=True):
     """The options that exist in programs and agent files but not in the recorded `AgentSpec`."""
 
@@ -51,6 +56,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
 
     rules: Sequence[dict[str, Any]] = ()
     policy: Sequence[Any] | dict[str, Any] = ()
+    sees: str | Callable[..., Any] = "goal"  # pyright: ignore[reportIncompatibleVariableOverride] - the log has the name of a function
     mcp: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
     output_type: type[OutputT] | None = None
 
@@ -142,6 +148,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         said |= {"tools": self.tool_names(), "profile": sized(self.profile, self.model), "policy": self._policy()}
         said |= {"compaction": compaction_table(self.compaction), "subagents": self._subagents()}
         said |= {name: str(getattr(self, name)) for name in ("strategy", "kernel")}  # only the text of an import path is recorded
+        said["sees"] = self.sees if isinstance(self.sees, str) else function_name(self.sees)
         said["guards"] = tuple(str(name) for name in self.guards)
         said |= {name: _numbers(getattr(self, name)) for name in ("model_settings", "strategy_options")}
         said["healing"] = bool(self.model) if self.healing is None else self.healing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from detent.core.budget import Usage
-from detent.core.events import ASIDE, EffectRecorded, Forked, RunStarted, SubagentJoined, TurnStarted
+from detent.core.events import ASIDE, EffectRecorded, Forked, LeftByParent, RunStarted, SubagentJoined, TurnStarted
 from detent.core.records import Envelope, Record, RunHead
 
 
@@ -41,6 +41,8 @@ class Said:
                 self._words = {"goal": goal[:120]}
             case TurnStarted():
                 self._turns += 1
+            case LeftByParent():
+                self._words["parent"] = ""
             case EffectRecorded(label="title", phase=phase, value=title) if phase == ASIDE and not self._words.get("title"):
                 self._words["title"] = title or ""
             case _:

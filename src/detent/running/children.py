@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from detent.config.groups import ChildBounds
-from detent.core.errors import DetentError, RunBusy, RunNotFound, Suspended
+from detent.core.errors import ConfigError, DetentError, RunBusy, RunNotFound, Suspended, UnknownName
 from detent.core.events import RunStarted
 from detent.core.state import Child, RunState
 from detent.kernel.journal import Journal
@@ -22,7 +22,7 @@ from detent.ports import posted_to
 from detent.running import inheriting, starting
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.joining import ENDED
-from detent.running.posting import cancelling, ending
+from detent.running.posting import cancelling, ending, unstarted
 from detent.running.runtime import WATCHED, Runtime
 
 log = logging.getLogger("detent")
@@ -39,8 +39,8 @@ class ChildrenHere:
         self._runtime, self.own_host, self.limits = runtime, submits, limits
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         self._rested: dict[str, set[str]] = {}
-        self._ending: dict[str, set[str]] = {}
         self._states: dict[str, RunState] = {}
+        self._told: dict[str, set[str]] = {}
         self._woken: dict[str, set[asyncio.Task[None]]] = {}
 
     @property
@@ -51,15 +51,14 @@ class ChildrenHere:
     def begin(self, state: RunState) -> None:
         """See `Children.begin`."""
         self._states[state.run_id] = state
+        told = self._told.setdefault(state.run_id, set())
         mine, rested = self._tasks.setdefault(state.run_id, {}), self._rested.setdefault(state.run_id, set())
         rested.intersection_update([name for name in rested if name in state.children and state.children[name].status == "open"])
-        known = self._ending.setdefault(state.run_id, set())
-        news = {name for name, one in state.children.items() if one.status == "open" and one.cancel and name not in mine} - known
-        known |= news
-        rested -= news  # a child that waits picks up its cancellation
         busy = sum(not task.done() for task in mine.values()) + (len(rested) if self.submits else 0)
         for child in state.children.values():
-            if child.status == "open" and child.cancel and child.child in mine:
+            if child.status == "open" and child.cancel and child.child not in told:
+                told.add(child.child)
+                rested.discard(child.child)  # it waits, and now it is to end
                 self._hold(self._cancel(state.run_id, child.child))
             if child.status != "open" or child.child in mine or child.child in rested:
                 continue
@@ -80,12 +79,23 @@ class ChildrenHere:
                 return True
         return news()
 
+    async def begun(self, state: RunState) -> None:
+        """See `Children.begun`."""
+        mine = self._tasks.setdefault(state.run_id, {})
+        for child in state.children.values():
+            while child.status == "open" and not child.cancel and await self._runtime.store.head(child.child) is None:
+                if child.child not in mine:
+                    mine[child.child] = self._hold(self._advance(state, child), child.child)
+                await asyncio.wait([mine[child.child]], timeout=LOOK_S / 10)
+                if mine[child.child].done():
+                    break  # it cannot begin here: that is logged
+
     def left(self, run_id: str, why: str) -> None:
         """See `Children.left`."""
         mine = self._tasks.pop(run_id, {})
         self._rested.pop(run_id, None)
-        self._ending.pop(run_id, None)
         self._states.pop(run_id, None)
+        self._told.pop(run_id, None)
         for child, task in mine.items() if why else ():
             control = self._runtime.parts.watcher.control(child)
             if control is not None:
@@ -95,7 +105,12 @@ class ChildrenHere:
 
     def ended(self, state: RunState) -> None:
         """See `Children.ended`. While this engine is a worker, the parent is due like any run."""
-        if state.delegated is None or self._runtime.underway.shifts or self._runtime.parts.watcher.control(state.parent) is not None:
+        if (
+            state.delegated is None
+            or state.delegated.left
+            or self._runtime.underway.shifts
+            or self._runtime.parts.watcher.control(state.parent) is not None
+        ):
             return
         task = self._hold(self._continue(state.parent), state.parent)
         woken = self._woken.setdefault(state.delegated.root, set())
@@ -157,7 +172,11 @@ class ChildrenHere:
                 await runtime.worker_host.submit(child.child)
         except (RunBusy, Suspended):
             return  # somebody else has it, or this process stops
-        except DetentError:
+        except DetentError as error:
+            control = runtime.parts.watcher.control(state.run_id)
+            if control is not None and isinstance(error, ConfigError) and not isinstance(error, UnknownName):
+                control.deliver([unstarted(child.child, str(error))])
+                return
             log.exception("child %s of run %s cannot be advanced here", child.child, state.run_id)
 
     async def _begun(self, advancing: Advancing, *, starts: RunStarted, alone: bool) -> Journal | RunState:

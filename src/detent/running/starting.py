@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from detent.config.adapters import inlined, one_of
-from detent.config.agents import PREFIX, Agent, starts_of
+from detent.config.agents import PREFIX, Agent, function_name, starts_of
 from detent.config.compaction import compactor_in, compacts
 from detent.config.names import Imported, Names
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
@@ -24,7 +24,7 @@ from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReope
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.kernel.think import think
-from detent.ports import Observer, SecretSource, wait_for_news
+from detent.ports import Observer, SecretSource, Tool, wait_for_news
 from detent.ports.copies import ours
 from detent.ports.options import check_is, checked
 from detent.running import admission
@@ -41,6 +41,7 @@ from detent.running.people import me, poster
 from detent.running.results import Result
 from detent.running.rules import named
 from detent.running.runtime import Runtime
+from detent.running.seeing import refuse_unknown
 from detent.running.snapshots import load_run
 from detent.running.strategy_options import check_options, models_of, version_of
 from detent.secrecy.placing import kept_of
@@ -101,12 +102,14 @@ async def admitted(
     if turns != 0 and started.attachments:
         runtime.planners.refuse_attachments(spec, started.attachments)
     for one in (spec, *children):
-        _refuse_unable(runtime, one, started, advanced=turns != 0)
+        tools = _refuse_unable(runtime, one, started, advanced=turns != 0)
+        if one is not spec:  # a child never gets more than its parent has
+            admission.usable(one, started.host, tools, secrets=runtime.parts.secrets, capabilities=runtime.parts.capabilities)
     return started
 
 
-def _refuse_unable(runtime: Runtime, spec: AgentSpec, started: RunStarted, *, advanced: bool) -> None:
-    """Raise `ConfigError` if an agent could not work in this run, or a child of it: its planner, models, prices, verifiers or tools."""
+def _refuse_unable(runtime: Runtime, spec: AgentSpec, started: RunStarted, *, advanced: bool) -> dict[str, Tool]:
+    """Raise `ConfigError` if an agent could not work in this run, or a child of it: its planner, models, prices, verifiers or tools. Return its tools."""
     runtime.refuse_unpriced(spec, started.budget, started.host)
     strategy = runtime.parts.strategies.get(spec.strategy)
     for own in models_of(strategy, spec):
@@ -118,6 +121,7 @@ def _refuse_unable(runtime: Runtime, spec: AgentSpec, started: RunStarted, *, ad
         runtime.planners.needed(spec)
     tools = tools_of(RunState(run_id="", agent=spec), runtime.parts)
     admission.refuse_control_in_reach(runtime.store, runtime.parts.secrets, spec, tools)
+    return tools
 
 
 async def run(
@@ -231,6 +235,8 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
 def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
+    if not isinstance(agent.sees, str):
+        runtime.parts.sees[function_name(agent.sees)] = agent.sees
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
     meta = [tool.spec.name for tool in kernel.meta_tools]
@@ -242,6 +248,7 @@ def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
         if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
             meta.append(name)
     runtime.parts.memories.check(agent)
+    refuse_unknown(spec, runtime.parts.sees)
     runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools and name not in meta])
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     if (compaction := compacts(spec)) is not None:
@@ -304,6 +311,8 @@ def equip(runtime: Runtime, agent: Agent) -> None:
     runtime.servers.add(agent.mcp)
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
+    if not isinstance(agent.sees, str):
+        runtime.parts.sees[function_name(agent.sees)] = agent.sees
     runtime.verifiers.add(agent.verifiers())
     runtime.verifiers.add_type(agent.answers_as())
     for one in starts_of(agent.subagents).values():

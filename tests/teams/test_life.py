@@ -389,7 +389,7 @@ def test_a_strategy_does_not_work_on_while_the_end_of_its_run_is_held() -> None:
         return first if first.reason == "final_answer" else await run.kernel("second", task="try again")
 
     @tool(side_effect="write")
-    def explode() -> str:
+    async def explode() -> str:
         """Fail for good."""
         raise FatalToolError("no")
 

@@ -167,6 +167,7 @@ class Engine:
         from detent.policies.guards import GUARDS
         from detent.policies.tiers import TieredPolicy
         from detent.strategies import BUILT_IN
+        from detent.teams import READY
         from detent.tools.functions.schema import schema_digest
         from detent.tools.mcp.kept import Kept
         from detent.tools.mcp.servers import Servers
@@ -190,7 +191,7 @@ class Engine:
         self.tenants = Tenants(tenant_budgets or {}, store=self.store, clock=clock)
         self.kernels = Names("kernel", {"react": make_kernel(), **(kernels or {})})
         check_hooks(hooks, {"react": kernel or make_kernel(), "ask": make_kernel(), **(kernels or {})})
-        self.strategies = Names("strategy", {**BUILT_IN, **(strategies or {})})
+        self.strategies = Names("strategy", {**BUILT_IN, **READY, **(strategies or {})})
         self.guards = Names[Guard]("guard", {**GUARDS, **(guards or {})})
         planners = Planners(planner)
         self.verifiers = Verifiers(planners, self.tools)

@@ -269,9 +269,10 @@ def _rules(said: str | list[dict[str, Any]], home: Path, where: str) -> list[dic
 def _check_strategy(name: str, where: str) -> None:
     """Raise `ConfigError` if a strategy looks like a misspelt known one. The engine that runs the agent may know other strategies."""
     from detent.strategies import BUILT_IN
+    from detent.teams import READY
 
-    known = Names("strategy", BUILT_IN)
-    if name not in BUILT_IN and name not in known and (near := difflib.get_close_matches(name, known.names(), n=1)):
+    known = Names("strategy", {**BUILT_IN, **READY})
+    if name not in known and (near := difflib.get_close_matches(name, known.names(), n=1)):
         raise ConfigError(f"{where}: strategy: unknown strategy {name!r}; did you mean {near[0]!r}?")
 
 

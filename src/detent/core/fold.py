@@ -228,6 +228,8 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             known = _open_child(state, child)
             changed = replace(known, cancel=event.why or "cancelled", status="open" if known.spawned.call else "cancelled")
             return _wake(replace(state, children={**state.children, child: changed}))
+        case e.LeftByParent():
+            return replace(state, delegated=state.delegated and replace(state.delegated, left=True))
         case e.MemoryProposed() | e.MemoryWritten() | e.MemorySuperseded() | e.MemoryTombstoned():
             became = snake(type(event).__name__).removeprefix("memory_")
             return replace(_use(state, "", getattr(event, "usage", NOTHING)), memories={**state.memories, event.item_id: became})

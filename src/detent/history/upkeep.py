@@ -17,8 +17,9 @@ from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.history.later_runs import hand_on, without
 from detent.history.listed import Said
-from detent.kernel.journal import Journal, head_of
+from detent.kernel.journal import Journal
 from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back
+from detent.ports.heads import head_of
 from detent.running import admission
 from detent.running.admission import words_in
 from detent.running.artifacts import cut, damaged, hidden_in, read_whole

@@ -167,6 +167,10 @@ class World(Protocol):
         """Carry out calls about children that have begun: record what they mean, durably, and let new children begin."""
         ...
 
+    async def children_begun(self, run: Any) -> None:
+        """Wait until each open child is durably started: the run is about to end, and leaves them."""
+        ...
+
     async def children_move(self, run: Any) -> bool:
         """Wait while children of the run are advanced in this process. Return whether one of them has ended, so that the run may continue."""
         ...

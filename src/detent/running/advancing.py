@@ -378,8 +378,8 @@ def due(state: RunState, clock: Clock) -> list[Signal]:
     now = clock.now()
     if state.terminal:
         return []
-    fired = [Signal(id=f"timer:{t}", kind="timer", payload={"timer_id": t}) for t, at in state.timers.items() if at <= now]
+    over = rules.fired(state, now)
     for call, asked in state.approvals.items():
         if asked.expires_at is not None and asked.expires_at <= now:
-            fired.append(Signal(id=f"expired:{call}", kind="approval", payload={"call": call, "decision": "expired"}))
-    return fired
+            over.append(Signal(id=f"expired:{call}", kind="approval", payload={"call": call, "decision": "expired"}))
+    return over

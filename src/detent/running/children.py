@@ -40,6 +40,7 @@ class ChildrenHere:
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         self._rested: dict[str, set[str]] = {}
         self._states: dict[str, RunState] = {}
+        self._told: dict[str, set[str]] = {}
         self._woken: dict[str, set[asyncio.Task[None]]] = {}
 
     @property
@@ -50,11 +51,14 @@ class ChildrenHere:
     def begin(self, state: RunState) -> None:
         """See `Children.begin`."""
         self._states[state.run_id] = state
+        told = self._told.setdefault(state.run_id, set())
         mine, rested = self._tasks.setdefault(state.run_id, {}), self._rested.setdefault(state.run_id, set())
         rested.intersection_update([name for name in rested if name in state.children and state.children[name].status == "open"])
         busy = sum(not task.done() for task in mine.values()) + (len(rested) if self.submits else 0)
         for child in state.children.values():
-            if child.status == "open" and child.cancel and child.child in mine:
+            if child.status == "open" and child.cancel and child.child not in told:
+                told.add(child.child)
+                rested.discard(child.child)  # it waits, and now it is to end
                 self._hold(self._cancel(state.run_id, child.child))
             if child.status != "open" or child.child in mine or child.child in rested:
                 continue
@@ -75,11 +79,23 @@ class ChildrenHere:
                 return True
         return news()
 
+    async def begun(self, state: RunState) -> None:
+        """See `Children.begun`."""
+        mine = self._tasks.setdefault(state.run_id, {})
+        for child in state.children.values():
+            while child.status == "open" and not child.cancel and await self._runtime.store.head(child.child) is None:
+                if child.child not in mine:
+                    mine[child.child] = self._hold(self._advance(state, child), child.child)
+                await asyncio.wait([mine[child.child]], timeout=LOOK_S / 10)
+                if mine[child.child].done():
+                    break  # it cannot begin here: that is logged
+
     def left(self, run_id: str, why: str) -> None:
         """See `Children.left`."""
         mine = self._tasks.pop(run_id, {})
         self._rested.pop(run_id, None)
         self._states.pop(run_id, None)
+        self._told.pop(run_id, None)
         for child, task in mine.items() if why else ():
             control = self._runtime.parts.watcher.control(child)
             if control is not None:
@@ -89,7 +105,12 @@ class ChildrenHere:
 
     def ended(self, state: RunState) -> None:
         """See `Children.ended`. While this engine is a worker, the parent is due like any run."""
-        if state.delegated is None or self._runtime.underway.shifts or self._runtime.parts.watcher.control(state.parent) is not None:
+        if (
+            state.delegated is None
+            or state.delegated.left
+            or self._runtime.underway.shifts
+            or self._runtime.parts.watcher.control(state.parent) is not None
+        ):
             return
         task = self._hold(self._continue(state.parent), state.parent)
         woken = self._woken.setdefault(state.delegated.root, set())

@@ -50,6 +50,7 @@ class Spawned(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arguments of `spawn_agent`."""
 
     agent: str
+    output_schema: dict[str, Any] | None = None
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -278,6 +279,7 @@ def _spawn(call: CallState, state: RunState, first: Budget, left: Budget, *, par
         budget=budget,
         reserved=sums_of(budget),
         variables=call.args.get("variables", {}),
+        output_schema=call.args.get("output_schema"),
         on_parent_end=call.args.get("on_parent_end", "cancel"),
         tools=None if tools is None else tuple(tools),
         scopes=None if scopes is None else tuple(scopes),

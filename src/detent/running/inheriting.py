@@ -56,7 +56,7 @@ async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted
         budget=budget,
         host=host,
         variables=variables,
-        output_schema=spec.output_schema,
+        output_schema=spec.output_schema if (own := child.spawned.output_schema) is None else own or None,
         strategy=spec.strategy,
         strategy_version=version_of(runtime.parts.strategies.get(spec.strategy)),
         parent=state.run_id,

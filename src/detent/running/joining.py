@@ -15,7 +15,7 @@ from detent.core import events as e
 from detent.core.errors import DetentError, RunErased, RunNotFound
 from detent.core.state import CLOSED, Child, RunState
 from detent.ports import EventStore, Signal
-from detent.running.posting import ending
+from detent.running.posting import end_error, ending
 from detent.running.snapshots import load_run
 
 BOUNDS = ("max_iterations", "budget_exhausted")
@@ -72,7 +72,7 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
         )
     why = state.error or state.reason
     output = msgspec.to_builtins(state.output)
-    error = None if outcome == "completed" else _error(child, outcome, why, state.partial)
+    error = None if outcome == "completed" else end_error(child, outcome, why, state.partial)
     return e.SubagentJoined(
         child=child.child,
         status=state.status,
@@ -91,6 +91,12 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
     )
 
 
+async def was_left(state: RunState, store: EventStore) -> bool:
+    """Whether the parent of a run has recorded that it left it."""
+    above = await load_run(store, state.parent)
+    return state.run_id in above.children and above.children[state.run_id].status == "left"
+
+
 def _waits(child: Child, parent: RunState) -> str:
     """Return the call that waits for a child; none if its pass has ended with the run."""
     return child.waits if child.scope in parent.passes and parent.passes[child.scope].status not in CLOSED else ""
@@ -105,12 +111,7 @@ def _lost(child: Child, why: str, *, signal: str, call: str, **known: Any) -> e.
         reason=why,
         usage=child.held,
         call=call,
-        error=_error(child, "lost", why, known.get("partial", "")),
+        error=end_error(child, "lost", why, known.get("partial", "")),
         signal=signal,
         **known,
     )
-
-
-def _error(child: Child, outcome: str, why: str, partial: str) -> e.ToolError:
-    details = {"run": child.child, "partial": partial}
-    return e.ToolError(code=f"child_{outcome}", message=f"agent {child.agent!r}: {why}", details=details)

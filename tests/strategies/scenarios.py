@@ -149,6 +149,19 @@ SCENARIOS = {
             options={"breadth": 2, "depth": 2},
         ),
         Scenario(
+            strategy="self-consistent",
+            answers={
+                "episode-1": "2,600,000",
+                "episode-2": "2,620,000",
+                "episode-3": "2,620,000.",
+                "episode-4": "2,620,000",
+            },
+            output="2,620,000",
+            calls=4,
+            scopes=["episode-1", "episode-2", "episode-3", "episode-4"],
+            sends=False,
+        ),
+        Scenario(
             strategy="adaptive",
             answers={"classify": {"strategy": "plan-execute"}, "main": "2,620,000", **PLANNED},
             output="2,620,000",

@@ -309,7 +309,7 @@ def test_small_calls_go_to_the_small_model(scenario: Scenario) -> None:
     run(engine_of(scenario, model=model), scenario)
     small = {view.scope.split("-")[0].split("#")[0] for view in model.views if view.small}
     assert small <= {"critique", "score", "reflect", "classify"}
-    assert small or scenario.strategy in ("direct", "reactive", "plan-then-execute")
+    assert small or scenario.strategy in ("direct", "reactive", "plan-then-execute", "self-consistent")
 
 
 @EVERY

@@ -13,6 +13,7 @@ from detent.strategies.plan_execute import plan_execute
 from detent.strategies.plan_then_execute import plan_then_execute
 from detent.strategies.reactive import reactive
 from detent.strategies.reflexion import reflexion
+from detent.strategies.self_consistent import self_consistent
 from detent.strategies.tree_of_thought import tree_of_thought
 
 BUILT_IN: dict[str, Strategy] = {
@@ -22,6 +23,7 @@ BUILT_IN: dict[str, Strategy] = {
     "plan-then-execute": plan_then_execute,
     "reactive": reactive,
     "reflexion": reflexion,
+    "self-consistent": self_consistent,
     "tree-of-thought": tree_of_thought,
 }
 """The strategies that every engine knows."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from detent.ports import Strategy
 from detent.strategies.adaptive import adaptive
+from detent.strategies.blueprint import blueprint
 from detent.strategies.direct import direct
 from detent.strategies.plan_execute import plan_execute
 from detent.strategies.plan_then_execute import plan_then_execute
@@ -18,6 +19,7 @@ from detent.strategies.tree_of_thought import tree_of_thought
 
 BUILT_IN: dict[str, Strategy] = {
     "adaptive": adaptive,
+    "blueprint": blueprint,
     "direct": direct,
     "plan-execute": plan_execute,
     "plan-then-execute": plan_then_execute,

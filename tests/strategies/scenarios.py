@@ -177,6 +177,15 @@ SCENARIOS = {
             sends=False,
         ),
         Scenario(
+            strategy="switching",
+            answers={"main": [look("Paris"), look("Lyon")], **PLANNED},
+            output="2,620,000",
+            calls=2 + 3 + 2 + 2,
+            scopes=["main", "plan", "tools", "step-words", "step-sum", "step-mail", "reflect", "answer"],
+            works="step-mail",
+            options={"turns": 2},
+        ),
+        Scenario(
             strategy="adaptive",
             answers={"classify": {"strategy": "plan-execute"}, "main": "2,620,000", **PLANNED},
             output="2,620,000",

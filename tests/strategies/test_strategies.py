@@ -185,6 +185,8 @@ def test_a_budget_stops_it_at_every_size(scenario: Scenario) -> None:
         result = run(engine, scenario, budget=Budget(max_model_calls=most))
         if scenario.strategy in ("tree-of-thought", "adaptive") and result.status == "completed":
             assert len(model.views) <= most and len(passes(engine)) < len(scenario.scopes)
+        elif scenario.strategy == "switching" and most == 3:  # one call is left when the first way is stuck: nothing could take over
+            assert (result.status, result.reason, len(model.views)) == ("stopped", "max_iterations", 2)
         else:
             assert (result.status, result.state.dimension, len(model.views)) == ("stopped", "model_calls", most), most
         assert asyncio.run(engine.replay("r")).identical

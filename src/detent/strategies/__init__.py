@@ -15,6 +15,7 @@ from detent.strategies.plan_then_execute import plan_then_execute
 from detent.strategies.reactive import reactive
 from detent.strategies.reflexion import reflexion
 from detent.strategies.self_consistent import self_consistent
+from detent.strategies.switching import switching
 from detent.strategies.tree_of_thought import tree_of_thought
 
 BUILT_IN: dict[str, Strategy] = {
@@ -26,6 +27,7 @@ BUILT_IN: dict[str, Strategy] = {
     "reactive": reactive,
     "reflexion": reflexion,
     "self-consistent": self_consistent,
+    "switching": switching,
     "tree-of-thought": tree_of_thought,
 }
 """The strategies that every engine knows."""

@@ -4,7 +4,8 @@
     python benchmarks/memory.py --locomo FILE       recall on conversations in the format of LoCoMo, if you have the file
 
 Search: the median over queries of a search among 100,000 items, beside the same FTS5 query on a table with the same texts and nothing else. Write:
-beside a transaction that inserts one row of the same size and is committed to the disk. Both floors are measured in turn with ours.
+beside a transaction that inserts one row of the same size and is committed to the disk, and beside the same in a thread: a memory waits for no disk on
+the thread of the event loop. The floors are measured in turn with ours. Where other programs work too, the lower quarter says more than the median.
 
 Recall: each turn of a conversation becomes an item, with the two turns before it and the date as its context; each question is a query. Evidence
 recall at k is the share of a question's evidence turns among the first k found, averaged over the questions. Category 5 (questions without an
@@ -29,6 +30,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from detent.embedders import HashingEmbedder
 from detent.memories.ram import RamMemory
@@ -170,7 +173,7 @@ async def show_speed(place: Path, count: int) -> None:
             MemoryItem(id=f"i{n}", scope="acme/shop", content=texts[n], created_at=START) for n in range(begin, min(begin + 20_000, count))
         ]
         await memory.import_(items, host="acme")
-    bare = sqlite3.connect(place / "bare.db", isolation_level=None)
+    bare = sqlite3.connect(place / "bare.db", isolation_level=None, check_same_thread=False)
     bare.execute("PRAGMA journal_mode=WAL")
     bare.execute("PRAGMA synchronous=FULL")
     bare.execute("CREATE VIRTUAL TABLE f USING fts5(content, tokenize='porter unicode61 remove_diacritics 2')")
@@ -193,18 +196,30 @@ async def show_speed(place: Path, count: int) -> None:
     print(f"search among {count:,} items: {mine:.2f} ms; bare FTS5 query {floor:.2f} ms; {mine / floor:.2f} times (to reach: at most 3)")
 
     bare.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, data BLOB)")
-    floors, ours = [], []
-    for n in range(100):
-        begun = time.perf_counter()
+
+    def commit(data: bytes) -> None:
         bare.execute("BEGIN IMMEDIATE")
-        bare.execute("INSERT INTO t (data) VALUES (?)", (texts[n].encode(),))
+        bare.execute("INSERT INTO t (data) VALUES (?)", (data,))
         bare.execute("COMMIT")
+
+    floors, ours, threads = [], [], list[float]()
+    for n in range(300):
+        item = MemoryItem(id=f"new{n}", scope="acme/shop", content=texts[n], created_at=START)
+        data = msgspec.json.encode(item)
+        begun = time.perf_counter()
+        commit(data)
         floors.append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        await memory.write(MemoryItem(id=f"new{n}", scope="acme/shop", content=texts[n], created_at=START), host="acme")
+        await memory.write(item, host="acme")
         ours.append(time.perf_counter() - begun)
-    floor, mine = _median_ms(floors), _median_ms(ours)
-    print(f"write: {mine:.2f} ms; bare commit {floor:.2f} ms; {mine / floor:.2f} times (to reach: at most 2)")
+        begun = time.perf_counter()
+        await asyncio.to_thread(commit, data)
+        threads.append(time.perf_counter() - begun)
+    for what, at in (("median", 1), ("lower quarter", 0)):
+        floor, mine, thread = (statistics.quantiles(times, n=4)[at] * 1000 for times in (floors, ours, threads))
+        print(
+            f"write, {what}: {mine:.2f} ms; bare commit {floor:.2f} ms, in a thread {thread:.2f} ms; {mine / floor:.2f} times (to reach: at most 2)"
+        )
     await memory.close()
     bare.close()
 

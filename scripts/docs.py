@@ -394,6 +394,8 @@ def finer(kind: type, name: str) -> Any:
         return {"type": "object", "properties": sides, "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
 
     known: dict[tuple[type, str], Callable[[], dict[str, Any]]] = {
+        (loading.AgentFile, "subagents"): lambda: either(listed(text), tables(either(text, {"type": "object"}))),
+        (Config, "agents"): lambda: either(text, tables(either(text, {**of_struct(loading.AgentFile), "required": []}))),
         (loading.AgentFile, "actions"): lambda: listed({"enum": list(ACTIONS)}),
         (loading.AgentFile, "model_settings"): lambda: of_struct(ModelSettings),
         (loading.AgentFile, "profile"): lambda: of_struct(ContextProfile),

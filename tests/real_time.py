@@ -15,7 +15,6 @@ WAITS_FOR = {
     "crash/test_stopping.py": "runs on stores with threads of their own that are told to stop",
     "laws/test_once.py": "a tool that hangs over a store with threads of its own",
     "properties/scripts.py": "tools in threads that hang",
-    "teams/test_life.py": "a child that hangs when its tree is cancelled",
     "stores/files/test_store.py": "a lock of the system that another process holds",
     "stores/postgres/test_store.py": "a server that is full, locked, away, or starts up",
     "stores/sqlite/test_store.py": "a lock of the database that another process holds",

@@ -34,7 +34,7 @@ from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
-from detent.history import forking, looking, retention, session_list, sessions, upkeep
+from detent.history import forking, looking, retention, session_list, sessions, trees, upkeep
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.metering.gateway import Traffic
 from detent.metering.pricing import ModelPrice, Prices
@@ -114,13 +114,12 @@ class Engine:
     requests for approval in this program: "caller" (it calls `approve`), or a sync or async function that takes an `Approval` and returns whether it
     is approved. `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there. `mcp`: MCP servers by name,
     whose tools agents list as `NAME__tool` or `NAME__*`. They are connected when a run needs them, and closed with the engine. `ceiling`: the highest
-    number of iterations that a budget may ask for. `kernel`: the kernel of runs whose agent names none.
-    `kernels`, `strategies`, `guards`, `verifiers`, `compactors`: more of them, by the names that agents use. `secrets`: where credentials are kept.
-    A run that is started without a host gets all of them. `capabilities`: the capabilities that agents may rely on.
-    `models`: how models are called (`detent.config.groups`). `model_prices`: prices
-    by "provider:name"; they override the price list. `bounds`: the bounds of every run. `tenant_budgets`: what all runs of a tenant together may use
-    in a day or a month, by tenant; "*" for each tenant that is not named. `scheduler`: when the calls of all runs begin, such as
-    `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` passes runs to workers, and how `work` acts as one.
+    number of iterations that a budget may ask for. `kernel`: the kernel of runs whose agent names none. `kernels`, `strategies`, `guards`,
+    `verifiers`, `compactors`: more of them, by the names that agents use. `secrets`: where credentials are kept. A run that is started without a host
+    gets all of them. `capabilities`: the capabilities that agents may rely on. `models`: how models are called (`detent.config.groups`).
+    `model_prices`: prices by "provider:name"; they override the price list. `bounds`: the bounds of every run. `tenant_budgets`: what all runs of a
+    tenant together may use in a day or a month, by tenant; "*" for each tenant that is not named. `scheduler`: when the calls of all runs begin, such
+    as `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` passes runs to workers, and how `work` acts as one.
     Without one: an `InProcessHost`, which uses the store as its queue. `grants`: which arguments may take their values from which tool's output, for
     every agent. `memory`: what outlives runs, for agents with a table `memory`: a URL, a `Memory`, several by name, or `MemorySettings`.
     """
@@ -167,6 +166,7 @@ class Engine:
         from detent.policies.guards import GUARDS
         from detent.policies.tiers import TieredPolicy
         from detent.strategies import BUILT_IN
+        from detent.teams import READY
         from detent.tools.functions.schema import schema_digest
         from detent.tools.mcp.kept import Kept
         from detent.tools.mcp.servers import Servers
@@ -190,7 +190,7 @@ class Engine:
         self.tenants = Tenants(tenant_budgets or {}, store=self.store, clock=clock)
         self.kernels = Names("kernel", {"react": make_kernel(), **(kernels or {})})
         check_hooks(hooks, {"react": kernel or make_kernel(), "ask": make_kernel(), **(kernels or {})})
-        self.strategies = Names("strategy", {**BUILT_IN, **(strategies or {})})
+        self.strategies = Names("strategy", {**BUILT_IN, **READY, **(strategies or {})})
         self.guards = Names[Guard]("guard", {**GUARDS, **(guards or {})})
         planners = Planners(planner)
         self.verifiers = Verifiers(planners, self.tools)
@@ -237,21 +237,21 @@ class Engine:
             memories=memories,
         )
         self.extracting = Extracting(self.runtime)
-        children = ChildrenHere(self.runtime, bounds.children, submits=worker_host is not None)
-        self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin, children=children)
+        self.children = ChildrenHere(self.runtime, bounds.children, submits=worker_host is not None)
+        self.runtime.parts = msgspec.structs.replace(self.runtime.parts, ended=self.extracting.begin, children=self.children)
         starting.know(self.runtime, agents)
 
     @classmethod
     def from_config(cls, config: str | Path | Config | None = None, *, trust: bool = False, **overrides: Any) -> Engine:
         """Create an engine from a `Config` or a `detent.toml`; `overrides` (arguments of `Engine`) replace the created parts.
 
-        Whatever the file imports, starts or sends requires a trusted directory (`detent trust`, `DETENT_TRUST`) or `trust`, with which the program
-        vouches for the file. Raises `ConfigError` naming the part that could not be created.
+        What the file imports, starts or sends needs a trusted directory (`detent trust`, `DETENT_TRUST`), or `trust`. Raises `ConfigError`.
         """
         from detent.config.assembly import engine_options
 
         made = cls(**engine_options(config, overrides, trust=trust))
         made.runtime.owns_store = made.runtime.owns_store or "store" not in overrides
+        made.children.own_host = "worker_host" in overrides  # a file says how a worker works, not that there is one
         return made
 
     @property
@@ -397,6 +397,7 @@ class Engine:
     bisect = opens(looking.bisect)
     check_upgrade = opens(looking.check_upgrade)
     verify = opens(upkeep.verify)
+    tree = opens(trees.tree)
 
     # Remove ---------------------------------------------------------------------------------------------------------------------
 

@@ -230,7 +230,7 @@ def waited() -> Log:
 
 
 def delegated() -> Log:
-    """A child that starts two children of its own by calls: one is awaited later, one is cancelled and fails."""
+    """A child that starts two children of its own by calls: one is awaited later, one is cancelled and fails. Its parent leaves it."""
     log = Log("20260101-000000-team.c0123456789ab").add(
         e.RunStarted(
             goal="part",
@@ -265,7 +265,8 @@ def delegated() -> Log:
     )
     log.add(e.SubagentCancelled(child="c1", why="late", call="main.4.0"))
     error = e.ToolError(code="child_cancelled", message="late")
-    return log.add(e.SubagentJoined(child="c1", status="stopped", outcome="cancelled", reason="cancelled", partial="half", error=error))
+    log.add(e.SubagentJoined(child="c1", status="stopped", outcome="cancelled", reason="cancelled", partial="half", error=error))
+    return log.add(e.LeftByParent(parent="20260101-000000-team", signal="parent:left"))
 
 
 def embedded() -> Log:

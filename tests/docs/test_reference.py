@@ -111,6 +111,7 @@ def codes_of_calls() -> set[str]:
                 said += node.args[2:3] if ast.unparse(node.func).endswith("refuse") else []
                 said += node.args[1:2] if ast.unparse(node.func).endswith("_unfit") else []
                 said += node.args[2:3] if ast.unparse(node.func) == "give_up" else []
+                said += node.args[:1] if ast.unparse(node.func) == "Refused" else []
             elif isinstance(node, ast.AsyncFunctionDef) and node.name == "_refusal":
                 said = [n.elts[0] for n in ast.walk(node) if isinstance(n, ast.Tuple) and isinstance(n.ctx, ast.Load)]
             elif isinstance(node, ast.AnnAssign | ast.Assign) and "default_error_code" in ast.unparse(node):

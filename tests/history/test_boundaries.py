@@ -314,6 +314,7 @@ def test_nothing_that_is_charged_or_asked_of_somebody_is_inherited() -> None:
         fork_effects="redo",
         openings=1,
         passes={"main": KernelState(scope="main")},
+        children={"c": Child(child="c", agent="worker", goal="help", status="not_inherited")},
     )
 
 

@@ -207,3 +207,22 @@ def test_only_the_operator_says_how_long_runs_are_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="retention: only the operator may set this"):
         load_config(file)
     assert load_config(file, operators=True).retention.archive_to == str(tmp_path / "old")
+
+
+def test_the_last_run_of_a_session_is_kept_until_the_session_is_ended() -> None:
+    """Otherwise the next message would begin the session anew, with ids that it had before."""
+
+    async def main() -> None:
+        clock, store = FakeClock(), RamStore()
+        async with kept(store, clock, erase_after="9d") as engine:
+            session = engine.session(agent_of(), "trip")
+            for text in "abc":
+                await session.send(f"say {text}")
+            clock.advance(10 * DAY_S)
+            assert set((await engine.retain(dry=True)).erased) == set((await engine.retain()).erased) == {"trip.1", "trip.2"}
+            assert (await session.send("say d")).run_id == "trip.4"
+            await session.end(by="ann")
+            clock.advance(10 * DAY_S)
+            assert set((await engine.retain()).erased) == {"trip.3", "trip.4"}
+
+    asyncio.run(main())

@@ -14,7 +14,7 @@ from detent import Agent, Bounds, Engine, FinalAnswer, ToolCall, tool
 from detent.config.remembering import MemorySettings
 from detent.config.retention import Retention
 from detent.core.errors import ItemRefused
-from detent.core.events import Origin
+from detent.core.events import Origin, Source
 from detent.core.records import RunHead
 from detent.history import forgetting
 from detent.memories.ram import RamMemory
@@ -200,3 +200,62 @@ def test_an_item_of_an_earlier_version_is_read() -> None:
     """Fields that it has not are what they were."""
     old = MemoryItem(id="i", scope=SCOPE, content="tea", origin=Origin(labels=("user",), run_id="r"))
     assert (old.origin.also, old.origin.more) == ((), False) and came_from(old.origin, "mail:*", pattern=True) is False
+
+
+def of_call(url: str, *, label: str = "untrusted", run: str = "r", **more: Any) -> Source:
+    return Source(label=label, tool="web_fetch", run_id=run, said=json.dumps({"url": url, **more}, separators=(",", ":")))
+
+
+GOOD, BAD, GOAL = of_call("https://good.example/a"), of_call("https://evil.example/b"), Source(label="user", origin="goal", run_id="r")
+LETS_IN = {"source": "web_fetch:https://good.example/*", "admit": True}
+ONLY_GOOD = [LETS_IN, {"source": "web_fetch*"}, {"source": "untrusted"}]
+
+
+@pytest.mark.parametrize(
+    ("rules", "admitted", "sources", "more"),
+    [
+        (ONLY_GOOD, True, [GOOD], {}),
+        (ONLY_GOOD, False, [BAD], {}),
+        (ONLY_GOOD, False, [GOOD, BAD], {}),
+        (ONLY_GOOD, True, [GOOD, GOAL], {}),
+        ([LETS_IN, {"source": "*"}], True, [GOOD], {"run_id": "r", "person": "ann", "items": ("i",)}),
+        ([LETS_IN, {"source": "*"}], False, [GOOD, GOAL], {}),
+        ([LETS_IN, {"source": "user", "admit": True}, {"source": "*"}], True, [GOOD, GOAL], {}),
+        (ONLY_GOOD, False, [of_call("https://evil.example/", note="https://good.example/")], {}),
+        (ONLY_GOOD, False, [GOOD], {"also": packed([coded("web_fetch:https://evil.example/b")], 100)[0]}),
+        (ONLY_GOOD, False, [GOOD], {"also": ("mail",), "labels": ("untrusted", "user")}),
+        (ONLY_GOOD, False, [GOOD], {"more": True}),
+        ([LETS_IN, {"source": "*"}], False, [GOOD], {"labels": ("untrusted", "unknown")}),
+        ([{"source": "person:ann", "admit": True}, {"source": "web_fetch*"}], False, [BAD], {"person": "ann"}),
+        ([{"source": "person:ann", "admit": True}, {"source": "person:*"}], True, [BAD], {"person": "ann"}),
+        ([{"source": "person:ann", "admit": True}, {"source": "person:*"}], False, [BAD], {"person": "ann", "also": ("person#abcdefgh",)}),
+        ([LETS_IN, {"source": "run:r"}], False, [GOOD], {}),
+        ([{"source": "run:r", "admit": True}, {"source": "untrusted"}], True, [GOOD], {}),
+        ([{"source": "run:r", "admit": True}, {"source": "untrusted"}], False, [GOOD, of_call("https://c.example", run="s")], {}),
+        ([{"source": "*", "admit": True}, {"source": "person:mallory"}], True, [BAD], {"person": "mallory"}),
+        ([{"source": "*"}], False, [], {"person": "ann"}),
+        ([{"source": "*mallory"}], False, [GOOD], {"person": "mallory"}),
+        ([LETS_IN, {"source": "mail*"}], True, [GOOD], {"also": packed([coded("web_fetch:https://evil.example/b")], 100)[0]}),
+        ([{"source": "web_*", "admit": True}, {"source": "web_fetch:*"}], True, [GOOD], {"also": ("web_fetch#abcdefgh",)}),
+    ],
+)
+def test_each_source_of_some_content_must_be_let_in(
+    rules: list[dict[str, Any]], admitted: bool, sources: list[Source], more: dict[str, Any]
+) -> None:
+    """One good page let in all that was mixed with it, and a good address among the arguments let in the page of another."""
+    origin = Origin(sources=tuple(sources), **{"labels": tuple({source.label: None for source in sources}), **more})
+    assert (MemorySettings(admit=rules).admits(origin) == "") is admitted
+
+
+@in_loop
+async def test_a_page_that_is_let_in_brings_no_other_page_with_it() -> None:
+    """What a run wrote after it had read both came from both."""
+    for read, kept in ((["https://good.example/a"], 1), (["https://good.example/a", "https://evil.example/b"], 0)):
+        memory = RamMemory()
+        steps = [
+            *(ToolCall(tool="web_fetch", args={"url": url}) for url in read),
+            ToolCall(tool="remember", args={"content": "what they say"}),
+        ]
+        async with engine_on(MemorySettings(url=memory, admit=ONLY_GOOD), *steps) as engine:
+            await engine.run(READER, "go", host=ACME)
+            assert len(await memory.list(host="")) == kept

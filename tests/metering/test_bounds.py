@@ -18,12 +18,12 @@ from detent.core.fold import evolve, fold
 from detent.core.records import Envelope, Record
 from detent.core.state import RunState
 from detent.kernel.act import act
-from detent.kernel.journal import head_of
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.metering.pricing import ModelPrice, Prices
 from detent.metering.reserving import USUAL_OUTPUT, Asked, allowed
 from detent.ports import RunQuery
+from detent.ports.heads import head_of
 from detent.ports.outside import BoundReached
 from detent.stores.ram import RamStore
 from detent.testing.clocks import EPOCH

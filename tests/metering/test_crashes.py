@@ -18,7 +18,7 @@ from detent.core.codec import read_log
 from detent.core.fold import fold
 from detent.core.records import Record
 from detent.core.state import RunState
-from detent.kernel.journal import head_of
+from detent.ports.heads import head_of
 from detent.stores.ram import RamStore
 from detent.stores.urls import open_store
 from forked import fork

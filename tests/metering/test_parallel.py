@@ -127,7 +127,7 @@ def test_a_crash_with_several_calls_open_charges_each_of_them(cut: int) -> None:
     """The log is cut there; whoever resumes finishes, and the sum holds."""
     from detent.core.codec import read_log
     from detent.core.fold import fold
-    from detent.kernel.journal import head_of
+    from detent.ports.heads import head_of
 
     async def main() -> None:
         whole, store = RamStore(), RamStore()

@@ -413,3 +413,66 @@ def test_a_message_that_cannot_be_a_run_is_refused_before_it_is_recorded(rule: A
             assert (await session.send("next")).run_id == "trip.2"
 
     asyncio.run(main())
+
+
+def test_a_run_that_is_rolled_back_is_left_out_although_another_message_overtook_that_one(tmp_path: Path) -> None:
+    """Otherwise what a sender had undone would stand in the conversation again."""
+
+    async def talk(held: Held, first: Any, here: Engine, session: Any, ledger: Ledger) -> None:
+        back = asyncio.create_task(session.send("back", rule="rollback"))
+        await noticed(here)
+        over = asyncio.create_task(here.session(None, "trip").send("over", rule="interrupt"))
+        done = [await back, await over]
+        assert (await first).reason == "cancelled"
+        assert {one.run_id for one in done} == {"trip.2", "trip.3"}
+        assert "long" not in [message.text for message in await session.messages()]
+        second = (await here.load("trip.2")).state.session
+        assert second is not None and second.before == ""
+
+    scene(tmp_path, talk)
+
+
+def test_a_queued_message_gets_back_what_the_user_said_and_the_run_has_hidden(tmp_path: Path) -> None:
+    """Its run hides the value again, and its tools can use it; a placeholder that somebody typed stays one."""
+
+    async def main() -> None:
+        held, ledger = Held(), Ledger()
+        held.does["pay acct-77"] = [call("pay", who="acct-77")]
+        agent = Agent(name="clerk", tools=ledger.tools())
+        async with engine_of(held, Place("ram", tmp_path).store(), redact=[r"acct-\d+"]) as here:
+            first = asyncio.create_task(here.session(agent, "trip").send("long"))
+            await held.began.wait()
+            queued = asyncio.create_task(here.session(agent, "trip").send("pay acct-77", rule="enqueue", message_id="m1"))
+            await noticed(here)
+            held.go.set()
+            await first
+            result = await queued
+            state = await here.load(result.run_id)
+            assert "acct-77" not in state.goal and "<secret:" in state.goal
+            mine = await here.store.list_blobs(result.run_id)
+            assert f"secret-{state.goal.split('<secret:')[1][:24]}" in mine
+
+    asyncio.run(main())
+
+
+def test_what_keeps_a_queued_message_from_its_run_is_told_to_the_next_sender(tmp_path: Path) -> None:
+    """Nothing overtakes it, so the next sender must learn whose message waits, and why."""
+
+    async def main() -> None:
+        held, ledger, store = Held(), Ledger(), Place("ram", tmp_path)
+        agent = Agent(name="clerk", tools=ledger.tools())
+        async with engine_of(held, store.store()) as here:
+            first = asyncio.create_task(here.session(agent, "trip").send("long"))
+            await held.began.wait()
+            queued = asyncio.create_task(here.session(agent, "trip").send("then", rule="enqueue", message_id="m1", by="bob"))
+            await noticed(here)
+            while not await recorded(here, "trip.1"):
+                held.go.set()
+                await asyncio.sleep(0)
+            queued.cancel()
+            await asyncio.gather(first, queued, return_exceptions=True)
+        async with engine_of(Clerk(), store.store()) as there:
+            with pytest.raises(ConfigError, match=r"message 'm1' of bob comes before yours and cannot begin here: .*pay"):
+                await there.session(None, "trip").send("mine")
+
+    asyncio.run(main())

@@ -19,10 +19,10 @@ from detent.core.fold import fold
 from detent.core.state import KernelState, transition
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext
-from detent.kernel.journal import head_of
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, KernelHooks, ModelAnswer, Passed, StrategyRun
+from detent.ports.heads import head_of
 from detent.stores.ram import RamStore
 from metering.providers import END, Planning, answer, engine, events_of, of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -18,7 +19,7 @@ from detent.core.state import RunState
 from detent.metering.tenants import TenantBudget
 from detent.running.delegating import SUMS
 from detent.stores.ram import RamStore
-from teams.family import call, start
+from teams.family import Family, call, start
 
 
 @tool(side_effect="write", cost_usd=0.01)
@@ -69,7 +70,8 @@ class Wild:
                 case 3 if started:
                     batch.append(call(random.choice(["join_agent", "cancel_agent"]), child=random.choice(started)))
                 case 4:
-                    batch.append(call("spawn_agent", agent="next", goal=f"{view.goal}/{view.iteration}.{number}"))
+                    end = random.choice(["cancel", "wait", "leave"])
+                    batch.append(call("spawn_agent", agent="next", goal=f"{view.goal}/{view.iteration}.{number}", on_parent_end=end))
                 case _:
                     asked = random.choice([{}, {}, {"max_tool_calls": random.randint(1, 9)}, {"max_cost_usd": 0.02}])
                     batch.append(start("next", goal=f"{view.goal}/{view.iteration}.{number}", budget=asked))
@@ -117,6 +119,7 @@ def test_no_bound_of_the_tree_is_exceeded_at_any_record(seed: int) -> None:
         max_tool_calls=random.randint(3, 120),
         max_failures=random.randint(4, 40),
         max_cost_usd=random.choice([None, 0.05, 0.2]),
+        max_calls_of=random.choice([None, {"pay": 5}, {"pay": 20, "fails": 3}]),
     )
     store = Kept()
 
@@ -136,6 +139,8 @@ def test_no_bound_of_the_tree_is_exceeded_at_any_record(seed: int) -> None:
                         below = used_below(one.run_id, states, own)
                         assert not (wrong := over(below, one.budget)), (run_id, record.envelope.seq, one.run_id, wrong)
             assert states[done.run_id].usage == done.usage
+            made = Counter(item.tool for one in states.values() for known in one.passes.values() for item in known.results if item.executed)
+            assert all(made[name] <= most for name, most in dict(budget.max_calls_of or ()).items()), (made, budget)
 
     asyncio.run(main())
 
@@ -168,6 +173,20 @@ def test_a_tenants_account_has_what_children_used_once() -> None:
             assert done.output == "done" and done.usage.tool_calls == 11, done.error
             spent = await engine.tenants.spent("acme")
             assert (spent.tool_calls, spent.runs) == (11, 1) and spent.cost_usd == pytest.approx(0.07)
+
+    asyncio.run(main())
+
+
+def test_children_of_one_batch_share_what_is_left() -> None:
+    """What the first one asks for is not there for the second; the others get their part of what was left when the batch began."""
+    boss = Agent(name="boss", subagents={"worker": Agent(name="worker", tools=[pay])})
+    batch = [start("worker", budget={"max_tool_calls": 12}), start("worker", budget={"max_tool_calls": 12}), start("worker")]
+
+    async def main() -> None:
+        async with Engine(planner=Family(boss=batch, worker=[call("pay", cents=1)]), approver="caller") as engine:
+            done = await engine.run(boss, "pay", budget=Budget(max_tool_calls=23))
+            bounds = [child.spawned.budget.max_tool_calls for child in done.state.children.values()]
+            assert bounds == [12, 8] and done.output == [[1], [1], "budget_exhausted"]
 
     asyncio.run(main())
 

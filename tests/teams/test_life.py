@@ -6,103 +6,18 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import virtual_time
-from detent import Agent, Bounds, Budget, ChildBounds, Engine, FinalAnswer, Plan, Suspended, ToolCall, tool
+from detent import Bounds, Budget, CancelSubagent, ChildBounds, FinalAnswer, SpawnSubagent, Stop, Suspended, ToolCall, tool
 from detent.core import events as e
-from detent.core.codec import read_log
-from detent.ports import RunQuery, View
+from detent.core.errors import FatalToolError
+from detent.ports import Passed, RunQuery, StrategyRun, View
+from detent.running.working import StoreBacklog, hand
 from detent.stores.ram import RamStore
 from detent.testing import CrashingStore
-from detent.workers.in_process import InProcessHost
-
-
-class Team:
-    """What the runs of a test do: the agent `boss` makes `calls` and answers with what came back, each other agent follows its goal.
-
-    `keep N`: keep N with a tool. `ask N`: the same, which a person must approve. `hang`: wait until the test lets go. `loop`: never end.
-    """
-
-    def __init__(self, *calls: ToolCall, answers: bool = True) -> None:
-        self.calls, self.answers = calls, answers
-        self.kept: list[str] = []
-        self.go, self.hangs = asyncio.Event(), asyncio.Event()
-
-        @tool(side_effect="write", idempotent=True)
-        async def keep(what: str) -> str:
-            """Keep something."""
-            self.kept.append(what)
-            return what
-
-        @tool(side_effect="destructive")
-        async def dangerous(what: str) -> str:
-            """Keep something; a person must approve."""
-            self.kept.append(what)
-            return what
-
-        @tool(side_effect="read")
-        async def hang() -> str:
-            """Wait."""
-            self.hangs.set()
-            await self.go.wait()
-            return "went on"
-
-        self.tools = [keep, dangerous, hang]
-        self.worker = Agent(name="worker", tools=["keep", "dangerous", "hang"])
-        self.middle = Agent(name="middle", subagents={"worker": self.worker})
-        self.boss = Agent(
-            name="boss", subagents={"worker": self.worker, "middle": self.middle}, tools=["spawn_agent", "join_agent", "cancel_agent"]
-        )
-
-    async def plan(self, view: View) -> Any:
-        """See the class."""
-        if view.agent.name == "boss":
-            if not view.results:
-                return Plan(actions=self.calls)
-            return FinalAnswer(content=[item.content if item.ok else item.error.code for item in view.results])
-        if view.results:
-            return FinalAnswer(
-                content=f"{view.agent.name}: {view.results[-1].content if view.results[-1].ok else view.results[-1].error.code}"
-            )
-        what, _, rest = view.goal.partition(" ")
-        if view.agent.name == "middle":
-            return ToolCall(tool="agent_worker", args={"goal": view.goal})
-        if what == "hang":
-            return ToolCall(tool="hang", args={})
-        if what == "fail":
-            raise ValueError("no")
-        return ToolCall(tool="keep" if what == "keep" else "dangerous", args={"what": rest})
-
-    def engine(self, store: Any, **options: Any) -> Engine:
-        """Return an engine on this store."""
-        return Engine(store=store, planner=self, tools=self.tools, approver="caller", **options)
-
-
-def start(goal: str, agent: str = "worker", **more: Any) -> ToolCall:
-    """Return the call that starts a child and waits for it."""
-    return ToolCall(tool=f"agent_{agent}", args={"goal": goal, **more})
-
-
-def spawn(goal: str, agent: str = "worker", **more: Any) -> ToolCall:
-    """Return the call that starts a child and continues."""
-    return ToolCall(tool="spawn_agent", args={"agent": agent, "goal": goal, **more})
-
-
-async def events_of(engine: Engine, run_id: str, kind: type[Any]) -> list[Any]:
-    """Return the events of one kind in a run's log."""
-    return [record.event for record in read_log(run_id, await engine.store.read(run_id)) if isinstance(record.event, kind)]
-
-
-async def children_of(engine: Engine, run_id: str) -> list[str]:
-    """Return the ids of a run's children."""
-    return [head.run_id for head in await engine.store.list_runs(RunQuery()) if head.parent == run_id]
-
-
-async def same_again(engine: Engine, run_id: str) -> None:
-    """Check that each run of a tree replays as it was."""
-    for head in await engine.store.list_runs(RunQuery(goal_id=run_id)):
-        assert (again := await engine.replay(head.run_id)).identical, (head.run_id, again.divergence)
+from teams.living import Team, children_of, events_of, same_again, spawn, start
 
 
 def test_an_answer_to_a_grandchild_continues_the_runs_above_it(tmp_path: Path) -> None:
@@ -175,12 +90,14 @@ def test_a_parent_that_dies_starts_no_child_again_and_joins_each_once(at: int, w
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("by", ["call", "action"])
 @pytest.mark.parametrize(("on_end", "outcome"), [("cancel", "cancelled"), ("wait", "completed"), ("leave", "left")])
-def test_an_open_child_ends_as_its_call_says_when_its_parent_answers(on_end: str, outcome: str) -> None:
+def test_an_open_child_ends_as_its_call_says_when_its_parent_answers(on_end: Any, outcome: str, by: str) -> None:
     """The default cancels it; `wait` holds the answer; `leave` splits off what was reserved for it."""
 
     async def main() -> None:
-        team, store = Team(spawn("hang", on_parent_end=on_end)), RamStore()
+        action = SpawnSubagent(agent="worker", goal="hang", join=False, on_parent_end=on_end)
+        team, store = Team(action if by == "action" else spawn("hang", on_parent_end=on_end)), RamStore()
         async with team.engine(store) as engine:
             running = asyncio.create_task(engine.run(team.boss, "share", run_id="root"))
             await asyncio.wait([running, asyncio.create_task(team.hangs.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -198,8 +115,13 @@ def test_an_open_child_ends_as_its_call_says_when_its_parent_answers(on_end: str
             assert not state.held.iterations and (state.usage.iterations >= spawned.reserved.iterations) is (on_end == "leave")
             team.go.set()
             if on_end == "leave":
-                child = await engine.resume(joined.child) if not engine.runtime.parts.watcher.control(joined.child) else None
-                assert child is None or child.status == "completed"
+                while not (child := await engine.load(joined.child)).terminal:
+                    await asyncio.sleep(0.1)
+                assert child.status == "completed" and child.delegated is not None and child.delegated.left
+                head = await store.head(joined.child)
+                assert head is not None and (head.parent, child.delegated.root) == ("", "root")  # a root that names its origin
+                await same_again(engine, joined.child)
+                assert (await engine.verify(joined.child)).ok
             else:
                 assert (await engine.load(joined.child)).reason == ("cancelled" if on_end == "cancel" else "final_answer")
             await same_again(engine, "root")
@@ -333,7 +255,7 @@ def test_a_cancellation_of_a_tree_ends_children_that_would_be_waited_for_or_left
 
 
 @pytest.mark.parametrize("wait", ["none", "accepted", "ended"])
-def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: str) -> None:
+def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: Any) -> None:
     """`accepted`: until the child has recorded it; `ended`: the call has the child's end, with what it had so far."""
 
     async def main() -> None:
@@ -343,7 +265,7 @@ def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: str) -> None:
         async def plan(view: View) -> Any:
             if view.agent.name == "boss" and len(view.results) == 1:
                 await team.hangs.wait()
-                return ToolCall(tool="cancel_agent", args={"child": view.results[0].content["child"], "why": "enough", "wait": wait})
+                return CancelSubagent(child=view.results[0].content["child"], why="enough", wait=wait)
             if view.agent.name == "boss" and len(view.results) == 2:
                 child = await engine.load(view.results[0].content["child"])
                 seen.append("ended" if child.terminal else "accepted" if child.cancel else "none")
@@ -364,66 +286,158 @@ def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: str) -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize(
-    ("bounds", "goal", "agent", "output"),
-    [
-        ({}, "keep 1", "worker", ["worker: 0", "worker: 1", "worker: 2"]),
-        ({"per_run": 2}, "keep 1", "worker", ["worker: 0", "worker: 1", "too_many_children"]),
-        ({"depth": 1}, "keep 1", "middle", ["middle: too_deep"] * 3),
-        ({"depth": 0}, "keep 1", "worker", ["too_deep"] * 3),
-    ],
-)
-def test_only_the_engine_sets_how_large_a_team_may_become(bounds: Any, goal: str, agent: str, output: list[str]) -> None:
-    """The log has limits that are not the usual ones, so an engine with others replays the same refusals."""
+@pytest.mark.parametrize("how", ["fails", "bound", "stops", "given up"])
+def test_whatever_ends_a_parent_ends_its_open_child(how: str) -> None:
+    """A child of a parent that failed, reached a bound or was given up would work for nobody."""
 
     async def main() -> None:
-        team, store = Team(*(start(f"keep {n}", agent) for n in range(3))), RamStore()
-        async with team.engine(store, bounds=Bounds(children=ChildBounds(**bounds))) as engine:
-            assert (await engine.run(team.boss, "share", run_id="root")).output == output
+        team, store = Team(spawn("hang")), RamStore()
+
+        async def plan(view: View) -> Any:
+            if view.agent.name == "boss" and view.results:
+                if how == "bound":
+                    return ToolCall(tool="join_agent", args={"child": "nobody"})
+                await team.hangs.wait()
+                if how == "given up":
+                    raise Suspended("root", "its worker dies")
+                if how == "stops":
+                    return Stop(reason="enough")
+                raise ValueError("the planner fails")
+            return await Team.plan(team, view)
+
+        team.plan = plan  # type: ignore[method-assign]
         async with team.engine(store) as engine:
+            if how == "given up":
+                with pytest.raises(Suspended):
+                    await engine.run(team.boss, "share", run_id="root")
+                await StoreBacklog(hand(engine.runtime)).give_up("root", "it fails again and again", 5)
+                assert (await engine.load("root")).status == "waiting_for_operator"
+                (child,) = await children_of(engine, "root")
+                await engine.work(until_idle=True)
+                assert (await engine.load(child)).reason == "cancelled"
+                return
+            done = await engine.run(team.boss, "share", run_id="root", budget=Budget(max_iterations=3) if how == "bound" else None)
+            reason = {"fails": "planner_error", "bound": "max_iterations", "stops": "stop_action"}[how]
+            assert done.reason == reason, done
+            (joined,) = await events_of(engine, "root", e.SubagentJoined)
+            assert (joined.outcome, (await engine.load(joined.child)).reason) == ("cancelled", "cancelled")
             await same_again(engine, "root")
 
     virtual_time.run(main())
 
 
-def test_more_than_the_usual_number_of_children_is_the_engines_to_allow() -> None:
-    """65 children, and never more than three at once; the others queue."""
-    running = [0, 0]
-
-    class Counting(Team):
-        async def plan(self, view: View) -> Any:
-            if view.agent.name == "worker":
-                running[0] += 1
-                running[1] = max(running)
-                await asyncio.sleep(1)
-                running[0] -= 1
-                return FinalAnswer(content=view.goal)
-            return await super().plan(view)
+def test_a_held_answer_is_the_one_that_was_given_whatever_happens_meanwhile() -> None:
+    """The parent waits with its answer for a child; its process dies; the other one may not ask the planner for another answer."""
 
     async def main() -> None:
-        team, store = Counting(*(start(f"{n}") for n in range(65))), RamStore()
-        async with team.engine(store, bounds=Bounds(children=ChildBounds(per_run=65, at_once=3))) as engine:
-            done = await engine.run(team.boss, "share", run_id="root", budget=Budget(max_iterations=900))
-            assert done.output == [f"{n}" for n in range(65)] and running[1] == 3
+        team, store = Team(spawn("ask 1", on_parent_end="wait")), RamStore()
+        answers = iter(["the first", "another"])
+
+        async def plan(view: View) -> Any:
+            if view.agent.name == "boss" and view.results:
+                return FinalAnswer(content=next(answers))
+            return await Team.plan(team, view)
+
+        team.plan = plan  # type: ignore[method-assign]
+        async with team.engine(store) as engine:
+            assert (await engine.run(team.boss, "share", run_id="root")).status == "waiting_for_subagent"
+        async with team.engine(store.sibling()) as engine:
+            (asked,) = await engine.approvals()
+            await engine.approve(asked.run_id, asked.call_id, by="ann")
+            state = await engine.load("root")
+            assert (state.output, state.usage.iterations, team.kept) == ("the first", 4, ["1"])
+            await same_again(engine, "root")
 
     virtual_time.run(main())
 
 
-def test_with_a_worker_host_children_are_submitted_and_other_workers_run_them() -> None:
-    """The program that starts the team advances no child; its parent waits as rows; two workers do the rest, and each child runs once."""
+@pytest.mark.parametrize("status", ["waiting", "queued", "suspended"])
+def test_a_child_in_any_state_is_cancelled_with_its_parent(status: str) -> None:
+    """It waits for a person, has not begun, or was left open by a process that stopped."""
 
     async def main() -> None:
-        team, store = Team(*(start(f"keep {n}", "middle") for n in range(10))), RamStore()
-        async with team.engine(store, worker_host=InProcessHost()) as engine:
-            waits = await engine.run(team.boss, "share", run_id="root", budget=Budget(max_iterations=900))
-            assert waits.status == "waiting_for_subagent" and team.kept == []
-            assert len(await store.list_runs(RunQuery(status=("running",)))) == 8  # the others are started as these end
-        async with team.engine(store.sibling()) as first, team.engine(store.sibling()) as second:
-            await asyncio.gather(first.work(until_idle=True), second.work(until_idle=True))
-            done = await first.load("root")
-            assert done.output == [f"middle: worker: {n}" for n in range(10)]
-            assert sorted(team.kept) == sorted(f"{n}" for n in range(10))
-            assert len(await store.list_runs(RunQuery())) == 21
-            await same_again(first, "root")
+        goals = {"waiting": ["ask 1"], "queued": ["ask 1", "hang", "keep 2"], "suspended": ["hang"]}[status]
+        team, store = Team(*(start(goal) for goal in goals)), RamStore()
+        async with team.engine(store, bounds=Bounds(children=ChildBounds(at_once=1 if status == "queued" else 8))) as engine:
+            running = asyncio.create_task(engine.run(team.boss, "share", run_id="root"))
+            if status != "waiting":
+                await team.hangs.wait()
+            if status == "suspended":
+                engine.suspend("the machine goes down", drain_s=0)
+                with pytest.raises(Suspended):
+                    await running
+            elif status == "waiting":
+                await running
+            done = await engine.cancel("root", by="ann")
+            if status == "queued":
+                done = await running
+            assert (done.status, done.reason) == ("stopped", "cancelled")
+            heads = await store.list_runs(RunQuery())
+            assert len(heads) == len(goals) + 1 and {head.reason for head in heads} == {"cancelled"}, heads
+            assert team.kept == []
+            assert not (await engine.load("root")).held.iterations
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+def test_a_strategy_does_not_work_on_while_the_end_of_its_run_is_held() -> None:
+    """A fatal tool ended the run; it waits for its child's end; a strategy that tries something else on failure would begin that."""
+
+    async def twice(run: StrategyRun) -> Passed:
+        first = await run.kernel("first")
+        return first if first.reason == "final_answer" else await run.kernel("second", task="try again")
+
+    @tool(side_effect="write")
+    def explode() -> str:
+        """Fail for good."""
+        raise FatalToolError("no")
+
+    async def main() -> None:
+        team, store = Team(spawn("hang"), ToolCall(tool="explode", args={})), RamStore()
+        team.tools.append(explode)
+        boss = msgspec.structs.replace(team.boss, tools=(*team.boss.tools, "explode"), strategy="twice")
+        async with team.engine(store, strategies={"twice": twice}) as engine:
+            done = await engine.run(boss, "share", run_id="root")
+            assert (done.reason, list((await engine.load("root")).passes)) == ("fatal_tool_error", ["first"])
+            assert [one.outcome for one in await events_of(engine, "root", e.SubagentJoined)] == ["cancelled"]
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+def test_a_child_that_is_left_before_it_began_begins() -> None:
+    """It queued behind another one. Its parent has paid for it, and nobody would start it afterwards."""
+
+    async def main() -> None:
+        team, store = Team(spawn("hang"), spawn("keep 1", on_parent_end="leave")), RamStore()
+        async with team.engine(store, bounds=Bounds(children=ChildBounds(at_once=1))) as engine:
+            assert (await engine.run(team.boss, "share", run_id="root")).status == "completed"
+            (left,) = [one.child for one in await events_of(engine, "root", e.SubagentJoined) if one.outcome == "left"]
+            while not (await engine.load(left)).terminal:
+                await asyncio.sleep(0.1)
+            assert team.kept == ["1"]
+
+    virtual_time.run(main())
+
+
+def test_a_child_that_cannot_be_started_is_an_observation_of_its_parent() -> None:
+    """Its tool needs a credential that nobody gave. A parent that waits for it would wait for ever."""
+
+    @tool(side_effect="read", credentials=["key"])
+    def secret() -> str:
+        """Use the key."""
+        return "never"
+
+    async def main() -> None:
+        team, store = Team(start("keep 1")), RamStore()
+        team.tools.append(secret)
+        needy = msgspec.structs.replace(team.worker, tools=(*team.worker.tools, "secret"))
+        async with team.engine(store) as engine:
+            done = await engine.run(msgspec.structs.replace(team.boss, subagents={"worker": needy}), "share", run_id="root")
+            assert done.output == ["child_failed"] and await children_of(engine, "root") == []
+            (joined,) = await events_of(engine, "root", e.SubagentJoined)
+            assert joined.reason == "not_started" and "missing_required_credential:key" in joined.error.message
+            await same_again(engine, "root")
 
     virtual_time.run(main())

@@ -11,6 +11,7 @@ import pytest
 from detent import Agent, Engine, FinalAnswer, Host, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
+from detent.policies import TieredPolicy
 from detent.ports import RunQuery, Verdict
 from teams.family import SENT, Family, below, call, keep, records_of, send, start, wipe
 
@@ -84,6 +85,9 @@ def test_a_child_gets_only_the_credentials_that_its_tools_need() -> None:
             heads = await engine.store.list_runs(RunQuery())
             held = {state.agent.name: state.host.credential_refs for head in heads for state in [await engine.load(head.run_id)]}
             assert held == {"boss": ("crm", "bank"), "middle": ("crm",), "worker": ("crm",), "other": ()}
+            with pytest.raises(ConfigError, match=r"worker.*look_up.*missing_required_credential:crm"):
+                await engine.run(boss, "share", host=Host(credential_refs=("bank",)))
+            assert len(await engine.store.list_runs(RunQuery())) == len(heads)
 
     asyncio.run(main())
 
@@ -158,21 +162,28 @@ def boss_and_worker() -> Agent:
 def test_another_engine_asks_the_policy_that_was_recorded_as_data(tmp_path: Path) -> None:
     """Or else a worker with a looser policy would lift what the parent's policy refuses."""
     store = f"sqlite:///{tmp_path}/runs.db"
-    planner = Family(boss=[start("worker")], worker=[call("wipe", place="home")])
     policy = tmp_path / "policy.toml"
-    policy.write_text('default = "tiers"\n[[rules]]\nid = "ten"\ntool = "wipe"\ndecision = "require_approval"\napprovers = 2\n')
+    policy.write_text('default = "tiers"\n[[rules]]\nid = "nothing-kept"\ntool = "keep"\ndecision = "deny"\n')
+
+    class Twice(Family):
+        async def plan(self, view: Any) -> Any:
+            if view.agent.name == "worker" and len(view.results) < 2:
+                return call("keep", text="a") if view.results else call("wipe", place="home")
+            return await super().plan(view)
+
+    planner = Twice(boss=[start("worker")], worker=[])
 
     async def main() -> None:
         async with Engine(store=store, planner=planner, policy=policy, approver="caller") as engine:
-            waits = await engine.run(boss_and_worker(), "share")
+            worker = Agent(name="worker", tools=[wipe, keep])
+            waits = await engine.run(Agent(name="boss", subagents={"worker": worker}), "share")
             assert waits.status == "waiting_for_subagent"
             (state,) = await below(engine, waits.run_id)
-        async with Engine(store=store, planner=planner, tools=[wipe], approver="caller") as engine:
+        async with Engine(store=store, planner=planner, tools=[wipe, keep], approver="caller") as engine:
             (asked,) = await engine.approvals()
             await engine.approve(asked.run_id, asked.call_id, by="ann")
-            assert not SENT, "one of two has approved"
-            await engine.approve(asked.run_id, asked.call_id, by="bo")
-            assert SENT == ["home"] and (await engine.load(state.run_id)).status == "completed"
+            assert SENT == ["home"] and (await engine.load(state.run_id)).output == ["home", "policy_denied"]
+            assert (await engine.replay(state.run_id)).identical
 
     asyncio.run(main())
 
@@ -249,5 +260,22 @@ def test_what_the_parent_keeps_out_of_its_log_is_kept_out_of_the_childs() -> Non
                 assert b"K-123456" not in b"".join(await engine.store.read(run_id))
             joined = [event for event in await records_of(engine, done.run_id) if isinstance(event, e.SubagentJoined)]
             assert "<secret:" in joined[0].output
+
+    asyncio.run(main())
+
+
+def test_a_child_can_be_cancelled_and_judged_anew_where_its_policy_is_not(tmp_path: Path) -> None:
+    """No call is decided when a run ends, so nothing is missing; a candidate policy is tried on the calls of children as on any others."""
+    store = f"sqlite:///{tmp_path}/runs.db"
+    planner = Family(boss=[start("worker")], worker=[call("wipe", place="home")])
+
+    async def main() -> None:
+        async with Engine(store=store, planner=planner, policy=Careful(), approver="caller") as engine:
+            await engine.run(boss_and_worker(), "share")
+        async with Engine(store=store, planner=planner, tools=[wipe], approver="caller") as engine:
+            found = await engine.backtest(TieredPolicy({"destructive": "deny"}))
+            assert [change.tool for change in found.changes] == ["wipe"] and not found.skipped
+            (asked,) = await engine.approvals()
+            assert (await engine.cancel(asked.run_id, by="ann")).reason == "cancelled"
 
     asyncio.run(main())

@@ -14,14 +14,13 @@ import typer
 from detent.cli import options as o
 from detent.cli import surroundings
 from detent.cli.invocation import Invocation
-from detent.cli.logged import AGENT_FILE, agent_path
 from detent.cli.output import FAILED, Output, clean, shortened
 from detent.cli.store_report import examine_store
 from detent.cli.surroundings import Extra, Program, Provider, Server
 from detent.config.agents import Agent
 from detent.config.engines import Config
 from detent.config.imports import add_import_roots
-from detent.config.loading import CONFIG_FILE, find_config, load_agent
+from detent.config.loading import AGENT_FILE, CONFIG_FILE, find_config, load_agent, path_of_agent, subagent_files
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError, DetentError
 from detent.memories.sqlite.vectors import way_here
@@ -145,15 +144,18 @@ def _files(agent: str | None, config: Path | None) -> tuple[Invocation | None, l
         agents.setdefault(invocation.config.agent, invocation.config.agent)
     elif Path(AGENT_FILE).is_file():
         agents.setdefault(AGENT_FILE, AGENT_FILE)
-    files += [_agent(path, invocation.trust) for path in dict.fromkeys(agents.values())]
+    files += [_agent(path, invocation.trust, invocation.config) for path in dict.fromkeys(agents.values())]
     return invocation, files
 
 
-def _agent(named: str, trust: Trust) -> File:
-    path = agent_path(named)
+def _agent(named: str, trust: Trust, config: Config) -> File:
+    path = path_of_agent(named)
     try:
         trust.need_agent(path)
-        loaded = load_agent(path)
+        agents = config.agents or {}
+        for file in subagent_files(path, agents):
+            trust.need_agent(file)
+        loaded = load_agent(path, agents=agents)
         problem = _unaskable(loaded)
     except DetentError as error:
         return File(path=str(path), kind="agent", problem=str(error))

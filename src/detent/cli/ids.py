@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from detent.cli.output import shortened
 from detent.core.errors import ConfigError, CorruptLog, DetentError, RunNotFound
 from detent.core.records import RunHead
+from detent.history.trees import without_children
 from detent.ports import EventStore, RunQuery
 
 SECOND = len("20260301-120000")
@@ -75,7 +76,8 @@ async def short_names(store: EventStore, ids: Sequence[str]) -> dict[str, str]:
 async def find_run(store: EventStore, asked: str, *, there: bool) -> str:
     """Return the id of the run that `asked` names; `there` says whether the store exists. Raise `RunNotFound`, `ConfigError`.
 
-    It is a whole id, a unique beginning, the last word of an id that Detent made, `last` for the newest run, or `last-1` for the one before it.
+    It is a whole id, a unique beginning, the last word of an id that Detent made, `last` for the newest run that no
+    other run started, or `last-1` for the one before it.
     """
     if not there:
         raise RunNotFound(asked, f"{store.url}, which does not exist (is the URL right? the first run creates it)")
@@ -83,7 +85,7 @@ async def find_run(store: EventStore, asked: str, *, there: bool) -> str:
         raise RunNotFound(asked, store.url)
     if back := LAST.fullmatch(asked):
         number = int(back[1] or 0)
-        newest = await store.list_runs(RunQuery(limit=number + 1))
+        newest = await without_children(store.list_runs, RunQuery(), number + 1)
         if len(newest) <= number:
             raise RunNotFound(asked, store.url)
         return newest[number].run_id

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import getpass
 import os
 import shlex
@@ -20,33 +19,50 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from detent.cli.agent_parts import (
+    agent_path,
+    check_planner,
+    import_parts,
+    no_agent,
+    refuse_logged,
+    refuse_unknown_tools,
+    states_below,
+    with_allowed_servers,
+)
 from detent.cli.asked import IMPLICIT, Asked
 from detent.cli.ids import find_run, short_names
-from detent.cli.logged import AGENT_FILE, Word, agent_path, own_agents
+from detent.cli.logged import Word, own_agents
 from detent.cli.options import Setup
 from detent.cli.output import Output
 from detent.cli.stopping import Stops
 from detent.cli.surroundings import unused_stores
 from detent.cli.trusting import ask, attended
-from detent.config.agents import Agent
+from detent.config.agents import Agent, starts_of
 from detent.config.assembly import made_workspace
 from detent.config.demands import config_demands, govern
 from detent.config.engines import DEFAULTS, Config, LimitsConfig, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
 from detent.config.environment import config_from_environment
-from detent.config.imports import add_import_roots, load_skills, load_tool
-from detent.config.loading import IMPORTS, find_config, is_operators, load_agent, load_config, operators_config, recorded
+from detent.config.imports import add_import_roots, load_skills
+from detent.config.loading import (
+    AGENT_FILE,
+    find_config,
+    is_operators,
+    load_agent,
+    load_config,
+    operators_config,
+    recorded,
+    subagent_files,
+)
 from detent.config.mcp_tables import load_servers
-from detent.config.names import Names, load_named, load_phases
 from detent.config.trust import Trust
 from detent.config.verifying import names_in_workspace
 from detent.core.budget import Budget
-from detent.core.errors import ConfigError, RunContextMismatch, Suspended, UnknownName
+from detent.core.errors import ConfigError, RunContextMismatch, Suspended
 from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports import RunQuery, ToolSpec, look_at
 from detent.ports.passwords import without_password
-from detent.ports.verifying import Stated
 from detent.running.interrupts import on_signals
 from detent.running.results import Result, result_of
 from detent.running.starting import add_imported
@@ -99,7 +115,7 @@ class Invocation:
             passed = (*DECIDING, "workspace") if bare else ()
             if setup.store or environment.store.url:  # the file's is not used
                 passed += ("store",)
-            self.trust.need_config(project, config_demands(project, without=passed))
+            self.trust.need_config(project, config_demands(project, without=(*passed, "agents")))  # an agent that is used is asked about
         given = Config(
             store=StoreConfig(url=setup.store or None),
             workspace=WorkspaceConfig(root=str(setup.workspace) if setup.workspace is not None else None),
@@ -116,7 +132,9 @@ class Invocation:
         self.bare = bare
         for line in unused_stores(Path.cwd()) if self.config.store.url is None else ():
             self.output.say(line, "yellow")
-        self.engine = Engine.from_config(replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), **(lent or {}))
+        self.engine = Engine.from_config(
+            replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), agents=(), **(lent or {})
+        )
         self.stops = Stops(self.output, self.engine)
 
     # Engine -----------------------------------------------------------------------------------------------------------------------
@@ -210,10 +228,7 @@ class Invocation:
         return result_of(await self.engine.load(run_id))
 
     async def outfit(self, asked: str, *, agent_file: str | None = None) -> RunState:
-        """Find the run and, unless the invocation is bare, register the tools that its log or `agent_file` names.
-
-        Raise `ConfigError`.
-        """
+        """Find the run and, unless the invocation is bare, register the tools that its log or `agent_file` names. Raise `ConfigError`."""
         state = await self.state(asked)
         if not self.bare:
             self.equip(state, agent_file=agent_file)
@@ -224,6 +239,8 @@ class Invocation:
 
         With `own` only the configuration here counts. Raise `ConfigError`, `RunContextMismatch`.
         """
+        for below in states_below(state):
+            self.equip(below, own=own)
         word = Word(state, self.config, self.trust, own=own)
         if agent_file is not None:
             word.check_key()
@@ -239,7 +256,7 @@ class Invocation:
             meta = word.counts()
             govern(*(Path(file) for file in [meta.get("agent_file")] if file))
             add_import_roots(self.config.import_roots or ())
-            _import(self.engine, meta, f"run {state.run_id!r}")
+            import_parts(self.engine, meta, f"run {state.run_id!r}")
             if meta["skills"] and "activate_skill" not in self.engine.tools:
                 self._register([load_skills(meta["skills"], f"run {state.run_id!r}")])
         root = self.said.workspace.root or meta.get("workspace") or self.config.workspace.root or "."
@@ -250,7 +267,7 @@ class Invocation:
             file = Path(meta.get("agent_file", ""))
             self._add_servers(allowed_servers(load_servers(file), self.config) if file.is_file() else {}, root)
         if own:
-            _refuse_logged(state, self.engine)
+            refuse_logged(state, self.engine)
 
     def _add_servers(self, servers: dict[str, McpServer], root: str) -> None:
         self.engine.servers.work_in(root)
@@ -259,10 +276,9 @@ class Invocation:
     def add_agents_servers(self) -> None:
         """Add the MCP servers of the agent file, if there is one."""
         if self.config.agent is not None or Path(AGENT_FILE).is_file():
-            path = _agent_path(self.config, self.config.agent or AGENT_FILE)
+            path = agent_path(self.config, self.config.agent or AGENT_FILE)
             self.trust.need_agent(path)
-            servers = load_servers(path)
-            self._add_servers(allowed_servers(servers, self.config), self.config.workspace.root or ".")
+            self._add_servers(allowed_servers(load_servers(path), self.config), self.config.workspace.root or ".")
 
     def _add_workspace(self, names: Iterable[str], root: str, who: str, *, sandbox: str | None) -> None:
         missing = [name for name in names if name not in self.engine.tools]
@@ -282,11 +298,12 @@ class Invocation:
 
     def _load_agent(self, named: str) -> tuple[Path, Agent]:
         """Return the path of an agent file and its agent, if the file is trusted."""
-        path = _agent_path(self.config, named)
-        self.trust.need_agent(path)
+        path = agent_path(self.config, named)
+        agents = self.config.agents or {}
+        for file in (path, *subagent_files(path, agents)):
+            self.trust.need_agent(file)
         add_import_roots(self.config.import_roots or ())
-        agent = load_agent(path)
-        return path, replace(agent, mcp=allowed_servers(agent.mcp, self.config))
+        return path, with_allowed_servers(load_agent(path, agents=agents), self.config)
 
     def agent(self, asked: Asked = NOT_ASKED) -> Agent:
         """Return the agent to run, with its tools registered and its workspace recorded; raise `ConfigError`.
@@ -306,31 +323,30 @@ class Invocation:
             add_import_roots(self.config.import_roots or ())
             path, agent = "options", asked.agent(self.said.workspace.root)
         else:
-            raise ConfigError(_no_agent())
+            raise ConfigError(no_agent())
         root = self.said.workspace.root or agent.meta.get("workspace") or self.config.workspace.root or "."
+        return self._furnished(agent, path, root)
+
+    def _furnished(self, agent: Agent, path: Path | str, root: str) -> Agent:
+        """Return the agent with all that it and those that it may start need registered; raise `ConfigError`."""
+        below = starts_of(agent.subagents).items()
+        starts = {
+            name: one if isinstance(one, str) else self._furnished(one, one.meta.get("agent_file", path), root) for name, one in below
+        }
+        agent = replace(agent, subagents=starts)
         try:
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
         except ConfigError as error:
             raise ConfigError(f"{path}: tools: {error}") from None
-        self._add_workspace(
-            names_in_workspace(agent.tool_names(), agent.spec().verify),
-            root,
-            f"{path}: agent {agent.name!r} works in",
-            sandbox=agent.meta.get("sandbox"),
-        )
+        names, who = names_in_workspace(agent.tool_names(), agent.spec().verify), f"{path}: agent {agent.name!r} works in"
+        self._add_workspace(names, root, who, sandbox=agent.meta.get("sandbox"))
         self._add_servers(agent.mcp, root)
         add_imported(self.engine.runtime, agent)
-        kernel = self.engine.kernels.get(agent.kernel) if agent.kernel else self.engine.runtime.parts.kernel
-        for name in set(agent.tool_names()) - {tool.name for tool in kernel.meta_tools}:
-            with contextlib.suppress(UnknownName):  # reported below, with all known names
-                self.engine.tools.get(name)  # a meta-tool, or a tool of a plug-in package
-            if name not in self.engine.tools and not self.engine.servers.claims(name):
-                self.engine.protocols.refuse_unasked([name])
-                raise ConfigError(f"{path}: tools: {UnknownName('tool', name, _known_tools(self.engine))}")
-        _check_planner(self.engine, agent, path)
-        if agent.name == IMPLICIT and named is None and not agent.tools:
+        refuse_unknown_tools(self.engine, agent, path)
+        check_planner(self.engine, agent, path)
+        if agent.name == IMPLICIT and path == "options" and not agent.tools:
             return agent
-        return msgspec.structs.replace(agent, meta={**agent.meta, "workspace": str(Path(root).expanduser().resolve())})
+        return replace(agent, meta={**agent.meta, "workspace": str(Path(root).expanduser().resolve())})
 
     def tool_specs(self) -> list[ToolSpec]:
         """Return the declarations of the available tools: of the workspace, the configuration, and the agent file if there is one."""
@@ -366,47 +382,6 @@ class Invocation:
         return self.config.output.verbosity or 0
 
 
-def _import(engine: Engine, meta: dict[str, Any], where: str) -> None:
-    """Import the parts of a log's `meta` that count. Raise `ConfigError`."""
-    engine.tools.add_all([load_tool(path, where) for path in meta[IMPORTS["tool"]]])
-    engine.verifiers.add({path: Stated({"function": path}, load_named("verifier", path, where)) for path in meta[IMPORTS["verify"]]})
-    registries: dict[str, Names[Any]] = {"guard": engine.guards, "strategy": engine.strategies, "kernel": engine.kernels}
-    registries["compactor"] = engine.runtime.parts.compactors
-    for kind, names in registries.items():
-        for path in meta[IMPORTS[kind]]:
-            if path not in names:
-                names.register(path, load_named(kind, path, where))
-    if phases := meta[IMPORTS["phase"]]:
-        kernel = load_phases(phases, where)
-        if kernel.name not in engine.kernels:
-            engine.kernels.register(kernel.name, kernel)
-
-
-def _known_tools(engine: Engine) -> list[str]:
-    from detent.tools.workspace.tools import workspace_tools
-
-    return sorted({*engine.tools.names(), *(tool.name for tool in workspace_tools("."))})
-
-
-def _check_planner(engine: Engine, agent: Agent, path: Path | str) -> None:
-    if agent.rules or agent.model or engine.planner is not None:
-        return
-    raise ConfigError(
-        f"{path}: agent {agent.name!r} has neither a model nor rules, so nothing decides what it does\n"
-        'give it model = "openai:gpt-5" (`detent doctor` shows what is available), or rules = "rules.yaml" (`detent init` writes an example)'
-    )
-
-
-def _agent_path(config: Config, named: str) -> Path:
-    agents = config.agents or {}
-    path = agent_path(agents.get(named, named))
-    if not path.exists() and named not in agents:
-        near = difflib.get_close_matches(named, agents, n=1)
-        hint = f"; did you mean the agent {near[0]!r}?" if near else ""
-        raise ConfigError(f"there is no agent file {named!r}{hint} (`detent init` writes an example)")
-    return path
-
-
 def _suffix(store: str | None, config: Path | None) -> str:
     said = ["--store", without_password(store)] if store else []
     said += ["--config", str(config)] if config is not None else []
@@ -428,24 +403,6 @@ def _filed(named: Path | None, root: str | Path | None, *, without: Iterable[str
     return operators_config(without=without).over(said), None if operators else found
 
 
-def _refuse_logged(state: RunState, engine: Engine) -> None:
-    """Raise `ConfigError` for tools whose import path only the run's log has."""
-    missing = [name for name in state.agent.tools if not (_has(engine, name) or engine.servers.claims(name))]
-    if missing and state.agent.meta.get("tool_imports"):
-        raise ConfigError(
-            f"run {state.run_id!r} of agent {state.agent.name!r} needs {', '.join(missing)}: imports are not taken from logs; "
-            "name its agent file in [agents] of this worker's detent.toml, or its tools in tools"
-        )
-
-
-def _has(engine: Engine, name: str) -> bool:
-    try:
-        engine.tools.get(name)
-    except UnknownName:
-        return False
-    return True
-
-
 def _workspaces(config: Config) -> list[str]:
     """Return the directories that a configuration, or an agent file that it names, lets tools write to."""
     found = [config.workspace.root] if config.workspace.root is not None else []
@@ -458,23 +415,6 @@ def _workspaces(config: Config) -> list[str]:
 def _config_of_environment() -> Path | None:
     named = os.environ.get("DETENT_CONFIG")
     return Path(named) if named else None
-
-
-def _no_agent() -> str:
-    """Return the two-line error for a `run` with neither an agent nor a model."""
-    from detent.planners.providers import SUGGESTED, providers_with_key
-
-    ready = providers_with_key()
-    what = f"no agent was given, there is no {AGENT_FILE} here, and no --model"
-    if ready:
-        model = SUGGESTED[ready[0]]
-        return (
-            f"{what}\na key is set, so: detent run --model {model} GOAL; without a model, use rules: `detent init`; more: `detent doctor`"
-        )
-    return (
-        f"{what}; no provider key is set either\n"
-        "without a key, use rules (`detent init` writes an example) or a local model; `detent doctor` shows what is available and what to do"
-    )
 
 
 def impatient(url: str) -> dict[str, Any]:

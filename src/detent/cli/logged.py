@@ -13,25 +13,18 @@ from typing import Any
 
 from detent.config.demands import Demand, imported_file
 from detent.config.engines import Config
-from detent.config.loading import IMPORTS, recorded
+from detent.config.loading import AGENT_FILE, IMPORTS, path_of_agent, recorded
+from detent.config.tables import place_of
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError
 from detent.core.state import RunState
-
-AGENT_FILE = "agent.toml"
-
-
-def agent_path(named: str) -> Path:
-    """Return the agent file for a path; for a directory, the `agent.toml` in it."""
-    path = Path(named).expanduser()
-    return path / AGENT_FILE if path.is_dir() else path
 
 
 def own_agents(config: Config) -> list[Path]:
     """Return the agent files that a configuration names, and the one in the working directory."""
     agents = config.agents or {}
     named = [*agents.values(), *([config.agent] if config.agent and config.agent not in agents else []), AGENT_FILE]
-    return list(dict.fromkeys(path.resolve() for path in map(agent_path, named) if path.is_file()))
+    return list(dict.fromkeys(path.resolve() for path in map(path_of_agent, named) if place_of(path)[0].is_file()))
 
 
 class Word:
@@ -69,7 +62,7 @@ class Word:
         file = Path(said).resolve() if isinstance(said, str) and said else None
         if self._own and file not in own:
             file = next((one for one in own if _name(one) == self._agent.name), None)
-        if file is None or not file.is_file():
+        if file is None or not place_of(file)[0].is_file():
             return None, {}
         self._trust.need_agent(file, logged=file not in own and file.parent != self._here)
         with contextlib.suppress(ConfigError):  # starting a run from the file reports what is wrong in it

@@ -28,10 +28,11 @@ from detent.core.records import RunHead
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
 from detent.history.looking import looks
+from detent.history.trees import without_children
 from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec
 from detent.ports.private_files import private_file
 from detent.running.conversing import session_of_run
-from detent.running.results import Approval, Replay, Verification
+from detent.running.results import Approval, Replay
 from detent.running.snapshots import base_of
 
 STATUSES = ("running", *WAITING, *TERMINAL)
@@ -59,10 +60,11 @@ def list_runs(
             "--session", metavar="ID", help=f"Only the runs of this session: {o.SESSION_HELP}.", autocompletion=o.complete_session
         ),
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also list the runs that other runs started, below these.")] = False,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="List at most N runs; 0 lists all.", min=0)] = 50,
     setup: o.Looking,
 ) -> int:
-    """List runs, newest first. A message of a session is a run."""
+    """List runs, newest first. A message of a session is a run. Runs that other runs started are in `detent tree`."""
     invocation = Invocation(setup, bare=True)
     most = limit or None
     query = RunQuery(
@@ -79,7 +81,7 @@ def list_runs(
             found = await invocation.heads(msgspec.structs.replace(query, starts_with=(f"{wanted.partition('@')[0]}.",)))
             found = [h for h in found if session_of_run(h.run_id) == wanted][:most]
         else:
-            found = await invocation.heads(query)
+            found = await (invocation.heads(query) if everything else without_children(invocation.heads, query, query.limit))
         if goal:
             found = [h for h in found if h.goal_id == goal or goal.lower() in f"{h.goal}\n{h.title}".lower()][:most]
         await invocation.name(*(h.run_id for h in found))
@@ -185,42 +187,6 @@ async def _follow(engine: Engine, run_id: str, invocation: Invocation, progress:
             quiet_from = None
         told = state.status
     return state
-
-
-def verify(
-    run: o.RunArgument,
-    *,
-    head: Annotated[
-        str, typer.Option("--head", metavar="DIGEST", help="The digest that the log must end with, from a copy that you kept elsewhere.")
-    ] = "",
-    setup: o.Looking,
-) -> int:
-    """Check a run: each digest of its log, its artifacts and hidden values, its listing entry (tenant, status, ...) and its inbox."""
-    invocation = Invocation(setup, bare=True)
-
-    async def work(engine: Engine) -> Verification:
-        return await engine.verify(await invocation.find(run), head=head)
-
-    found = invocation.drive(work)
-    invocation.output.document(found)
-    if found.ok:
-        kept = ", content erased" if found.erased else ""
-        invocation.output.show(f"sound: {found.records} records{kept}, head {found.digest}", "green")
-        if found.parent_erased:
-            invocation.output.show(
-                f"it continues from run {found.parent_erased}, which was erased: it can neither be read nor resumed", "yellow"
-            )
-            invocation.output.say(f"`{invocation.command('erase', found.run_id)}` removes its own records")
-        if found.missing:
-            invocation.output.show(f"{found.missing} hidden values are missing (an archive holds none); calls that need them will fail")
-        return 0
-    where = f" at record {found.sequence}" if found.sequence is not None else ""
-    invocation.output.show(f"not sound{where}: {shortened(found.problem, None)}", "red")
-    for problem in found.further:
-        invocation.output.show(f"not sound: {shortened(problem, None)}", "red")
-    invocation.output.show(f"sound before that: {found.records} records, head {found.digest or 'none'}")
-    invocation.output.say(f"`{invocation.command('export', found.run_id)}` saves what can be read")
-    return 1
 
 
 def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:

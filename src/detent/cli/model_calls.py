@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from detent.cli.output import counted
 from detent.core import events as e
 from detent.core.budget import NOTHING, Usage
 
@@ -47,6 +48,18 @@ def spent(usage: Usage) -> str:
     out = f"{usage.output_tokens:,} out" + (f" ({usage.reasoning_tokens:,} reasoning)" if usage.reasoning_tokens else "")
     cost = "" if usage.cost_usd is None else f", {usage.cost_usd:.4f} USD"
     return f"{into}, {out}{cost}" + (", estimated" if usage.estimated else "")
+
+
+def reserved(held: Usage) -> str:
+    """Return what a run holds for children that have not ended; "" for nothing."""
+    parts = [
+        counted(number, what)
+        for number, what in ((held.iterations, "turn"), (held.tool_calls, "call"), (held.model_calls, "model call"))
+        if number
+    ]
+    parts += [f"{held.total_tokens:,} tokens"] if held.total_tokens else []
+    parts += [f"{held.cost_usd:.4f} USD"] if held.cost_usd else []
+    return ", ".join(parts)
 
 
 def told(call: ModelCall) -> str:

@@ -17,6 +17,7 @@ from detent.config.assembly import store_at
 from detent.core.errors import ConfigError, DetentError
 from detent.engine import Engine
 from detent.history import moving
+from detent.history.families import belongs_above
 from detent.ports import EventStore, RunQuery
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ async def _copy(
     """Copy the given runs, or all runs if none are given. Of several, report and count each that cannot be copied."""
     run_ids = asked
     if not asked:
-        heads = await source.list_runs(RunQuery())
+        heads = [head for head in await source.list_runs(RunQuery()) if not await belongs_above(source, head)]
         run_ids = [head.run_id for head in reversed(heads) if move or head.status in moving.TERMINAL]
         if len(run_ids) < len(heads):
             stay = counted(len(heads) - len(run_ids), "unfinished run")
@@ -162,6 +163,7 @@ def bring_back(
 
 def _said(moved: moving.Moved) -> str:
     new = f"{moved.added} of {moved.records} records" if moved.added else f"its {moved.records} records existed already"
+    new += f" and {counted(moved.children, 'child run')}" if moved.children else ""
     said = f"  {moved.run_id}: {new}, {moved.blobs} artifacts, {'removed here, ' if moved.removed else ''}digest {moved.digest[:16]}"
     if not moved.missing:
         return said

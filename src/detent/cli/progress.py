@@ -49,6 +49,8 @@ class Progress:
         self._output, self._verbosity, self._shown, self._finishing = output, verbosity, shown, finishing
         self._live: LiveLines | None = None
         self._known: set[str] = set()
+        self._top, self._mark = "", ""
+        self._below: dict[str, Progress] = {}
         self._before: dict[str, str | None] = {}
         self._retries = Retries()
         self._redact, self._names = redact, names
@@ -75,8 +77,20 @@ class Progress:
 
     def on_record(self, record: Record, state: RunState) -> None:
         """Show what the record means."""
-        if not self._shown:
-            return
+        if self._shown:
+            self._of(state.run_id, state.agent.name)._record(record, state)
+
+    def _of(self, run_id: str, agent: str) -> Progress:
+        """Return what shows this run: a child of the first one is shown by lines with its agent's name."""
+        self._top = self._top or run_id
+        if run_id == self._top:
+            return self
+        if run_id not in self._below:
+            self._below[run_id] = below = Progress(self._output, verbosity=self._verbosity, shown=self._shown, redact=self._redact)
+            below._top, below._mark, below._live, below._known = run_id, f"{clean(agent)} ", self._live, {run_id}
+        return self._below[run_id]
+
+    def _record(self, record: Record, state: RunState) -> None:
         event = record.event
         if self._verbosity > 1:
             self._line(f"{record.envelope.seq:>5}  {type(event).__name__}  {shortened(_fields(event), WIDTH)}", "dim")
@@ -111,8 +125,8 @@ class Progress:
             case e.ContextCompacted() | e.Reflected():
                 said = "no progress: told to reflect" if isinstance(event, e.Reflected) else compacted_told(event)
                 self._line(f"{iteration:>4}  {said}", "yellow")
-            case e.ToolFinished() | e.ToolReconciled():
-                self._call(event, iteration, state)
+            case e.ToolFinished() | e.ToolReconciled() | e.SubagentJoined():
+                self._call(event, iteration or int(event.call.split(".")[-2] or 0) if event.call else 0, state)
             case e.ToolInDoubt(call=call, why=why):
                 self._ended(call)
                 self._line(f"{iteration:>4}  in doubt: call {call}: {shortened(why, WIDTH)}", "magenta")
@@ -124,18 +138,20 @@ class Progress:
         if chunk.kind == "retry":
             self._again(chunk.iteration, chunk.content)
             return
-        if self._live is None:
-            return
+        if self._live is not None:
+            self._of(chunk.run_id, chunk.agent)._chunk(chunk, self._live)
+
+    def _chunk(self, chunk: Chunk, live: LiveLines) -> None:
         self._announce(chunk.run_id)
         match chunk.kind:
             case "model":
                 self._asking(chunk.iteration, chunk.content["model"], chunk.content["attempt"])
             case "text" | "thinking":
-                self._live.say(chunk.kind, (chunk.run_id, chunk.scope), str(chunk.content))
+                live.say(chunk.kind, (chunk.run_id, chunk.scope), str(chunk.content))
             case "tool":
                 self._begun(chunk.call_id, chunk.content["tool"], gist(chunk.content["args"]), chunk.content["attempt"])
             case "progress":
-                self._live.report(chunk.call_id, shortened(as_text(chunk.content), 60))
+                live.report(f"{self._top}{chunk.call_id}", shortened(as_text(chunk.content), 60))
 
     # Lines ------------------------------------------------------------------------------------------------------------------------
 
@@ -176,13 +192,13 @@ class Progress:
             self._line(f"{iteration:>4}  {said} in {seconds:.0f} s")
 
     def _now(self, doing: str) -> None:
-        if self._live is not None:
+        if self._live is not None and not self._mark:
             self._live.now(doing)
 
     def _begun(self, call: str, tool: str, gist: str, attempt: int) -> None:
         if self._live is not None:
-            said = f"{shortened(tool, NAME)}  {shortened(gist, 70)}" + (f" (attempt {attempt})" if attempt > 1 else "")
-            self._live.begin(call, said)
+            said = f"{self._mark}{shortened(tool, NAME)}  {shortened(gist, 70)}" + (f" (attempt {attempt})" if attempt > 1 else "")
+            self._live.begin(f"{self._top}{call}", said)
 
     def _keep(self, call: str, tool: str, state: RunState) -> None:
         """Keep the content of a file before it is overwritten, for the diff."""
@@ -191,7 +207,7 @@ class Progress:
 
     def _ended(self, call: str) -> None:
         if self._live is not None:
-            self._live.end(call)
+            self._live.end(f"{self._top}{call}")
 
     def _silence(self) -> None:
         if self._live is not None:
@@ -211,7 +227,7 @@ class Progress:
             for line in clean(event.text.strip(), lines=True).split("\n"):
                 self._line(f"      {line}")
 
-    def _call(self, event: e.ToolFinished | e.ToolReconciled, iteration: int, state: RunState) -> None:
+    def _call(self, event: e.ToolFinished | e.ToolReconciled | e.SubagentJoined, iteration: int, state: RunState) -> None:
         call_id = event.call
         self._ended(call_id)
         call = state.call(call_id)
@@ -244,6 +260,7 @@ class Progress:
             self._line(f"      | … {len(lines) - most} more lines, shown with -v", "dim")
 
     def _line(self, text: str, style: str = "") -> None:
+        text = f"{self._mark}{text}"
         if self._live is not None:
             self._live.print(text, style if coloured(sys.stderr) else "")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from detent.cli.invocation import Invocation
-from detent.cli.model_calls import spent, told
+from detent.cli.model_calls import reserved, spent, told
 from detent.cli.output import INDENT, Output, as_text, clean, counted, gist, shortened, style_of
 from detent.cli.standing import headline, made_files, next_commands, waits_for
 from detent.cli.trace import Audit, Call, Iteration, Trace
@@ -18,6 +18,9 @@ LONG = 2_000
 LINE = 100
 """How many characters of a step the overview shows."""
 NAME = 60
+CHILDREN = 16
+"""How many children the overview lists."""
+_OUTCOMES = {"open": "", "completed": "green", "cancelled": "yellow"}
 
 
 def render(trace: Trace, state: RunState, invocation: Invocation, *, full: bool, only: int | None = None) -> None:
@@ -35,6 +38,7 @@ def render(trace: Trace, state: RunState, invocation: Invocation, *, full: bool,
     out.show(f"goal      {shortened(trace.goal, limit)}")
     tenant = f" · tenant {clean(trace.tenant)}" if trace.tenant else ""
     out.show(f"agent     {clean(trace.agent)}{tenant}")
+    _above(out, trace)
     out.show(f"started   {_at(trace.started_at)}")
     if trace.variables:
         out.show(f"variables {shortened(as_text(trace.variables), limit)}")
@@ -45,6 +49,7 @@ def render(trace: Trace, state: RunState, invocation: Invocation, *, full: bool,
             _iteration(out, turn, limit)
     out.show()
     _audit(out, trace, limit)
+    _below(out, trace)
     _receipt(out, trace, limit)
     _what_next(trace, state, invocation)
 
@@ -69,6 +74,7 @@ def _overview(trace: Trace, state: RunState, invocation: Invocation) -> None:
         if text:
             out.show(f"{name:<9} {shortened(text, SHORT)}")
     out.show(f"agent     {clean(trace.agent)}" + (f" · tenant {clean(trace.tenant)}" if trace.tenant else ""))
+    _above(out, trace)
     out.show(f"started   {_at(trace.started_at)}")
     out.show()
     several = len({turn.scope for turn in trace.iterations}) > 1
@@ -77,6 +83,7 @@ def _overview(trace: Trace, state: RunState, invocation: Invocation) -> None:
     out.show()
     out.show(f"status    {headline(state)} · {_amounts(state)} · {audit.running_ms / 1000:.1f} s", style_of(audit.status))
     _ended(out, audit, trace, SHORT, margin="")
+    _below(out, trace)
     _receipt(out, trace, SHORT, margin="")
     _what_next(trace, state, invocation)
     invocation.output.say(f"everything: {invocation.command('show', trace.run_id, '-v')}; one iteration: -i N", "dim")
@@ -88,6 +95,27 @@ def _amounts(state: RunState) -> str:
     return ", ".join([*parts, *([f"{usage.failures} failed"] if usage.failures else [])]) + (
         f" · {spent(usage)}" if usage.total_tokens else ""
     )
+
+
+def _above(out: Output, trace: Trace) -> None:
+    """Write whose child the run is."""
+    if (above := trace.parent) is not None:
+        out.show(f"parent    run {above['run']}, call {above['call']} ({clean(' > '.join(above['path']))})")
+        if above["root"] != above["run"]:
+            out.show(f"root      run {above['root']}")
+
+
+def _below(out: Output, trace: Trace) -> None:
+    """Write the run's children, and what is reserved for the open ones."""
+    for one in trace.children[:CHILDREN]:
+        out.show(
+            f"child     {clean(one['agent'])} {one['status']}  run {one['run']}  {shortened(one['goal'], NAME)}",
+            _OUTCOMES.get(one["status"], "red"),
+        )
+    if len(trace.children) > CHILDREN:
+        out.show(f"          and {len(trace.children) - CHILDREN} more: `detent tree` lists them")
+    if held := reserved(trace.reserved):
+        out.show(f"reserved  {held}, until its open children have ended")
 
 
 def _steps(out: Output, turn: Iteration, *, answers: bool) -> None:

@@ -107,6 +107,10 @@ def reopen(
 def cancel(
     run: o.RunArgument,
     *,
+    tree: Annotated[
+        bool,
+        typer.Option("--tree", help="Also cancel the children that the run's end would wait for, or leave to themselves, at any depth."),
+    ] = False,
     why: o.Why = "",
     by: o.By = None,
     setup: o.Quiet,
@@ -120,7 +124,7 @@ def cancel(
         if before.state.terminal and before.reason != "cancelled":
             ended = f"nothing to cancel: run {invocation.short(run_id)} has already ended, {headline(before.state)}"
             raise NotAllowedNow(run_id, ended, reason_code="run_finished")
-        return await engine.cancel(run_id, by=by or operator(), why=why)
+        return await engine.cancel(run_id, by=by or operator(), why=why, tree=tree)
 
     result = invocation.drive(work)
     if result.state.terminal:

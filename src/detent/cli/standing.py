@@ -8,7 +8,7 @@ from typing import Any
 from detent.cli.approving import request_lines
 from detent.cli.drawing import show_answer
 from detent.cli.invocation import Invocation
-from detent.cli.model_calls import spent
+from detent.cli.model_calls import reserved, spent
 from detent.cli.output import FURTHER, as_text, clean, counted, shortened, style_of
 from detent.core.budget import Exhausted
 from detent.core.events import ArtifactRef
@@ -30,6 +30,7 @@ def document(result: Result, invocation: Invocation) -> dict[str, Any]:
         "traceback": result.traceback,
         "iterations": result.iterations,
         "usage": result.usage,
+        "reserved": state.held,
         "dimension": state.dimension,
         "limit": state.limit,
         "used": state.used,
@@ -59,6 +60,8 @@ def report(result: Result, invocation: Invocation) -> None:
         told = f": {spent(usage)}" if usage.total_tokens else ", no tokens reported"
         counts += f" · {counted(usage.model_calls, 'model call')}{told}"
     output.say(f"{headline(result.state)} · {counts} · run {invocation.short(result.run_id)}", style_of(result.status))
+    if held := reserved(result.state.held):
+        output.say(f"  reserved for children that have not ended: {held}")
     if result.partial and result.output is None:
         output.say(f"  best text so far: {shortened(result.partial, 200)}")
     for line in (*made_files(result.artifacts, result.run_id, invocation), *waits_for(result.state)):

@@ -18,6 +18,7 @@ from detent.cli.output import clean
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
 from detent.engine import Engine
+from detent.history.trees import is_child
 from detent.ports import RunQuery
 
 DAYS = "30d"
@@ -68,13 +69,14 @@ def stats(
     """Show how many runs completed, how long they took and what they cost, by agent and by day (UTC).
 
     SUCCESS is the share of completed runs among all ended runs. Durations run from the first to the last record and include waits. Cost
-    includes only models with a known price.
+    includes only models with a known price. A run counts with the runs that it started; --agent NAME counts those too.
     """
     invocation = Invocation(setup, bare=True)
     query = RunQuery(agent=agent, tenant=tenant, since=None if since == "all" else since_of(since))
 
     async def work(_: Engine) -> list[RunHead]:
-        return await invocation.heads(query)
+        heads = await invocation.heads(query)
+        return heads if agent else [head for head in heads if not is_child(head)]  # the figures of a run include those of its children
 
     heads = invocation.drive(work, missing=[])
     whole, agents, days = tallied(heads)

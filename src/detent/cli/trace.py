@@ -16,7 +16,7 @@ from detent.cli.model_calls import ModelCall, take_model_call
 from detent.cli.output import as_text, fault
 from detent.core import events as e
 from detent.core.actions import AnyAction, ToolCall
-from detent.core.budget import FIELDS
+from detent.core.budget import FIELDS, NOTHING, Usage
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -55,6 +55,8 @@ class Call(msgspec.Struct, kw_only=True):
     latency_ms: float = 0.0
     source: str = ""
     notes: list[str] = []
+    child: str = ""
+    """The run that the call started, or waited for."""
     after: int = 0
     """So many events of its iteration came before its outcome."""
 
@@ -113,6 +115,11 @@ class Trace(msgspec.Struct, kw_only=True):
     partial: str
     audit: Audit
     receipt: Receipt
+    parent: dict[str, Any] | None = None
+    """For a child: its parent `run`, the parent's `call`, the `root` of the tree, and the `path` of agents from there."""
+    children: list[dict[str, Any]] = []
+    """The runs that this run started: `run`, `agent`, `status` (`open` until its end is joined) and `goal`."""
+    reserved: Usage = NOTHING
 
 
 class _Reader:
@@ -189,6 +196,11 @@ class _Reader:
                 call.attempts, call.side_effect = event.attempt, event.side_effect
                 if event.attempt > 1:
                     call.notes.append(f"attempt {event.attempt}" + (f" after {event.previous.code}" if event.previous else ""))
+            case e.SubagentSpawned() | e.SubagentAwaited():
+                call.child = event.child
+            case e.SubagentJoined():
+                call.outcome, call.error, call.output = "ok" if event.error is None else "failed", fault(event.error), event.output
+                call.after = len(turn.events) if (turn := self.turn_of.get(call.call_id)) else 0
             case e.ToolFinished() | e.ToolReconciled():
                 self._outcome(call, event)
             case e.ToolInDoubt():
@@ -311,7 +323,11 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
         case e.Forked():
             edits = f", with other {', '.join(event.edits)}" if event.edits else ""
             return f"forked from record {event.sequence} of run {event.parent}{edits}; side effects: {event.effects.replace('_', ' ')}"
-        case e.BudgetChanged() | e.ScheduleFired() | e.DeadLettered() | e.Erased() | e.SubagentSpawned() | e.SubagentJoined():
+        case e.SubagentJoined():
+            return f"child {event.child} ended: {event.outcome or event.status}" + (f" ({event.reason})" if event.reason else "")
+        case e.SubagentCancelled():
+            return f"child {event.child} is cancelled" + (f": {event.why}" if event.why else "")
+        case e.BudgetChanged() | e.ScheduleFired() | e.DeadLettered() | e.Erased() | e.SubagentSpawned():
             return type(event).__name__
         case _:
             return None
@@ -340,6 +356,7 @@ def make_trace(records: Sequence[Record], base: RunState | None = None) -> Trace
     for record in records:
         reader.read(record)
     state = reader.state
+    above = state.delegated
     audit = Audit(
         status=state.status,
         reason=state.reason,
@@ -372,6 +389,9 @@ def make_trace(records: Sequence[Record], base: RunState | None = None) -> Trace
         partial=state.partial,
         audit=audit,
         receipt=receipt_of(state),
+        parent=above and {"run": state.parent, "call": above.call, "root": above.root, "path": list(above.path)},
+        children=[{"run": one.child, "agent": one.agent, "status": one.status, "goal": one.goal} for one in state.children.values()],
+        reserved=state.held,
     )
 
 

@@ -11,12 +11,11 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.invocation import DECIDING, Invocation
-from detent.cli.logged import AGENT_FILE
 from detent.cli.output import Output, clean
 from detent.cli.trusting import ask, attended
 from detent.config import adopting
 from detent.config.demands import Demand
-from detent.config.loading import CONFIG_FILE, find_config, operators_config
+from detent.config.loading import AGENT_FILE, CONFIG_FILE, find_config, operators_config
 from detent.config.state_directory import OPERATORS_FILE, state_directory, store_url
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError

@@ -132,7 +132,7 @@ class Crew:
         """Return the engine's hand for the run, with its tools from the configuration here; raise `ConfigError` if some are missing."""
         state = await self._first.engine.load(run_id)
         await self._first.name(run_id)
-        key = repr([state.agent.meta.get(name) for name in RECORDED])
+        key = repr([*(state.agent.meta.get(name) for name in RECORDED), state.agent.subagents])
         async with self._making:
             invocation = self._invocations.get(key) or await self._make(key)
         invocation.equip(state, own=True)

@@ -117,6 +117,21 @@ def origin_of(state: RunState, call_id: str, content: Any, conversation: Sequenc
     return computed(state, call_id, content, conversation, worst=worst)
 
 
+class Tracing:
+    """Traces what the runs of an engine give to their children. What a run has seen is indexed once, however many children it starts."""
+
+    def __init__(self) -> None:
+        self._origins: Any = None
+
+    def origin_of(self, state: RunState, call_id: str, content: Any, conversation: Sequence[Any]) -> Origin:
+        """See `origin_of`."""
+        from detent.policies.provenance.lasting import origin_of as computed
+        from detent.policies.provenance.origins import Origins
+
+        self._origins = self._origins or Origins()
+        return computed(state, call_id, content, conversation, origins=self._origins)
+
+
 def words_of(state: RunState, earlier: Sequence[Any]) -> Callable[..., Origin]:
     """Return a function that computes where the words of a run came from, for the conversation of the next one; `earlier` is what it knew itself."""
     from detent.policies.provenance.lasting import Wrote

@@ -6,7 +6,7 @@ This module reads no file and creates no part: `loading` does the first, `assemb
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, cast
 
 import msgspec
@@ -24,6 +24,15 @@ from detent.core.errors import ConfigError
 from detent.ports.options import check_fields, check_is, shown
 from detent.ports.verifying import Verifier
 from detent.tools.mcp.settings import McpServer
+
+PREFIX = "agent_"
+"""The beginning of the name of a tool that starts a subagent. A tool's name has at most 64 characters."""
+_STARTED = re.compile(r"[A-Za-z0-9_-]{1,58}")
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function in a log."""
+    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 class ProgramOptions(AgentOptions, frozen=True, kw_only=True):
@@ -47,6 +56,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
 
     rules: Sequence[dict[str, Any]] = ()
     policy: Sequence[Any] | dict[str, Any] = ()
+    sees: str | Callable[..., Any] = "goal"  # pyright: ignore[reportIncompatibleVariableOverride] - the log has the name of a function
     mcp: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
     output_type: type[OutputT] | None = None
 
@@ -64,6 +74,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
                 f"agent {self.name!r}: actions must be a list, not the text {self.actions!r}; write actions=[{self.actions!r}]"
             )
         check_is(Budget, budget=self.budget)
+        _check_subagents(self)
         for item in self.tools:
             if not isinstance(item, str) and (isinstance(item, type) or not hasattr(item, "spec")):
                 what = f"the function {item.__name__!r}" if hasattr(item, "__code__") else shown(item)
@@ -105,7 +116,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
     def tool_names(self) -> tuple[str, ...]:
         """Return the names of the listed tools, each once. An agent that asks for compaction can read again what was dropped."""
         asked = compaction_table(self.compaction).get("use", "") != OFF if self.compaction else False
-        starts = (f"agent_{name}" for name in self.subagents)
+        starts = (f"{PREFIX}{name}" for name in self.subagents)
         return tuple(dict.fromkeys((*(t if isinstance(t, str) else t.name for t in self.tools), *starts, *((RECALLS,) if asked else ()))))
 
     def answers_as(self) -> OutputType[OutputT] | None:
@@ -124,11 +135,12 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         return policy_of_agent(self.policy, self.name)
 
     def _subagents(self) -> dict[str, Any]:
-        """Return who it may start: the data of an agent, or the name of one that the engine knows."""
-        if not isinstance(self.subagents, Mapping):
-            return {name: name for name in self.subagents}
-        said = {name: one if isinstance(one, str) else one.spec() for name, one in self.subagents.items()}
-        return {name: one if isinstance(one, str) else msgspec.to_builtins(one) for name, one in said.items()}
+        """Return who it may start: the data of an agent with its variables, or the name of one that the engine knows."""
+        said: dict[str, Any] = {}
+        for name, one in starts_of(self.subagents).items():
+            variables = {"variables": one.variables} if isinstance(one, Agent) and one.variables else {}
+            said[name] = one if isinstance(one, str) else {**msgspec.to_builtins(one.spec()), **variables}
+        return said
 
     def spec(self) -> AgentSpec:
         """Return the agent as the data that the log records."""
@@ -136,6 +148,7 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         said |= {"tools": self.tool_names(), "profile": sized(self.profile, self.model), "policy": self._policy()}
         said |= {"compaction": compaction_table(self.compaction), "subagents": self._subagents()}
         said |= {name: str(getattr(self, name)) for name in ("strategy", "kernel")}  # only the text of an import path is recorded
+        said["sees"] = self.sees if isinstance(self.sees, str) else function_name(self.sees)
         said["guards"] = tuple(str(name) for name in self.guards)
         said |= {name: _numbers(getattr(self, name)) for name in ("model_settings", "strategy_options")}
         said["healing"] = bool(self.model) if self.healing is None else self.healing
@@ -145,6 +158,35 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
             said["output_schema"] = typed.schema
             said["verify"] += (typed.entry,)
         return AgentSpec(**said)
+
+
+def starts_of(subagents: Mapping[str, Any] | Sequence[str]) -> dict[str, Agent[Any] | str]:
+    """Return the agents that an option `subagents` has, by the names that tools have for them."""
+    return dict(subagents) if isinstance(subagents, Mapping) else {name: name for name in subagents}
+
+
+def _check_subagents(agent: Agent[Any]) -> None:
+    """Raise `ConfigError` for a subagent that no tool can start."""
+    where, said = f"agent {agent.name!r}: subagents", cast("Any", agent.subagents)
+    if not isinstance(said, Mapping) and not all(isinstance(one, str) for one in said):
+        raise ConfigError(
+            f"{where}: a list has only names of agents that the engine knows; give an Agent by name: {{'researcher': Agent(...)}}"
+        )
+    own = [item.name for item in agent.tools if not isinstance(item, str) and hasattr(item, "name")]
+    for name, one in starts_of(said).items():
+        if not _STARTED.fullmatch(name):
+            raise ConfigError(
+                f"{where}: {name!r} cannot be part of a tool's name: use 1 to 58 letters, digits, '_' or '-'; another name for it is a key: "
+                f"subagents={{'helper': {name!r}}}"
+            )
+        if not isinstance(one, (str, Agent)):
+            raise ConfigError(f"{where}: {name!r} is {shown(one)}; give an Agent(...), or the name of an agent that the engine knows")
+        if one == agent.name:
+            raise ConfigError(f"{where}: it would start itself ({agent.name!r}); name another agent")
+        if f"{PREFIX}{name}" in own:
+            raise ConfigError(
+                f"{where}: {name!r} is started with the tool '{PREFIX}{name}', and tools has another one of this name; rename one of them"
+            )
 
 
 def _check_named(agent: Agent[Any]) -> None:

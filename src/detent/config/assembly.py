@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from detent.config.engines import DEFAULTS, Config, WorkspaceConfig, is_code
 from detent.config.groups import DRAIN_S, Bounds, ChildBounds, Models
 from detent.config.imports import absolute_import, add_import_roots, load_object, load_part, load_tool
-from detent.config.loading import load_config, operators_config
+from detent.config.loading import load_agent, load_config, operators_config, path_of_agent, subagent_files
 from detent.config.names import check_parts, entry_points, plugged
 from detent.config.protocols import Protocols
 from detent.config.remembering import MemorySettings
 from detent.core.budget import CEILING
 from detent.core.errors import ConfigError, UnknownName
+
+if TYPE_CHECKING:
+    from detent.config.trust import Trust
 
 
 def engine_options(config: str | Path | Config | None, given: Mapping[str, Any], *, trust: bool = False) -> dict[str, Any]:
@@ -31,14 +34,18 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
     if config is None:
         config = Config()
     elif not isinstance(config, Config):
-        if not trust:
-            need_trust(Path(config))
+        allowed = None if trust else need_trust(Path(config))
         config = load_config(config)
+        for path in config.agents.values() if config.agents and allowed is not None and "agents" not in given else ():
+            for file in (path_of_agent(path), *subagent_files(path_of_agent(path), config.agents or {})):
+                allowed.need_agent(file)
     config = config.over(DEFAULTS)
-    if config.tools or config.planner or config.observers or isinstance(config.policy, str) or _names_code(config):
+    if config.tools or config.planner or config.observers or isinstance(config.policy, str) or config.agents or _names_code(config):
         add_import_roots(config.import_roots or ())
     made: dict[str, Any] = {}
     for part, make in _PARTS.items():
+        if part == "agents" and part in given:
+            continue
         try:
             made[part] = make(config)
         except Exception as error:  # foreign code: a plugin's class may raise anything
@@ -86,14 +93,15 @@ def _names_code(config: Config) -> bool:
     return any(is_code(url or "") for url in (config.store.url, config.memory.url, *(config.memory.stores or {}).values()))
 
 
-def need_trust(file: Path) -> None:
+def need_trust(file: Path) -> Trust:
     """Return the trust by which a program uses a configuration file: its directory is trusted, and the operator names its variables."""
     from detent.config.demands import config_demands
     from detent.config.trust import Trust
 
-    demands = config_demands(file)
+    demands, found = config_demands(file), Trust(environment=operators_config(file.parent).environment or ())
     if demands:
-        Trust(environment=operators_config(file.parent).environment or ()).need_config(file, demands)
+        found.need_config(file, demands)
+    return found
 
 
 def store_at(url: str, **options: Any) -> Any:
@@ -254,6 +262,11 @@ def _policy(config: Config) -> Any:
     return DocumentPolicy(policy_document(config.policy)).compile()
 
 
+def _agents(config: Config) -> list[Any]:
+    agents = config.agents or {}
+    return [load_agent(path_of_agent(path), agents=agents) for path in agents.values()]
+
+
 def _observers(config: Config) -> tuple[Any, ...]:
     return tuple(_fitting("observer", load_part(path, "observers"), path) for path in config.observers or ())
 
@@ -301,6 +314,7 @@ _PARTS: dict[str, Callable[[Config], Any]] = {
     "planner": _planner,
     "policy": _policy,
     "observers": _observers,
+    "agents": _agents,
     "secrets": _secrets,
     "scheduler": _scheduler,
     "worker_host": _worker_host,

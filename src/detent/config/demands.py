@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from detent.config.engines import Config, is_code
+from detent.config.tables import place_of
 from detent.core.errors import ConfigError
 from detent.expressions.display import clean
 from detent.ports.governing_files import governs
@@ -138,8 +139,8 @@ def config_demands(file: Path, *, without: Iterable[str] = ()) -> tuple[Demand, 
 
 
 def agent_demands(file: Path) -> tuple[Demand, ...]:
-    """Return what an agent file asks for."""
-    return tuple(_of_agent(file.resolve(), _table_in(file), home_of_agent(file)))
+    """Return what an agent file, or a table `[agents.NAME]` of a configuration file, asks for."""
+    return tuple(_of_agent(place_of(file)[0].resolve(), _table_in(file), home_of_agent(file)))
 
 
 def _placed(file: Path) -> Path:
@@ -176,6 +177,8 @@ def _of_config(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dem
     yield from _opened(file, "workspace.", opened, home)
     for part in ("embedder", "transcriber"):
         yield from _server_of_model(file, f"models.{part}", _table(table.get("models")).get(part))
+    for name, said in _table(table.get("agents")).items():
+        yield from _below(f"agents.{name}.", _of_agent(file, _table(said), home))
     http = _table(table.get("http"))
     for key in ("allow", "allow_private"):
         for place in _texts(http.get(key)):
@@ -203,6 +206,14 @@ def _of_agent(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dema
     yield from _servers(file, table.get("mcp"))
     yield from _opened(file, "", {"root": table.get("workspace"), "sandbox": table.get("sandbox")}, home)
     yield from _server_of_model(file, "model_settings", table.get("model_settings"))
+    for name, said in _table(table.get("subagents")).items():
+        yield from _below(f"subagents.{name}.", _of_agent(file, _table(said), home))
+
+
+def _below(key: str, demands: Iterable[Demand]) -> Iterator[Demand]:
+    """Yield the demands of a table with this key."""
+    for demand in demands:
+        yield msgspec.structs.replace(demand, key=f"{key}{demand.key}")
 
 
 def _server_of_model(file: Path, key: str, said: Any) -> Iterator[Demand]:
@@ -292,7 +303,12 @@ def _opened(file: Path, before: str, said: Mapping[str, Any], home: Path) -> Ite
 
 
 def _named_by(table: Mapping[str, Any], home: Path) -> Iterator[Path]:
-    """Yield the files that a file names and whose content takes effect: tools, rules, policies, servers, and modules below import roots."""
+    """Yield the files that a file names and whose content takes effect: tools, rules, policies, servers, agents, and modules below import roots."""
+    for key in ("agents", "subagents"):
+        for said in _table(table.get(key)).values():
+            if isinstance(said, str) and said.endswith(".toml"):
+                yield home / Path(said).expanduser()
+            yield from _named_by(_table(said), home)
     store: Any = table.get("store")
     memory: Any = table.get("memory")
     stores = [
@@ -343,7 +359,7 @@ def govern(*files: Path) -> None:
     for file in files:
         table, home = _table_in(file), home_of_agent(file)
         without_roots = {key: value for key, value in table.items() if key != "import_roots"}
-        governs(file, *_named_by(without_roots, home))
+        governs(place_of(file)[0], *_named_by(without_roots, home))
         governs(
             *(
                 home / Path(place).expanduser()
@@ -387,7 +403,9 @@ def _content_of(file: Path) -> Content | None:
 
 def _table_in(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        real, name = place_of(file)
+        table = tomllib.loads(real.read_text(encoding="utf-8")) if real.is_file() else {}
+        return _table(_table(table.get("agents")).get(name)) if name else table
     except (OSError, ValueError):  # the code that reads the file to use it will refuse it
         return {}
 

@@ -162,7 +162,7 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True):
     Only in the operator's file.
     """
     admit: tuple[dict[str, Any], ...] | None = None
-    """Which sources may enter a memory: `{ source = "web_fetch*", admit = false }`; the first rule that matches counts. Only in the operator's file."""
+    """Which sources may enter a memory: `{ source = "web_fetch*", admit = false }`; for each source the first rule that matches counts. Only in the operator's file."""
     max_bytes: int | None = None
     """How large an item may be; default 8,000 bytes."""
 
@@ -231,7 +231,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     agent: str | None = None
     """The agent of `detent run`: a file, or a name in `[agents]`."""
     agents: dict[str, str] | None = None
-    """Names of agent files: `tidy = "agents/tidy.toml"`."""
+    """Agents by name: a table of agent files (`tidy = "agents/tidy.toml"`), a folder of them (`agents = "agents"`), or `[agents.NAME]` with the keys
+    of an agent file.
+    """
     import_roots: tuple[str, ...] | None = None
     """Directories to import modules from, after all installed packages: `["src"]` for tool files that import others."""
     tools: tuple[str, ...] | None = None

@@ -6,7 +6,7 @@ Every mistake is a `ConfigError` that names the file, the key, the problem and t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -23,14 +23,14 @@ from detent.config.model_tables import take_models, take_tenants
 from detent.config.names import Imported, Names, load_named, load_phases
 from detent.config.profile import sized
 from detent.config.state_directory import OPERATORS_FILE, state_directory
-from detent.config.tables import check_json, read_toml, take
+from detent.config.tables import check_json, read_agent, read_toml, take
 from detent.core.errors import ConfigError
 from detent.expressions.grants import check_grants
 from detent.ports.options import checked_options
 from detent.ports.verifying import Stated
 from detent.secrecy.redact import Redactor
 
-CONFIG_FILE = "detent.toml"
+CONFIG_FILE, AGENT_FILE = "detent.toml", "agent.toml"
 
 
 # Files ------------------------------------------------------------------------------------------------------------------------
@@ -60,6 +60,7 @@ def load_config(path: str | Path, *, without: Iterable[str] = (), operators: boo
         from detent.policies.combining import policy_in_file
 
         table["policy"] = policy_in_file(table["policy"], file)
+    table["agents"] = _agents_in(table.get("agents"), file)
     servers = take_servers(table.pop("mcp", {}), str(path), file.parent, operators=operators)
     models = take_models(table.pop("models", {}), str(path))
     tenants = take_tenants(table.pop("tenants", {}), str(path))
@@ -70,6 +71,26 @@ def load_config(path: str | Path, *, without: Iterable[str] = (), operators: boo
     govern(file, *(path / "agent.toml" if path.is_dir() else path for path in named))
     check_grants(config.grants or (), f"{path}: grants")
     return msgspec.structs.replace(_located(config, file.parent), mcp=servers or None, models=models, tenants=tenants or None)
+
+
+def _agents_in(said: Any, file: Path) -> Any:
+    """Return `agents` as names of agent files: those of a folder, and tables `[agents.NAME]` by their places."""
+    if isinstance(said, str):
+        folder = file.parent / Path(said).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"{file}: agents: {said!r} is not a folder of agent files; write a table: name = agent file")
+        inner = sorted(path for path in folder.glob(f"*/{AGENT_FILE}"))
+        found = {**{path.parent.name: path for path in inner}, **{path.stem: path for path in sorted(folder.glob("*.toml"))}}
+        return {name: str(path.relative_to(file.parent) if path.is_relative_to(file.parent) else path) for name, path in found.items()}
+    if not isinstance(said, dict):
+        return said
+    return {name: f"{file.name}#{name}" if isinstance(one, dict) else one for name, one in cast("dict[str, Any]", said).items()}
+
+
+def path_of_agent(named: str | Path) -> Path:
+    """Return the agent file for a path; for a directory, the `agent.toml` in it."""
+    path = Path(named).expanduser()
+    return path / AGENT_FILE if path.is_dir() else path
 
 
 def find_config(directory: str | Path = ".") -> Path | None:
@@ -116,6 +137,8 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
     """The directory that confines the workspace tools."""
     sandbox: Literal["auto", "require", "off"] | None = None
     """Like `workspace.sandbox` of detent.toml; if both are set, the stricter one applies."""
+    subagents: dict[str, str | dict[str, Any]] | Sequence[str] = ()
+    """The agents that it may start: names in `[agents]` of detent.toml, or a table: name = agent file, or `[subagents.NAME]` with the keys of one."""
     policy: str | list[dict[str, Any]] | dict[str, Any] = ""
     """The agent's own policy: path of a policy file, or its rules as `[[policy]]`. It can only tighten the engine's policy."""
 
@@ -133,18 +156,30 @@ RECORDED = ("agent_file", "workspace", "sandbox", "skills", *IMPORTS.values())
 """The keys of an agent's `meta` that a later process needs to continue its runs."""
 
 
-def load_agent(path: str | Path) -> Agent:
+def load_agent(path: str | Path, *, agents: Mapping[str, str] | None = None) -> Agent:
     """Return the agent that an agent file describes. Its tools are imported and its rules are checked. Raise `ConfigError`.
+
+    Its subagents are loaded too. `agents` has more agent files by name, as `Config.agents`; other names stay, for the engine to know.
 
     `meta` records what a later process needs to resume a run of this agent (`RECORDED`). A caller names the file and so trusts it; the command
     line asks first (`detent.config.trust`).
     """
+    return _load(Path(path), agents or {}, ())
+
+
+def _load(path: Path, agents: Mapping[str, str], above: tuple[Path, ...]) -> Agent:
+    govern(path)
+    real = path.resolve()
+    if real in above:
+        raise ConfigError(f"{path}: it would start itself: {' -> '.join(one.name for one in (*above[above.index(real) :], real))}")
+    return _agent_in(read_agent(path), path, str(path), agents, (*above, real))
+
+
+def _agent_in(table: dict[str, Any], file: Path, path: str, agents: Mapping[str, str], above: tuple[Path, ...]) -> Agent:
+    """Return the agent of a file, or of a table in it; `path` is its place for messages. `above`: the files of those that may start it."""
     from detent.policies.combining import check_guards, policy_in_file
     from detent.policies.guards import GUARDS
 
-    file = Path(path)
-    govern(file)
-    table = {"name": "", **read_toml(file, "agent file")}
     if "grants" in table:
         raise ConfigError(
             f"{path}: grants: only the operator may set which values a tool may take from another, in a file that no tool can write: [[grants]] of "
@@ -155,8 +190,8 @@ def load_agent(path: str | Path) -> Agent:
         imported = isinstance(given, str) and ":" in given and not (file.parent / given).exists()
         if imported or (given is not None and key not in AgentFile.__struct_fields__):
             raise ConfigError(f"{path}: {key}: {what}, so set it in {CONFIG_FILE}: {key} = {given!r}")
-    said = take(table, AgentFile, str(path))
-    where, home = str(path), file.resolve().parent
+    said = take(table, AgentFile, path)
+    where, home = path, file.resolve().parent
     for key in RECORDED:
         if key in said.meta:
             raise ConfigError(f"{where}: meta.{key}: Detent records this itself, from other keys of the file; give it another name")
@@ -186,6 +221,7 @@ def load_agent(path: str | Path) -> Agent:
     same["policy"] = policy_in_file(said.policy, _shown_path(file))
     check_guards([name for name in said.guards if ":" not in name], where, named=Names("guard", GUARDS).get)
     same |= _imported(said, home, where)
+    same["subagents"] = _subagents(said, file, where, agents, above)
     same["rules"] = _rules(said.rules, home, where)
     try:
         agent = Agent(**same)
@@ -193,6 +229,47 @@ def load_agent(path: str | Path) -> Agent:
         raise ConfigError(f"{where}: {error}") from None
     _check_called_tools(agent, where)
     return agent
+
+
+def _subagents(said: AgentFile, file: Path, where: str, agents: Mapping[str, str], above: tuple[Path, ...]) -> dict[str, Agent | str]:
+    """Return the agents that an agent may start. A name that is neither a file's nor in `agents` stays a name. Raise `ConfigError`."""
+    found: dict[str, Agent | str] = {}
+    listed = said.subagents if isinstance(said.subagents, Mapping) else {name: name for name in said.subagents}
+    for name, one in listed.items():
+        if isinstance(one, Mapping):
+            found[name] = _agent_in({"name": name, **one}, file, f"{where}: subagents.{name}", agents, above)
+        elif one.endswith(".toml") or one in agents:
+            place = Path(agents[one]) if one in agents else _shown_path(file.resolve().parent / Path(one).expanduser())
+            found[name] = _load(path_of_agent(place), agents, above)
+        else:
+            found[name] = one
+        below = found[name]
+        mine, theirs = said.workspace, below.meta.get("workspace") if isinstance(below, Agent) else None
+        if theirs is not None and (mine is None or Path(theirs) != (file.resolve().parent / mine).resolve()):
+            raise ConfigError(
+                f"{where}: subagents.{name} works in the workspace {theirs!r}, and this agent does not; a team works in one: "
+                "name it in both files, or leave it out in the other one"
+            )
+    return found
+
+
+def subagent_files(path: Path, agents: Mapping[str, str]) -> list[Path]:
+    """Return the agent files that agents below an agent file are in, without importing anything. Raise `ConfigError`."""
+    found: list[Path] = []
+
+    def look(table: Mapping[str, Any], file: Path) -> None:
+        said: Any = table.get("subagents") or {}
+        for one in cast("dict[str, Any]", said).values() if isinstance(said, dict) else cast("list[Any]", said):
+            if isinstance(one, dict):
+                look(cast("dict[str, Any]", one), file)
+            elif isinstance(one, str) and (one.endswith(".toml") or one in agents):
+                place = path_of_agent(agents[one] if one in agents else file.resolve().parent / Path(one).expanduser())
+                if place.resolve() not in [other.resolve() for other in found]:
+                    found.append(place)
+                    look(read_agent(place), place)
+
+    look(read_agent(path), path)
+    return found
 
 
 def _imported(said: AgentFile, home: Path, where: str) -> dict[str, Any]:
@@ -220,10 +297,19 @@ def recorded(path: str | Path) -> dict[str, Any]:
 
     Nothing is imported. Raise `ConfigError`.
     """
-    file = Path(path)
-    said = take({"name": "", **read_toml(file, "agent file")}, AgentFile, str(path))
+    return _recorded_in(read_agent(Path(path)), Path(path), str(path))
+
+
+def _recorded_in(table: dict[str, Any], file: Path, where: str) -> dict[str, Any]:
+    said = take(table, AgentFile, where)
     commands = [list(entry["command"]) for entry in said.verify if isinstance(entry.get("command"), list)]
-    return {"name": said.name, "verify_commands": commands, **_recorded(said, file)}
+    found = {"name": said.name, "verify_commands": commands, **_recorded(said, file)}
+    for name, one in said.subagents.items() if isinstance(said.subagents, Mapping) else ():
+        below = _recorded_in({"name": name, **one}, file, f"{where}: subagents.{name}") if isinstance(one, Mapping) else {}
+        for key, values in below.items():
+            if isinstance(values, list):
+                found[key] = [*found.get(key, ()), *cast("list[Any]", values)]
+    return found
 
 
 def _recorded(said: AgentFile, file: Path) -> dict[str, Any]:
@@ -269,9 +355,10 @@ def _rules(said: str | list[dict[str, Any]], home: Path, where: str) -> list[dic
 def _check_strategy(name: str, where: str) -> None:
     """Raise `ConfigError` if a strategy looks like a misspelt known one. The engine that runs the agent may know other strategies."""
     from detent.strategies import BUILT_IN
+    from detent.teams import READY
 
-    known = Names("strategy", BUILT_IN)
-    if name not in BUILT_IN and name not in known and (near := difflib.get_close_matches(name, known.names(), n=1)):
+    known = Names("strategy", {**BUILT_IN, **READY})
+    if name not in known and (near := difflib.get_close_matches(name, known.names(), n=1)):
         raise ConfigError(f"{where}: strategy: unknown strategy {name!r}; did you mean {near[0]!r}?")
 
 

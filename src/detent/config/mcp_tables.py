@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.config.tables import read_toml, take
+from detent.config.tables import read_agent, take
 from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError
 from detent.ports.governing_files import governs
@@ -101,7 +101,7 @@ _NODE = ("npx", "npm", "node", "pnpm", "yarn", "bun", "bunx")
 def load_servers(path: str | Path) -> dict[str, McpServer]:
     """Return the servers of a `detent.toml` or an agent file, ignoring its other keys. Raise `ConfigError`."""
     file = Path(path)
-    return take_servers(read_toml(file, "agent file").get("mcp", {}), str(path), file.resolve().parent)
+    return take_servers(read_agent(file).get("mcp", {}), str(path), file.resolve().parent)
 
 
 def _table(said: Any, where: str) -> Mapping[str, Any]:

@@ -160,7 +160,8 @@ def check_parts(*, approver: Any, ceiling: Any, **parts: Any) -> None:
 @cache
 def _members(seam: Any) -> tuple[list[str], list[str]]:
     """Return the names of a seam's methods and of its data."""
-    methods = [name for name, made in vars(seam).items() if not name.startswith("_") and inspect.isfunction(made)]
+    members: dict[str, Any] = cast("Any", vars(seam))
+    methods = [name for name, made in members.items() if not name.startswith("_") and inspect.isfunction(made)]
     return methods, list(inspect.get_annotations(seam))
 
 

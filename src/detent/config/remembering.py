@@ -14,7 +14,19 @@ import msgspec
 from detent.core.agent import AgentOptions, AgentSpec, Host
 from detent.core.errors import ConfigError, Explained, UnknownName
 from detent.ports.options import check_fields
-from detent.ports.remembering import ITEM_BYTES, Governor, Kind, Memory, Origin, Visibility, WritePolicy, below, came_from, scope_of
+from detent.ports.remembering import (
+    ITEM_BYTES,
+    Governor,
+    Kind,
+    Memory,
+    Origin,
+    Visibility,
+    WritePolicy,
+    below,
+    came_from,
+    each_source,
+    scope_of,
+)
 
 OWN = "memory"
 """The name of an engine's memory if it has only one."""
@@ -124,16 +136,21 @@ class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=T
         return {**({} if self.url is None else {OWN: self.url}), **self.stores}
 
     def admits(self, origin: Origin) -> str:
-        """Return which rule keeps this content out; "" if none does. The first rule that matches a source counts.
+        """Return which rule keeps this content out; "" if none does. For each of its sources the first rule that matches counts, so all must be let in.
 
-        If not all sources are known, a rule that keeps out counts for content that perhaps came from there.
+        If not all is known of a source, a rule that keeps out counts if it perhaps matches, and one that lets in does not. The runs, people and items
+        that the content came through count on their own; the rule `*` keeps out none of them.
         """
+        return next(filter(None, (self._keeps_out(*one) for one in each_source(origin))), "") if self.admit else ""
+
+    def _keeps_out(self, source: Origin, through: bool) -> str:
         for rule in self.admit:
-            came, admits = came_from(origin, rule["source"], pattern=True), rule.get("admit", False)
-            if came:
-                return "" if admits else f"content from {rule['source']} is not admitted"
-            if came is None and not admits:
-                return f"content from {rule['source']} is not admitted, and not all sources of this are known"
+            came, admits = came_from(source, rule["source"], pattern=True), rule.get("admit", False)
+            if admits and came:
+                return ""
+            if not admits and came is not False and not (through and not rule["source"].strip("*")):
+                unsure = ", and not all sources of this are known" if came is None else ""
+                return f"content from {rule['source']} is not admitted{unsure}"
         return ""
 
     def policy_for(self, scope: str) -> WritePolicy:

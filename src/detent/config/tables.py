@@ -30,6 +30,24 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise ConfigError(f"failed to parse {what} {str(path)!r}: not TOML: {error}") from None
 
 
+def place_of(path: Path) -> tuple[Path, str]:
+    """Return the file of an agent, and NAME if it is the table `[agents.NAME]` of that file: `detent.toml#NAME`."""
+    file, mark, name = str(path).rpartition(".toml#")
+    return (Path(f"{file}.toml"), name) if mark and "/" not in name and not path.exists() else (path, "")
+
+
+def read_agent(path: Path) -> dict[str, Any]:
+    """Return the keys of an agent file, or of a table `[agents.NAME]`, whose name is NAME unless it has another. Raise `ConfigError`."""
+    file, name = place_of(path)
+    table = read_toml(file, "agent file")
+    if not name:
+        return {"name": "", **table}
+    agents: Any = table.get("agents")
+    if not isinstance(agents, dict) or not isinstance(said := cast("dict[str, Any]", agents).get(name), dict):
+        raise ConfigError(f"{file}: agents.{name}: there is no such table")
+    return {"name": name, **cast("dict[str, Any]", said)}
+
+
 def take(table: Mapping[str, Any], kind: type[T], where: str, prefix: str = "") -> T:
     """Return `table` as a `kind`. Raise `ConfigError` for an unknown key (with the nearest known one) and for a value of another type."""
     fields: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(kind)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -103,12 +103,13 @@ class Schedule(Action, frozen=True, kw_only=True):
 
 
 class SpawnSubagent(Action, frozen=True, kw_only=True):
-    """Start `agent` on `goal` as a child run; `join` says whether to wait for it now."""
+    """Start `agent` on `goal` as a child run; `join` says whether to wait for it now, `on_parent_end` what happens to it when this run ends first."""
 
     agent: str
     goal: str
     join: bool = True
     budget: dict[str, Any] | None = None
+    on_parent_end: Literal["cancel", "wait", "leave"] = "cancel"
 
 
 class JoinSubagent(Action, frozen=True, kw_only=True):
@@ -118,9 +119,11 @@ class JoinSubagent(Action, frozen=True, kw_only=True):
 
 
 class CancelSubagent(Action, frozen=True, kw_only=True):
-    """Cancel the child run `child`."""
+    """Cancel the child run `child`; `wait`: for nothing, until the child has read that, or until it has ended."""
 
     child: str
+    why: str = ""
+    wait: Literal["none", "accepted", "ended"] = "none"
 
 
 AnyAction = (

@@ -70,6 +70,8 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     """The tools that the planner may use, by name. It gets no others."""
     subagents: dict[str, Any] | Sequence[str] = ()
     """The agents that it may start, as tools `agent_NAME`: agents by name, or names of agents that the engine knows."""
+    sees: str = "goal"
+    """What it sees of the run that starts it: `goal`, `messages`, `last(N)` messages, or in a program a function; `messages(tools)` has tool results, too."""
     capabilities: Sequence[str] = ()
     """The capabilities that the agent needs: `id`, or `id@version`."""
     budget: Budget = Budget()

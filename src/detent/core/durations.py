@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -29,14 +28,9 @@ def seconds(said: T | str, name: str, error: type[ConfigError] = ConfigError) ->
 
 def in_seconds(struct: msgspec.Struct, where: str, error: type[ConfigError] = ConfigError) -> None:
     """Replace text by seconds in the fields of a new struct whose names end in `_s`; raise like `seconds`."""
-    for name in _of_seconds(type(struct)):
-        if isinstance(value := getattr(struct, name), str):
+    for name in struct.__struct_fields__:
+        if name.endswith("_s") and isinstance(value := getattr(struct, name), str):
             msgspec.structs.force_setattr(struct, name, seconds(value, f"{where}{name}", error))
-
-
-@cache
-def _of_seconds(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    return tuple(name for name in kind.__struct_fields__ if name.endswith("_s"))
 
 
 if TYPE_CHECKING:

@@ -128,7 +128,8 @@ class Delegated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """How a run became a child: the `root` of its tree, its parent's call, and the parent's record before the child was spawned (`sequence`, `digest`).
 
     `depth` counts from the root (1: its child), `path` has the agents from the root to this run. `policies` are those of the runs above, which are
-    asked before the child's own. `origin` says where the goal came from.
+    asked before the child's own. `origin` says where the goal came from. `conversation` is what the
+    child sees of its parent's messages. `left`: the parent has ended and left the run, which is a root of its own now.
     """
 
     root: str
@@ -139,6 +140,8 @@ class Delegated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     path: tuple[str, ...] = ()
     policies: tuple[dict[str, Any], ...] = ()
     origin: Origin = NO_ORIGIN
+    left: bool = False
+    conversation: ArtifactRef | None = None
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
@@ -841,6 +844,7 @@ class SubagentSpawned(Event, frozen=True, kw_only=True):
     reserved: Usage = NOTHING
     variables: dict[str, Any] = {}
     on_parent_end: OnParentEnd = "cancel"
+    output_schema: dict[str, Any] | None = None
     tools: tuple[str, ...] | None = None
     scopes: tuple[str, ...] | None = None
 
@@ -882,6 +886,13 @@ class SubagentCancelled(Event, frozen=True, kw_only=True):
     child: str
     why: str = ""
     call: str = ""
+
+
+class LeftByParent(Event, frozen=True, kw_only=True):
+    """The parent of this run has ended and left it: the run is a root of its own from now on, with what was reserved for it."""
+
+    parent: str
+    signal: str = ""
 
 
 class MemoryProposed(Event, frozen=True, kw_only=True):
@@ -981,6 +992,7 @@ AnyEvent = (
     | SubagentAwaited
     | SubagentJoined
     | SubagentCancelled
+    | LeftByParent
     | MemoryProposed
     | MemoryWritten
     | MemorySuperseded
@@ -988,6 +1000,7 @@ AnyEvent = (
 )
 
 INPUTS: tuple[type[Event], ...] = (
+    LeftByParent,
     RunResumed,
     LevelsAccepted,
     RunReopened,

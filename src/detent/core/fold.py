@@ -7,6 +7,7 @@ all calls before it have theirs (`_in_order`). `KernelState.ended` notes the end
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from functools import reduce
@@ -228,6 +229,8 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             known = _open_child(state, child)
             changed = replace(known, cancel=event.why or "cancelled", status="open" if known.spawned.call else "cancelled")
             return _wake(replace(state, children={**state.children, child: changed}))
+        case e.LeftByParent():
+            return replace(state, delegated=state.delegated and replace(state.delegated, left=True))
         case e.MemoryProposed() | e.MemoryWritten() | e.MemorySuperseded() | e.MemoryTombstoned():
             became = snake(type(event).__name__).removeprefix("memory_")
             return replace(_use(state, "", getattr(event, "usage", NOTHING)), memories={**state.memories, event.item_id: became})
@@ -375,13 +378,9 @@ def _spawned(state: RunState, scope: str, event: e.SubagentSpawned) -> RunState:
     waits = event.call if event.join else ""
     said = Child(child=event.child, agent=event.agent, goal=event.goal, join=event.join, spawned=event)
     child = replace(said, scope=scope, waits=waits, held=event.reserved)
-    calls_of = _more(state.calls_of, dict(event.budget.max_calls_of or ()), 1)
+    calls_of = dict(Counter(state.calls_of) + Counter(dict(event.budget.max_calls_of or ())))
     opened = replace(state, held=state.held.plus(event.reserved), calls_of=calls_of, children={**state.children, event.child: child})
     return _call(opened, waits, status="delegated") if waits else _acted(opened, scope)
-
-
-def _more(calls: dict[str, int], others: dict[str, int], sign: int) -> dict[str, int]:
-    return {tool: count for tool in {**calls, **others} if (count := calls.get(tool, 0) + sign * others.get(tool, 0))}
 
 
 def _joined(state: RunState, event: e.SubagentJoined) -> RunState:
@@ -390,7 +389,7 @@ def _joined(state: RunState, event: e.SubagentJoined) -> RunState:
     ended = replace(known, status=event.outcome or event.status, result=None if event.call else event, origin=event.origin)
     children = {**state.children, event.child: ended}
     held = reduce(Usage.plus, [one.held for one in children.values() if one.status == "open"], NOTHING)
-    calls_of = _more(_more(state.calls_of, dict(known.spawned.budget.max_calls_of or ()), -1), event.calls_of, 1)
+    calls_of = dict(Counter(state.calls_of) - Counter(dict(known.spawned.budget.max_calls_of or ())) + Counter(event.calls_of))
     used = _use(state, known.scope if known.spawned.call else "", event.usage, whole=True)
     after = _wake(replace(used, children=children, held=held, calls_of=calls_of))
     if not event.call:

@@ -45,6 +45,7 @@ Effects = Literal["dry_run", "reuse", "redo"]
 EFFECTS: tuple[Effects, ...] = ("dry_run", "reuse", "redo")
 
 _CALLS = (b'{"type":"tool_started"', b'{"type":"tool_finished"', b'{"type":"tool_in_doubt"', b'{"type":"tool_reconciled"')
+_BEGAN = (b'{"type":"subagent_spawned"', b'{"type":"subagent_awaited"')
 _DIGEST = 77
 """The number of bytes of a line after its body (`codec.seal`)."""
 _TURN = b'","body":{"type":"turn_started"'
@@ -71,7 +72,7 @@ class There(msgspec.Struct, frozen=True, kw_only=True):
 
 class _CallRecord(msgspec.Struct, frozen=True):
     type: str
-    call: str
+    call: str = ""
     tool: str = ""
     side_effect: str = "destructive"
     outcome: str = ""
@@ -313,7 +314,7 @@ def open_effects(lines: Sequence[bytes], known: Sequence[Open] = ()) -> list[Ope
     found = {one.call: one for one in known}
     for line in lines:
         body = body_of(line)
-        if not body.startswith(_CALLS):
+        if not body.startswith((*_CALLS, *_BEGAN)):
             continue
         record = msgspec.json.decode(body[:-_DIGEST], type=_CallRecord)
         match record.type:
@@ -321,7 +322,7 @@ def open_effects(lines: Sequence[bytes], known: Sequence[Open] = ()) -> list[Ope
                 found[record.call] = Open(record.call, record.tool)
             case "tool_in_doubt" if record.call in found:
                 found[record.call] = msgspec.structs.replace(found[record.call], doubt=True)
-            case "tool_finished":
+            case "tool_finished" | "subagent_spawned" | "subagent_awaited":  # a call that waits for a child: what is open is another run
                 found.pop(record.call, None)
             case "tool_reconciled" if record.outcome != "again":
                 found.pop(record.call, None)

@@ -18,7 +18,7 @@ from detent.core.events import ConversationCompacted, ConversationErased, RunSta
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.ports import EventStore, RunQuery
-from detent.running.conversing import CONTINUED, GAP, conversation_of, encoded, number_of, prefix_of, run_of, session_of_run
+from detent.running.conversing import CONTINUED, GAP, conversation_of, encoded, news_in, number_of, prefix_of, run_of, session_of_run
 from detent.running.parts import Parts
 from detent.running.snapshots import load_run
 
@@ -31,6 +31,21 @@ async def later_runs(store: EventStore, state: RunState) -> list[str]:
         return []
     found = await _from(store, place.id, place.number)
     return list(dict.fromkeys(one for one in found if one != state.run_id))
+
+
+async def goes_on(store: EventStore, run_id: str) -> bool:
+    """Whether this is the last run of a session that was not ended: the next message continues from it."""
+    if not (session_id := session_of_run(run_id)):
+        return False
+    number = number_of(session_id, run_id)
+    if await store.head(run_of(session_id, number + 1)) is not None:
+        return False
+    if max((number_of(session_id, one) for one in await _runs(store, session_id)), default=0) > number:
+        return False
+    with contextlib.suppress(DetentError):  # damaged, or erased: nothing continues from it
+        state = await load_run(store, run_id)
+        return state.session is not None and not news_in(await store.read(run_id)).ended
+    return False
 
 
 async def _from(store: EventStore, session_id: str, number: int) -> list[str]:

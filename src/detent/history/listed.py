@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from detent.core.budget import Usage
-from detent.core.events import ASIDE, EffectRecorded, Forked, RunStarted, TurnStarted
+from detent.core.events import ASIDE, EffectRecorded, Forked, LeftByParent, RunStarted, SubagentJoined, TurnStarted
 from detent.core.records import Envelope, Record, RunHead
 
 
@@ -31,6 +31,8 @@ class Said:
         if isinstance(used := getattr(record.event, "usage", None), Usage):
             self._cost += used.charged().cost_usd or 0.0
         match record.event:
+            case SubagentJoined(usage=joined):
+                self._turns += joined.iterations
             case None:
                 self._words = {"goal": "", "title": "", "reason": "erased"}
             case RunStarted(goal=goal):
@@ -39,6 +41,8 @@ class Said:
                 self._words = {"goal": goal[:120]}
             case TurnStarted():
                 self._turns += 1
+            case LeftByParent():
+                self._words["parent"] = ""
             case EffectRecorded(label="title", phase=phase, value=title) if phase == ASIDE and not self._words.get("title"):
                 self._words["title"] = title or ""
             case _:

@@ -33,6 +33,7 @@ from detent.core.codec import read_log
 from detent.core.errors import ConfigError, CorruptLog, DetentError, NewerVersion, NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
+from detent.history.families import belongs_above, together
 from detent.history.later_runs import hand_on
 from detent.history.listed import Said
 from detent.ports import EventStore, RunQuery, Signal, give_back
@@ -70,6 +71,8 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     missing: int = 0
     removed: bool = False
     place: str = ""
+    children: int = 0
+    """How many runs below it went along."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,21 +219,20 @@ async def copy(source: EventStore, target: EventStore, run_id: str, *, move: boo
     """
     if source is target or (source.url == target.url and source.url != "ram:"):
         raise ConfigError(f"{source.url} cannot be copied to itself; give another store")
-    async with _claimed(run_id, source, target) as claim:
-        held = await take(source, run_id)
-        if not move and held.head.status not in TERMINAL:
-            raise NotAllowedNow(
-                run_id,
-                f"run {run_id!r} is {held.head.status}: a copy could be advanced too, and both would have their effects. "
-                "Move it (`detent copy --move`), or finish or cancel it first",
-                reason_code="not_finished",
-            )
-        moved = await put(target, held, claim=claim)
-        if not move:
-            return moved
-        await hand_on(source, run_id)
-        await lineage.remove(source, run_id)
-        return replace(moved, removed=True)
+    async with together(source, run_id, "copied", lambda one: _claimed(one, source, target)) as claims:
+        for one in claims if not move else ():
+            if (head := await source.head(one)) is not None and head.status not in TERMINAL:
+                raise NotAllowedNow(
+                    one,
+                    f"run {one!r} is {head.status}: a copy could be advanced too, and both would have their effects. "
+                    "Move it (`detent copy --move`), or finish or cancel it first",
+                    reason_code="not_finished",
+                )
+        moved = [await put(target, await take(source, one), claim=claims[one]) for one in reversed(claims)]
+        for one in reversed(claims) if move else ():  # an interrupted move is repeated: the parent is removed last
+            await hand_on(source, one)
+            await lineage.remove(source, one)
+        return replace(moved[-1], removed=move, children=len(moved) - 1)
 
 
 # Archives ---------------------------------------------------------------------------------------------------------------------------------
@@ -247,21 +249,26 @@ async def archive(store: EventStore, directory: Path, run_id: str) -> Moved:
     An existing archive is kept if it holds this log, and replaced if it holds the beginning of this log. Raise `NotAllowedNow` for an unfinished run,
     or if the archive holds another log; `RunBusy`, `RunNotFound`, `CorruptLog`.
     """
-    async with _claimed(run_id, store):
-        held = await take(store, run_id)
-        if held.head.status not in TERMINAL:
-            raise NotAllowedNow(
-                run_id, f"run {run_id!r} is {held.head.status}; only a finished run is archived", reason_code="not_finished"
-            )
-        path = archive_path(directory, run_id)
-        if path.exists():
-            _check_beginning(path, held)
-        open_part = without_hidden(held)
-        write_archive(path, open_part)
-        if read_archive(path, most_bytes=None) != open_part:
-            raise CorruptLog(run_id, 0, f"{str(path)!r} does not return what was written to it; the run was not removed")
-        await hand_on(store, run_id)
-        await lineage.remove(store, run_id)
+    async with together(store, run_id, "archived", lambda one: _claimed(one, store)) as claims:
+        for one in claims:
+            if (head := await store.head(one)) is not None and head.status not in TERMINAL:
+                raise NotAllowedNow(one, f"run {one!r} is {head.status}; only a finished run is archived", reason_code="not_finished")
+        moved = [await _archived(store, directory, one) for one in reversed(claims)]
+        for one in reversed(claims):
+            await hand_on(store, one)
+            await lineage.remove(store, one)
+    return replace(moved[-1], children=len(moved) - 1)
+
+
+async def _archived(store: EventStore, directory: Path, run_id: str) -> Moved:
+    """Write one run into an archive, and check the file."""
+    held, path = await take(store, run_id), archive_path(directory, run_id)
+    if path.exists():
+        _check_beginning(path, held)
+    open_part = without_hidden(held)
+    write_archive(path, open_part)
+    if read_archive(path, most_bytes=None) != open_part:
+        raise CorruptLog(run_id, 0, f"{str(path)!r} does not return what was written to it; the run was not removed")
     return Moved(
         run_id=run_id,
         records=len(held.lines),
@@ -305,7 +312,7 @@ async def archive_before(
 async def finished_before(store: EventStore, before: datetime, *, tenant: str | None = None) -> list[RunHead]:
     """Return the finished runs that were last changed before a time, newest first."""
     heads = await store.list_runs(RunQuery(status=tuple(TERMINAL), tenant=tenant, until=before))
-    return [head for head in heads if head.updated_at < before]
+    return [head for head in heads if head.updated_at < before and not await belongs_above(store, head)]
 
 
 def write_archive(path: Path, held: Held) -> None:

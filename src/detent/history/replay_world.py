@@ -309,6 +309,9 @@ class ReplayWorld:
         now, later, _ = in_two(calls, self._journal.state)
         context.run.record(context.scope, *now, *later)
 
+    async def children_begun(self, run: Any) -> None:
+        """Start nothing."""
+
     async def children_move(self, run: Any) -> bool:
         """Take what reached the run while it waited for children without coming to rest."""
         return await self.absorb(run, fresh=True)

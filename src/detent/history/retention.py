@@ -15,8 +15,11 @@ from detent.core.codec import tombstone
 from detent.core.errors import ConfigError, NewerVersion, RunBusy, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.history import moving
-from detent.history.upkeep import apart, collect, erase_held, held
+from detent.history.families import belongs_above
+from detent.history.later_runs import goes_on
+from detent.history.upkeep import apart, collect, erase_tree
 from detent.ports import RunQuery
+from detent.running.conversing import number_of, session_of_run
 from detent.running.runtime import Runtime
 
 log = logging.getLogger("detent")
@@ -35,6 +38,8 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
 async def retain(runtime: Runtime, *, dry: bool = False, host: Host | None = None) -> Retained:
     """Erase and archive the runs that were kept long enough, and return them. With `dry`, only return them.
 
+    The last run of a session that was not ended is kept: the next message continues from it. Erasing an earlier run of a session is a change of the later
+    ones, so their age counts from then.
     The ages are those of `Bounds(retention=...)`, `[retention]` in detent.toml. A run that somebody advances is left for the next time. An archive is
     erased like a run: its records become tombstones, and its chain still verifies. With a host, only runs of that tenant are removed.
     """
@@ -43,12 +48,14 @@ async def retain(runtime: Runtime, *, dry: bool = False, host: Host | None = Non
     done: dict[str, list[str]] = {"erased": [], "archived": []}
     left: dict[str, str] = {}
     archives = Path(said.archive_to) if said.archive_to else None
-    for head in await _due(runtime, said.erased(), tenant):
-        await _do(done["erased"], left, head.run_id, None if dry else _erase(runtime, head.run_id))
+    for head in sorted(await _due(runtime, said.erased(), tenant), key=_newest_first):
+        if not (dry and await goes_on(runtime.store, head.run_id)):
+            await _do(done["erased"], left, head.run_id, None if dry else _erase(runtime, head.run_id))
     gone = {*done["erased"], *left}
     for head in [one for one in await _due(runtime, said.archived(), tenant, erased=True) if one.run_id not in gone]:
         assert archives is not None  # noqa: S101 - `Retention` refuses ages without a place
-        await _do(done["archived"], left, head.run_id, None if dry else _archive(runtime, archives, head.run_id))
+        if not (dry and await goes_on(runtime.store, head.run_id)):
+            await _do(done["archived"], left, head.run_id, None if dry else _archive(runtime, archives, head.run_id))
     for path, head in _archived(archives, said.erased(), runtime.parts.clock.now(), tenant):
         await _do(done["erased"], left, head.run_id, None if dry else _erase_archive(path))
     if not dry and (done["erased"] or done["archived"]):
@@ -71,7 +78,14 @@ async def _due(runtime: Runtime, ages: Mapping[str, timedelta], tenant: str | No
         return []
     now = runtime.parts.clock.now()
     heads = await runtime.store.list_runs(RunQuery(status=tuple(ages), tenant=tenant, until=now - min(ages.values())))
-    return [head for head in reversed(heads) if _of_age(head, ages, now) and (erased or head.reason != "erased")]
+    due = [head for head in reversed(heads) if _of_age(head, ages, now) and (erased or head.reason != "erased")]
+    return [head for head in due if not await belongs_above(runtime.store, head)]
+
+
+def _newest_first(head: RunHead) -> int:
+    """Return the place of a run: of a session, the last one is erased first, because erasing an earlier one is a change of those after it."""
+    session = session_of_run(head.run_id)
+    return -number_of(session, head.run_id) if session else 0
 
 
 def _of_age(head: RunHead, ages: Mapping[str, timedelta], now: datetime) -> bool:
@@ -93,16 +107,18 @@ async def _do(done: list[str], left: dict[str, str], run_id: str, work: Coroutin
 
 async def _erase(runtime: Runtime, run_id: str) -> bool:
     """Erase a run in the store, unless somebody has resumed it since it was listed."""
-    async with held(runtime.parts, run_id, "erased") as claim:
+    async with apart(runtime.parts, run_id, "erased"):
         head = await runtime.store.head(run_id)
-        if head is None or not _of_age(head, runtime.retention.erased(), runtime.parts.clock.now()):
+        if head is None or not _of_age(head, runtime.retention.erased(), runtime.parts.clock.now()) or await goes_on(runtime.store, run_id):
             return False
-        await erase_held(runtime.parts, run_id, by=BY, why=WHY, claim=claim)
-        return True
+    await erase_tree(runtime.parts, run_id, by=BY, why=WHY)
+    return True
 
 
 async def _archive(runtime: Runtime, directory: Path, run_id: str) -> bool:
     async with apart(runtime.parts, run_id, "archived"):
+        if await goes_on(runtime.store, run_id):
+            return False
         await moving.archive(runtime.store, directory, run_id)
         return True
 

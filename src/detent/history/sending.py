@@ -9,7 +9,6 @@ run needs first, and looks again, until its message has a run.
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
@@ -20,9 +19,10 @@ from detent.config.agents import Agent
 from detent.config.compaction import compacts, profile_of
 from detent.core.agent import Host
 from detent.core.budget import FIELDS, Budget, exhausted, remaining
-from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, RunNotFound, SessionBusy, SessionWaiting
+from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, SessionBusy
 from detent.core.events import InSession, RunStarted
 from detent.core.state import RunState
+from detent.history.session_waits import naming, question_of, unhidden, waits_for
 from detent.history.upkeep import held
 from detent.kernel.journal import Journal
 from detent.ports import Observer, RunQuery, wait_for_news
@@ -229,7 +229,8 @@ class Sending:
         elif stand is not None and not self._recorded:
             first = replace(first, rule="reject")  # nothing is in progress that it could interrupt
         try:
-            result = await self._start(stand, number, first)
+            with naming(first.message_id, first.by) if first.message_id != self._said.message_id else contextlib.nullcontext():
+                result = await self._start(stand, number, first)
         except (RunBusy, Conflict) as error:
             if self._begun:
                 raise
@@ -243,6 +244,13 @@ class Sending:
     async def _start(self, stand: Stand | None, number: int, said: Said) -> Result:
         talk, runtime = self._talk, self._runtime
         mine, self._begun = said.message_id == self._said.message_id, False
+        if stand is not None and stand.tally.waiting:  # it came to an earlier run, which has hidden values in it
+            runs = [talk.run_id(one) for one in range(stand.number, 0, -1)]
+            patterns = (*runtime.parts.redact, *starting.known_agent(runtime, agent_of(talk, stand)).redact)
+            text, attachments, variables = await unhidden(
+                runtime.store, runs, [said.text, list(said.attachments), said.variables], patterns
+            )
+            said = replace(said, text=text, attachments=tuple(attachments), variables=variables)
         started = await self._admitted(stand, said, budget=self._budget if mine else None)
         started = replace(started, budget=left_of(talk, stand, started.budget))
         await runtime.tenants.refuse_start(started.host.tenant)
@@ -278,7 +286,7 @@ class Sending:
             place = InSession(id=talk.id, number=number, message_id=said.message_id if said.given or self._recorded else "", by=said.by)
             if base is not None:
                 place = replace(place, before=base.run_id, sequence=base.state.seq, digest=base.state.digest)
-                if said.rule == "rollback" and (before := base.state.session) is not None:
+                if rolled_back(base, said) and (before := base.state.session) is not None:
                     place = replace(place, before=before.before, sequence=before.sequence, digest=before.digest)
             if stand is None and (holder := talk.base or talk.holder):
                 key = f"{CONTINUED}{digest_of_id(run_id)[:16]}"  # before the first record: whoever erases these words finds this run
@@ -345,7 +353,7 @@ class Sending:
                 return await self._resumed(stand)
             if result.state.seq != stand.state.seq:
                 return None
-            raise waits_for(self._talk, result, queued=self._recorded)
+            raise waits_for(self._talk.id, result, queued=self._recorded)
         run, ask_id = asked
         try:
             result = await answering.answered_with(
@@ -414,7 +422,7 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
         found = Conversation(messages=context, budget=talk.budget)
     else:
         found = after(stand.earlier, stand.state, stand.news, calls=agent.conversation == "calls")
-        if said.rule == "rollback":
+        if rolled_back(stand, said):
             found = replace(found, messages=(*stand.earlier.messages, *stand.news.context), size=0, dropped=stand.earlier.dropped)
         left = tuple(replace(one, rule="enqueue") for one in found.waiting if one.message_id != said.message_id)
         found = replace(found, waiting=left, budget=talk.budget or found.budget)
@@ -423,6 +431,11 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
         found = Conversation(messages=messages, dropped=found.dropped, summary=told, budget=talk.budget)
     planner = talk.runtime.planners.of(agent, check=False)
     return cut(found, profile_of(agent).window_tokens, compacts=compacts(agent, planner) is not None)
+
+
+def rolled_back(stand: Stand, said: Said) -> bool:
+    """Whether the next run leaves this one out: a sender rolled it back, even if another message overtook that one."""
+    return said.rule == "rollback" or any(one.rule == "rollback" for one in stand.news.waiting)
 
 
 def agent_of(talk: Talk, stand: Stand | None) -> Agent[Any] | str:
@@ -454,47 +467,3 @@ def left_of(talk: Talk, stand: Stand | None, asked: Budget) -> Budget:
         if most is not None and (mine is None or most < mine):
             both[field] = most
     return replace(asked, **both)
-
-
-async def question_of(runtime: Runtime, state: RunState) -> tuple[RunState, str] | None:
-    """Return the run that asks its user something, and the id of its oldest open question: the run itself, or a child of it at any depth."""
-    if state.terminal:
-        return None
-    if state.asks:
-        return state, next(iter(state.asks))
-    for child in state.children.values():
-        if child.status == "open":
-            with contextlib.suppress(RunNotFound):
-                if (found := await question_of(runtime, await load_run(runtime.store, child.child))) is not None:
-                    return found
-    return None
-
-
-_WAITS = {
-    "waiting_for_reconciliation": "call {names} is in doubt; settle it with `detent reconcile {run} {call}{at}` and --happened RESULT or --not",
-    "waiting_for_approval": "approval of call {names}; decide with `detent approve {run} {call}{at}` or `detent deny {run} {call}{at}`",
-    "waiting_for_subagent": "child run {names}",
-    "waiting_for_schedule": "timer {names}",
-    "waiting_for_operator": "an operator: its workers gave it up; `detent reopen {run}{at}`",
-}
-
-
-def waits_for(talk: Talk, result: Result, *, queued: bool = False) -> SessionWaiting:
-    """Return the error that names what the last run waits for, with the command that decides it."""
-    state = result.state
-    names = {
-        "waiting_for_reconciliation": state.in_doubt,
-        "waiting_for_approval": tuple(state.approvals),
-        "waiting_for_subagent": tuple(name for name, child in state.children.items() if child.status == "open"),
-        "waiting_for_schedule": tuple(state.timers),
-    }.get(state.status, ())
-    what = _WAITS.get(state.status, state.status).format(
-        names=", ".join(names) or "?",
-        run=shlex.quote(state.run_id),
-        call=names[0] if len(names) == 1 else "CALL",
-        at=f" --store {shlex.quote(result.store)}" if result.store not in ("", "ram:") else "",
-    )
-    then = "Your message is recorded, and is the next run after that" if queued else "The message was not recorded"
-    return SessionWaiting(
-        talk.id, state.run_id, state.status, f"session {talk.id!r} waits: its run {state.run_id!r} waits for {what}. {then}"
-    )

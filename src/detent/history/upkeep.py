@@ -15,10 +15,12 @@ from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy,
 from detent.core.events import Erased
 from detent.core.records import RunHead
 from detent.core.state import RunState
+from detent.history.families import together
 from detent.history.later_runs import hand_on, without
 from detent.history.listed import Said
-from detent.kernel.journal import Journal, head_of
-from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back
+from detent.kernel.journal import Journal
+from detent.ports import ARTIFACT_KEY_LENGTH, ERASED, PARENT_ERASED, EventStore, ReadsClaims, RunQuery, altered, give_back, is_erased
+from detent.ports.heads import head_of
 from detent.running import admission
 from detent.running.admission import words_in
 from detent.running.artifacts import cut, damaged, hidden_in, read_whole
@@ -191,8 +193,8 @@ async def erase(
     otherwise the result names it.
     """
     admission.refuse_what_is_not_json(by=by, why=why)
-    async with _claimed(runtime, run_id, host, "erased") as (kept, claim):
-        erased = await erase_held(runtime.parts, kept, by=by, why=why, claim=claim, keep_later=keep_later)
+    kept = await runtime.visible(run_id, host)
+    erased = await erase_tree(runtime.parts, kept, by=by, why=why, keep_later=keep_later)
     if not runtime.parts.memories:
         return erased
     from detent.history.memory import remembered_of
@@ -202,17 +204,28 @@ async def erase(
 
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
-    """Remove a run with everything that belongs to it. Its forks first get what they refer to."""
-    async with _claimed(runtime, run_id, host, "deleted") as (kept, _):
-        await hand_on(runtime.store, kept)
-        await remove(runtime.store, kept)
+    """Remove a run with everything that belongs to it, also its children. Its forks first get what they refer to."""
+    kept = await runtime.visible(run_id, host)
+    async with together(runtime.store, kept, "deleted", lambda one: held(runtime.parts, one, "deleted")) as claims:
+        for one in reversed(claims):  # an interrupted removal is repeated: the parent is removed last
+            await hand_on(runtime.store, one)
+            await remove(runtime.store, one)
 
 
-@contextlib.asynccontextmanager
-async def _claimed(runtime: Runtime, run_id: str, host: Host | None, doing: str) -> AsyncGenerator[tuple[str, int]]:
-    run_id = await runtime.visible(run_id, host)
-    async with held(runtime.parts, run_id, doing) as claim:
-        yield run_id, claim
+async def erase_tree(parts: Parts, run_id: str, *, by: str, why: str, keep_later: bool = False) -> Erasure:
+    """Erase a run and its children, as `erase_held` does each."""
+    async with together(parts.store, run_id, "erased", lambda one: held(parts, one, "erased")) as claims:
+        for one in [one for one in claims if one != run_id]:
+            head = await parts.store.head(one)
+            if head is not None and head.status == "running" and not is_erased(head):
+                raise NotAllowedNow(one, f"run {one!r} is running; finish or cancel it before it is erased", reason_code="still_running")
+        *below, top = reversed(claims)
+        words = list[str]()
+        for one in below:
+            with contextlib.suppress(RunErased):  # it was erased before
+                words += (await erase_held(parts, one, by=by, why=why, claim=claims[one], keep_later=keep_later)).ids_with_goal_words
+        erased = await erase_held(parts, top, by=by, why=why, claim=claims[top], keep_later=keep_later)
+    return msgspec.structs.replace(erased, ids_with_goal_words=tuple(dict.fromkeys((*erased.ids_with_goal_words, *words))))
 
 
 async def erase_held(parts: Parts, run_id: str, *, by: str, why: str, claim: int, keep_later: bool = False) -> Erasure:

@@ -32,7 +32,7 @@ from detent.ports import (
     json_problem,
 )
 from detent.ports.gates import Gate
-from detent.ports.outside import BoundReached, World, made, time_left
+from detent.ports.outside import BoundReached, World, made, time_left, too_dear
 from detent.ports.phases import KernelInput
 from detent.ports.verifying import Answers
 
@@ -153,10 +153,8 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `BoundReached` if one of these dimensions is used up, or `cost` is more than is left. `begun` calls are running and not counted yet."""
         self.run.world.proceed()
         state = self.run.journal.state
-        if (bound := reached(state, state.passes[self.scope], only=dimensions, begun=begun)) is not None:
+        if (bound := reached(state, state.passes[self.scope], only=dimensions, begun=begun) or too_dear(state, cost)) is not None:
             raise BoundReached(bound)
-        if cost and (most := state.budget.max_cost_usd) is not None and (used := state.counted.cost_usd or 0.0) + cost - 1e-9 > most:
-            raise BoundReached(Exhausted("cost_usd", most, used))  # sums of costs are never exact
 
     def refuse_past_calls_of(self, tool: str, *, begun: list[tuple[CallState, str]]) -> None:
         """Raise `BoundReached` if the tool has been called as often as allowed. Calls in `begun` with a digest are not counted yet."""

@@ -21,7 +21,7 @@ from detent.core.state import CallState
 from detent.kernel.context import KernelContext
 from detent.kernel.deciding import decide, refuse
 from detent.kernel.meta_tools import answer
-from detent.ports import MetaTool, Tool, ToolOutcome, ToolSpec
+from detent.ports import MetaTool, Tool, ToolOutcome, ToolSpec, children_full
 from detent.ports.outside import BoundReached, Interrupted, error_in, finished
 
 RETRY_CODES = ("timeout", "handler_error")
@@ -61,11 +61,8 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
     for call_id in tuple(context.state.calls):
         state = context.state
         call = state.calls[call_id]
-        if call.status == "finished":
-            over = over or call.ends_turn
-            continue
-        if call.status == "delegated":
-            away = True
+        if call.status in ("finished", "delegated"):
+            over, away = over or call.ends_turn, away or call.status == "delegated"
             continue
         tool = context.tools.get(call.tool)
         spec = None if tool is None else tool.spec
@@ -73,14 +70,15 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
         alone = spec is None or not ((spec.read_only and spec.concurrency_safe) or delegates) or spec.ends_turn
         # planned: its answer came while those before it ran, and the next turn of the loop decides it
         held = call.status in ("asked", "in_doubt") or (call.status == "planned" and not call.refused)
-        if alone or held or any(context.tools[one.tool].spec.delegates != delegates for one in together):
+        waits = held or (delegates and children_full(state, context.run.state, len(together)))
+        if alone or waits or any(context.tools[one.tool].spec.delegates != delegates for one in together):
             await _run_group(together, context, digests)
             together = []
             state = context.state
             away = away or any(one.status == "delegated" for one in state.calls.values())
         if await context.run.world.cancels(call_id):
             raise Interrupted  # no later phase may continue from calls that were not begun: a replay could not tell why
-        if state.ended or held or (away and not delegates):
+        if state.ended or waits or (away and not delegates):
             break
         call = state.calls[call_id]
         refusal = await _refusal(call, tool, context, over=over)

@@ -21,7 +21,6 @@ import msgspec
 from detent.core.budget import Usage
 from detent.core.codec import decode_event, encode, encode_event, seal
 from detent.core.events import (
-    TITLE,
     AnyEvent,
     DeadLettered,
     Forked,
@@ -31,10 +30,11 @@ from detent.core.events import (
     TurnStarted,
 )
 from detent.core.fold import evolve
-from detent.core.records import Envelope, Record, RunHead
+from detent.core.records import Envelope, Record
 from detent.core.state import RunState
 from detent.ports import Clock, EventStore, Ids
 from detent.ports.gates import Gate
+from detent.ports.heads import head_of
 from detent.ports.telling import Fan, Listener
 
 replace = msgspec.structs.replace
@@ -187,24 +187,3 @@ def _labelled(envelope: Envelope, event: AnyEvent, after: RunState) -> Envelope:
     if isinstance(event, (RunStarted, Forked)):
         return replace(envelope, status=status, tenant=after.host.tenant, agent=after.agent.name, parent=event.parent)
     return replace(envelope, status=status, reason=after.reason)
-
-
-def head_of(state: RunState) -> RunHead:
-    """Return the listing entry of a run."""
-    return RunHead(
-        run_id=state.run_id,
-        goal_id=state.goal_id,
-        goal=state.goal[:120],
-        title=(TITLE in state.effects and state.effects[TITLE]) or "",
-        agent=state.agent.name,
-        tenant=state.host.tenant,
-        parent=state.ancestors[0] if state.ancestors else state.parent,
-        status=state.status,
-        reason=state.reason,
-        iterations=state.usage.iterations,
-        records=state.seq,
-        cost_usd=state.usage.cost_usd or 0.0,
-        created_at=state.started_at or state.updated_at,  # type: ignore[arg-type]
-        updated_at=state.updated_at,  # type: ignore[arg-type]
-        digest=state.digest,
-    )

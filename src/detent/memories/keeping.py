@@ -118,7 +118,7 @@ class Keeping(ABC):
         """Keep the item durably and return it. See `Memory.write`."""
         check(item, host, self.max_item_bytes)
         vectors, now = await self._vectors((item,), models), utcnow()
-        return await self._change(lambda: lifecycle.writing(item, host, now=now, most_bytes=self.max_item_bytes), vectors)
+        return await self._change(lambda: lifecycle.writing(item, host, now=now), vectors)
 
     async def supersede(self, item_id: str, replacement: MemoryItem, *, why: str, host: str, models: Models | None = None) -> MemoryItem:
         """Write `replacement` as the successor of the item, and return it. See `Memory.supersede`."""

@@ -60,9 +60,8 @@ def driven(steps: Steps[T], load: Callable[[Sequence[str]], list[MemoryItem]]) -
 # The operations ---------------------------------------------------------------------------------------------------------------------
 
 
-def writing(item: MemoryItem, host: str, *, now: datetime, most_bytes: int = ITEM_BYTES) -> Steps[MemoryItem]:
-    """Keep a new item, and retire what it supersedes. See `Memory.write`."""
-    check(item, host, most_bytes)
+def writing(item: MemoryItem, host: str, *, now: datetime) -> Steps[MemoryItem]:
+    """Keep a new item that was checked (`check`), and retire what it supersedes. See `Memory.write`."""
     if item.superseded_by or item.superseded_at or item.tombstoned_at or item.refused:
         raise ItemRefused(f"memory item {item.id!r} has a history already; write a new item, or import it")
     there = yield _ids((item.id, *item.supersedes))
@@ -243,13 +242,14 @@ def _bad_names(item: MemoryItem) -> str:
 
 
 def _bad_texts(item: MemoryItem, most_bytes: int, *, imported: bool) -> str:
-    for name, text in (("content", item.content), ("context", item.context), ("why", item.why), ("refused", item.refused)):
-        if bad := unstorable(text):
-            return f"its {name} {bad}"
     if not item.content.strip() and not (imported and item.tombstoned_at):
         return "it has no content"
-    said = ("context", item.context), ("why", item.why), ("refused", item.refused)
-    for name, text, most in (("content", item.content, most_bytes), *((name, text, MOST_CONTEXT_BYTES) for name, text in said)):
+    for name, text in (("content", item.content), ("context", item.context), ("why", item.why), ("refused", item.refused)):
+        if not text:
+            continue
+        if bad := unstorable(text):
+            return f"its {name} {bad}"
+        most = most_bytes if name == "content" else MOST_CONTEXT_BYTES
         if (size := len(text.encode())) > most:
             return f"its {name} has {size:,} bytes; at most {most:,} are kept. Shorten it, or keep it elsewhere and remember where"
     return ""

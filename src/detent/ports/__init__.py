@@ -8,6 +8,7 @@ and hooks, `json_data` decides what counts as JSON data.
 
 from detent.ports.clocks import Clock, Ids
 from detent.ports.compacting import Ask, CompactionOptions, Compactor, Dropped, Measured, due_by_size
+from detent.ports.delegation import AgentResult, AgentTask, children_full
 from detent.ports.embedded_calls import UNREADABLE, calls_in
 from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.examining import Examined, Examines, Fault, Mends
@@ -99,6 +100,8 @@ __all__ = [
     "PATIENCE",
     "UNREADABLE",
     "Abort",
+    "AgentResult",
+    "AgentTask",
     "Answer",
     "AnswerView",
     "Ask",
@@ -182,6 +185,7 @@ __all__ = [
     "asks_only_its_own",
     "awaited",
     "calls_in",
+    "children_full",
     "due_by_size",
     "give_back",
     "intact",

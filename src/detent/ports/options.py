@@ -106,7 +106,7 @@ def _plainly_takes(function: Any, count: int) -> bool:
     """Whether a plain function, method or object takes so many arguments. False says nothing. `inspect.signature` takes far longer."""
     plain = function
     if not isinstance(function, FunctionType):
-        plain = function.__func__ if isinstance(function, MethodType) else getattr(type(function), "__call__", None)  # noqa: B004
+        plain = function.__func__ if isinstance(function, MethodType) else getattr(cast("Any", type(function)), "__call__", None)  # noqa: B004
         count += 1
     if not isinstance(plain, FunctionType) or any(hasattr(one, said) for one in (function, plain) for said in _SAYS_OTHERWISE):
         return False

@@ -64,6 +64,12 @@ def error_in(outcome: ToolOutcome) -> e.ToolError:
     return e.ToolError(code=outcome.error_code or outcome.kind, message=outcome.message, details=outcome.details)
 
 
+def too_dear(state: RunState, cost: float | None) -> Exhausted | None:
+    """Return the bound of cost if a call at this price would exceed it. Sums of costs are never exact, so a billionth does not count."""
+    most, used = state.budget.max_cost_usd, state.counted.cost_usd or 0.0
+    return Exhausted("cost_usd", most, used) if cost and most is not None and used + cost - 1e-9 > most else None
+
+
 def time_left(run: RunState, running_ms: Callable[[], float]) -> float | None:
     """Return the seconds that a run has left: the smaller of running time and total time. None without such a bound."""
     if run.budget.max_running_s is None and run.budget.max_total_s is None:
@@ -165,6 +171,10 @@ class World(Protocol):
 
     async def delegate(self, calls: Sequence[CallState], context: Any) -> None:
         """Carry out calls about children that have begun: record what they mean, durably, and let new children begin."""
+        ...
+
+    async def children_begun(self, run: Any) -> None:
+        """Wait until each open child is durably started: the run is about to end, and leaves them."""
         ...
 
     async def children_move(self, run: Any) -> bool:

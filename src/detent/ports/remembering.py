@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -31,6 +31,8 @@ Standing = Literal["current", "upcoming", "proposed", "superseded", "expired", "
 
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"?(:?)')
 """A text in JSON that may be cut off; a colon follows the name of an argument."""
+_THROUGH = ("run:", "person:", "memory:")
+"""How the names begin of what content came through."""
 _WILD = re.compile(r"[*?\[]")
 DIGITS = 8
 """How many characters the digest of a name has in `Origin.also`: enough that two names are never alike by chance."""
@@ -113,6 +115,29 @@ def came_from(origin: Origin, name: str, *, pattern: bool = False) -> bool | Non
     begins = _WILD.split(name, maxsplit=1)[0]
     kinds = {one.partition("#")[0] + ":" for one in beyond if "#" in one} if pattern and begins != name else set[str]()
     return None if origin.more or any(kind.startswith(begins) or begins.startswith(kind) for kind in kinds) else False
+
+
+def each_source(origin: Origin) -> Iterator[tuple[Origin, bool]]:
+    """Yield each source of some content as an origin of its own, and then each run, person and item that it came through; the bool says which.
+
+    A call is yielded once for each text among its arguments, and a source that `Origin.sources` has no room for once for each of its names.
+    """
+    tools = {source.tool for source in origin.sources}
+    through = {name: Origin(labels=(name,)) for name in names_of(origin) if name.startswith(_THROUGH)}
+    through |= {name: Origin(also=(name,)) for name in unpacked(origin.also) if f"{name.partition('#')[0]}:" in _THROUGH}
+    hidden = [name for name in unpacked(origin.also) if name not in through or name.partition("#")[0] in tools]
+    shown = [] if hidden or origin.more else [source.label for source in origin.sources]
+    apart = [Origin(labels=(one.label,), sources=(one,)) for source in origin.sources for one in _each_text(source)]
+    apart += [Origin(labels=(label,)) for label in origin.labels if label not in shown]
+    apart += [Origin(also=(name, name.partition("#")[0])) for name in hidden]
+    apart += [Origin(more=True)] if origin.more else []
+    yield from ((one, False) for one in apart or [origin])
+    yield from ((one, True) for one in through.values())
+
+
+def _each_text(source: Source) -> list[Source]:
+    texts = [text for text, colon in _TEXT.findall(source.said) if not colon]
+    return [msgspec.structs.replace(source, said=f'"{text}"') for text in texts] or [source]
 
 
 def coded(name: str) -> str:

@@ -8,10 +8,10 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from detent.core.actions import AskUser, ToolCall
-from detent.core.agent import AgentSpec
 from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import ConfigError, Explained
 from detent.core.state import Item
+from detent.ports.delegation import AgentResult, AgentTask, OwnAgent
 from detent.ports.options import check_fields
 from detent.ports.planning import ContextProfile
 from detent.ports.tools import ToolSpec
@@ -113,7 +113,9 @@ class StrategyRun(Protocol):
     def goal(self) -> str: ...
 
     @property
-    def agent(self) -> AgentSpec: ...
+    def agent(self) -> OwnAgent:
+        """The agent of the run. Called, it lets one of its `subagents` work: `await run.agent(label, agent, goal)`."""
+        ...
 
     @property
     def variables(self) -> dict[str, Any]: ...
@@ -162,6 +164,22 @@ class StrategyRun(Protocol):
 
     async def parallel(self, *branches: Branch) -> tuple[Passed, ...]:
         """Run passes side by side, each with an equal share of the remaining budget; return their results in order."""
+        ...
+
+    async def agents(
+        self,
+        *tasks: AgentTask | AgentResult,
+        label: str = "agents",
+        concurrency: int | None = None,
+        join: Literal["all", "any"] | int = "all",
+        deadline: float | str | None = None,
+        rest: Literal["let", "cancel"] = "let",
+    ) -> tuple[AgentResult, ...]:
+        """Let agents work side by side, and return what became of each task, in this order.
+
+        At most `concurrency` of them (8) are open at a time. It returns when all have ended, any one, or that many (`join`), or after `deadline` seconds
+        (or "1h30m"). The rest then continues, with the outcome `open`, or is cancelled. A result that is `open` can be given again to wait for it.
+        """
         ...
 
     async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:

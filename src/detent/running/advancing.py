@@ -230,7 +230,7 @@ class Advancing:
         if parts.titles:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
         world = self._world(journal, planner)
-        if journal.state.session is not None:
+        if journal.state.session is not None or journal.state.delegated is not None:
             earlier = await conversation_of(parts.store, journal.state) if self.conversation is None else self.conversation
             world.conversation = shown(earlier)
             if earlier.leaving and world.preparing is not None:
@@ -383,8 +383,8 @@ def due(state: RunState, clock: Clock) -> list[Signal]:
     now = clock.now()
     if state.terminal:
         return []
-    fired = [Signal(id=f"timer:{t}", kind="timer", payload={"timer_id": t}) for t, at in state.timers.items() if at <= now]
+    over = rules.fired(state, now)
     for call, asked in state.approvals.items():
         if asked.expires_at is not None and asked.expires_at <= now:
-            fired.append(Signal(id=f"expired:{call}", kind="approval", payload={"call": call, "decision": "expired"}))
-    return fired
+            over.append(Signal(id=f"expired:{call}", kind="approval", payload={"call": call, "decision": "expired"}))
+    return over

@@ -106,8 +106,10 @@ def _named_by(event: AnyEvent | None) -> Iterator[str]:
         yield event.artifact.key
     elif isinstance(event, Planned):
         yield from [file.key for file in event.files]
-    elif isinstance(event, RunStarted) and event.session is not None and event.session.conversation is not None:
-        yield event.session.conversation.key
+    elif isinstance(event, RunStarted):
+        yield from [
+            place.conversation.key for place in (event.session, event.delegated) if place is not None and place.conversation is not None
+        ]
     elif isinstance(event, ConversationErased | ConversationCompacted) and event.kept is not None:
         yield event.kept.key
 

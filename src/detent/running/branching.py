@@ -22,7 +22,7 @@ from detent.core.events import CANCELLED, TITLE, AnyEvent, Forked, ToolError, To
 from detent.core.fold import again_from, answer_in, continuing, evolve
 from detent.core.history import Seq
 from detent.core.records import Envelope, Record
-from detent.core.state import CLOSED, CallState, Item, KernelState, RunState
+from detent.core.state import CLOSED, CallState, Child, Item, KernelState, RunState
 from detent.ports import json_problem
 
 replace = msgspec.structs.replace
@@ -31,6 +31,8 @@ OF_AGENT = tuple(field for field in AgentSpec.__struct_fields__ if field not in 
 EDITABLE = ("goal", "budget", "variables", "results", "replies", *OF_AGENT)
 """What edits may name beside the parts of the agent."""
 
+NOT_INHERITED = "not_inherited"
+"""The status of a child, in a fork, that was open when the fork was branched: it is its parent's."""
 _DECIDED = ("policy_stopped", "approval_rejected", "approval_expired")
 _BY_CALL = ("fatal_tool_error", "policy_denied", "done_tool")
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
@@ -75,7 +77,8 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
         approvals={},
         asks={},
         timers={},
-        children={},
+        children={name: _inherited(child) for name, child in state.children.items()},
+        held=NOTHING,
         effects=state.effects.only(lambda key, value: key not in anew and not (failed and key in again and failure_of(value) is not None)),
         unanswered=() if reopened else state.unanswered,
         cancel=None,
@@ -89,6 +92,11 @@ def branch(state: RunState, forked: Forked, run_id: str) -> RunState:
         error="",
     )
     return _changed(base, forked.edits)
+
+
+def _inherited(child: Child) -> Child:
+    """Return a child as the fork knows it: what it gave is inherited, and an open one stays its parent's."""
+    return child if child.status != "open" else replace(child, status=NOT_INHERITED, held=NOTHING, waits="")
 
 
 def _used(state: RunState) -> Usage:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from detent.config.groups import ChildBounds
-from detent.core.errors import DetentError, RunBusy, RunNotFound, Suspended
+from detent.core.errors import ConfigError, DetentError, RunBusy, RunNotFound, Suspended, UnknownName
 from detent.core.events import RunStarted
 from detent.core.state import Child, RunState
 from detent.kernel.journal import Journal
@@ -22,8 +22,8 @@ from detent.ports import posted_to
 from detent.running import inheriting, starting
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.joining import ENDED
-from detent.running.posting import cancelling, ending
-from detent.running.runtime import Runtime
+from detent.running.posting import cancelling, ending, unstarted
+from detent.running.runtime import WATCHED, Runtime
 
 log = logging.getLogger("detent")
 
@@ -36,25 +36,29 @@ class ChildrenHere:
 
     def __init__(self, runtime: Runtime, limits: ChildBounds, *, submits: bool = False) -> None:
         """`submits`: this engine has a worker host that advances the children."""
-        self._runtime, self._submits, self.limits = runtime, submits, limits
+        self._runtime, self.own_host, self.limits = runtime, submits, limits
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         self._rested: dict[str, set[str]] = {}
         self._states: dict[str, RunState] = {}
+        self._told: dict[str, set[str]] = {}
         self._woken: dict[str, set[asyncio.Task[None]]] = {}
 
     @property
     def submits(self) -> bool:
         """Whether children are left to workers."""
-        return self._submits or bool(self._runtime.underway.shifts)
+        return self.own_host or bool(self._runtime.underway.shifts)
 
     def begin(self, state: RunState) -> None:
         """See `Children.begin`."""
         self._states[state.run_id] = state
+        told = self._told.setdefault(state.run_id, set())
         mine, rested = self._tasks.setdefault(state.run_id, {}), self._rested.setdefault(state.run_id, set())
         rested.intersection_update([name for name in rested if name in state.children and state.children[name].status == "open"])
         busy = sum(not task.done() for task in mine.values()) + (len(rested) if self.submits else 0)
         for child in state.children.values():
-            if child.status == "open" and child.cancel and child.child in mine:
+            if child.status == "open" and child.cancel and child.child not in told:
+                told.add(child.child)
+                rested.discard(child.child)  # it waits, and now it is to end
                 self._hold(self._cancel(state.run_id, child.child))
             if child.status != "open" or child.child in mine or child.child in rested:
                 continue
@@ -75,11 +79,23 @@ class ChildrenHere:
                 return True
         return news()
 
+    async def begun(self, state: RunState) -> None:
+        """See `Children.begun`."""
+        mine = self._tasks.setdefault(state.run_id, {})
+        for child in state.children.values():
+            while child.status == "open" and not child.cancel and await self._runtime.store.head(child.child) is None:
+                if child.child not in mine:
+                    mine[child.child] = self._hold(self._advance(state, child), child.child)
+                await asyncio.wait([mine[child.child]], timeout=LOOK_S / 10)
+                if mine[child.child].done():
+                    break  # it cannot begin here: that is logged
+
     def left(self, run_id: str, why: str) -> None:
         """See `Children.left`."""
         mine = self._tasks.pop(run_id, {})
         self._rested.pop(run_id, None)
         self._states.pop(run_id, None)
+        self._told.pop(run_id, None)
         for child, task in mine.items() if why else ():
             control = self._runtime.parts.watcher.control(child)
             if control is not None:
@@ -89,7 +105,12 @@ class ChildrenHere:
 
     def ended(self, state: RunState) -> None:
         """See `Children.ended`. While this engine is a worker, the parent is due like any run."""
-        if state.delegated is None or self._runtime.underway.shifts or self._runtime.parts.watcher.control(state.parent) is not None:
+        if (
+            state.delegated is None
+            or state.delegated.left
+            or self._runtime.underway.shifts
+            or self._runtime.parts.watcher.control(state.parent) is not None
+        ):
             return
         task = self._hold(self._continue(state.parent), state.parent)
         woken = self._woken.setdefault(state.delegated.root, set())
@@ -133,25 +154,29 @@ class ChildrenHere:
     async def _advance(self, state: RunState, child: Child) -> None:
         """Start the child if nobody has, and advance it until it ends or waits; with workers, leave that to them."""
         ADVANCED.set("")
-        runtime, submits = self._runtime, self.submits
+        runtime, submits, watched = self._runtime, self.submits, WATCHED.get()
         try:
             head, parent = await runtime.store.head(child.child), runtime.parts.watcher.control(state.run_id)
             if head is not None and head.status in ENDED and parent is not None:
                 parent.deliver([ending(child.child, head.records)])
             elif head is None:
                 begin = partial(self._begun, starts=await inheriting.started(runtime, state, child), alone=submits)
-                begun = await runtime.reached(runtime.take_on(child.child, begin, (), turns=0 if submits else None, slot=False))
+                begun = await runtime.reached(runtime.take_on(child.child, begin, watched, turns=0 if submits else None, slot=False))
                 if not submits:
-                    await runtime.answered(begun, (), turns=None)
+                    await runtime.answered(begun, watched, turns=None)
             else:
                 await self._cancel(state.run_id, child.child)
                 if not submits:
-                    await runtime.go_on(child.child, slot=False)
+                    await runtime.go_on(child.child, slot=False, observers=watched)
             if submits:
                 await runtime.worker_host.submit(child.child)
         except (RunBusy, Suspended):
             return  # somebody else has it, or this process stops
-        except DetentError:
+        except DetentError as error:
+            control = runtime.parts.watcher.control(state.run_id)
+            if control is not None and isinstance(error, ConfigError) and not isinstance(error, UnknownName):
+                control.deliver([unstarted(child.child, str(error))])
+                return
             log.exception("child %s of run %s cannot be advanced here", child.child, state.run_id)
 
     async def _begun(self, advancing: Advancing, *, starts: RunStarted, alone: bool) -> Journal | RunState:

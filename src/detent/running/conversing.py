@@ -116,8 +116,9 @@ def news_in(lines: Sequence[bytes]) -> News:
 
 
 async def conversation_of(store: EventStore, state: RunState) -> Conversation:
-    """Return what the run knows of its session. Raise `CorruptLog` if its artifact is missing, altered, or is not a conversation."""
-    ref = state.session.conversation if state.session is not None else None
+    """Return what the run knows of its session, or of its parent. Raise `CorruptLog` if its artifact is missing, altered, or is not a conversation."""
+    place = state.session or state.delegated
+    ref = place.conversation if place is not None else None
     if ref is None:
         return NO_CONVERSATION
     data = await artifact(store, state, ref.key)

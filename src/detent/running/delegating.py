@@ -14,17 +14,18 @@ from typing import Any, Literal
 
 import msgspec
 
+from detent.config.agents import PREFIX
 from detent.config.groups import ChildBounds
 from detent.core import events as e
 from detent.core.actions import AnyAction, CancelSubagent, JoinSubagent, SpawnSubagent, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import FIELDS, Budget, Usage, remaining
 from detent.core.errors import DetentError, InvalidArguments
-from detent.core.state import CallState, RunState
+from detent.core.state import CallState, Child, RunState
 from detent.ports import Plan, Tool, ToolContext, ToolOutcome, ToolSpec
+from detent.running.branching import NOT_INHERITED
+from detent.running.lineage import stub
 
-PREFIX = "agent_"
-"""The beginning of the name of a tool that starts one agent and waits for it."""
 SUMS = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens", "cost_usd")
 """The dimensions that add up over runs side by side; times and depths do not."""
 _LIMITS = -4, "children"
@@ -50,6 +51,7 @@ class Spawned(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arguments of `spawn_agent`."""
 
     agent: str
+    output_schema: dict[str, Any] | None = None
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,7 +172,8 @@ def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
                 found = _spawn(call, state, first, left, parts=len(starts), count=count)
                 if isinstance(found[0], e.SubagentSpawned):
                     counted, count = counted.plus(found[0].reserved), count + 1
-                    for tool, most in tuple(found[0].budget.max_calls_of or ()):
+                    bounds: dict[str, int] = dict(found[0].budget.max_calls_of or ())
+                    for tool, most in bounds.items():
                         calls_of[tool] = calls_of.get(tool, 0) + most
                     left = left_of(state, counted, calls_of)
             else:
@@ -206,14 +209,15 @@ def as_calls(plan: Plan, agent: AgentSpec) -> Plan:
 def _as_call(action: AnyAction) -> AnyAction:
     match action:
         case SpawnSubagent(agent=agent, goal=goal, budget=budget):
-            said = {"goal": goal, **({"budget": budget} if budget else {})}
+            ends = {} if action.on_parent_end == "cancel" else {"on_parent_end": action.on_parent_end}
+            said = {"goal": goal, **({"budget": budget} if budget else {}), **ends}
             return (
                 ToolCall(tool=f"{PREFIX}{agent}", args=said) if action.join else ToolCall(tool="spawn_agent", args={"agent": agent, **said})
             )
         case JoinSubagent(child=child):
             return ToolCall(tool="join_agent", args={"child": child})
-        case CancelSubagent(child=child):
-            return ToolCall(tool="cancel_agent", args={"child": child})
+        case CancelSubagent(child=child, why=why, wait=wait):
+            return ToolCall(tool="cancel_agent", args={"child": child, "why": why, "wait": wait})
         case _:
             return action
 
@@ -249,6 +253,11 @@ def _spawn(call: CallState, state: RunState, first: Budget, left: Budget, *, par
     done: list[e.AnyEvent] = [] if waits else [_finished(call, {"child": child})]
     if child in state.children:  # its worker died after it was spawned
         return done or [e.SubagentAwaited(child=child, call=call.call_id)]
+    if state.fork_effects == "dry_run":
+        if open_there := [child for one in state.ancestors if (child := state.children.get(child_id(one, call.call_id))) is not None]:
+            raise _not_inherited(open_there[0])
+        answered = stub(call.tool)
+        return [e.ToolFinished(call=call.call_id, result=msgspec.Raw(answered.result), source=answered.source)]
     if name not in known:
         raise Refused("unknown_agent", f"there is no agent {name!r} to start; this agent may start: {', '.join(known)}")
     limits = limits_of(state)
@@ -277,6 +286,7 @@ def _spawn(call: CallState, state: RunState, first: Budget, left: Budget, *, par
         budget=budget,
         reserved=sums_of(budget),
         variables=call.args.get("variables", {}),
+        output_schema=call.args.get("output_schema"),
         on_parent_end=call.args.get("on_parent_end", "cancel"),
         tools=None if tools is None else tuple(tools),
         scopes=None if scopes is None else tuple(scopes),
@@ -301,10 +311,29 @@ def _about(call: CallState, state: RunState) -> list[e.AnyEvent]:
         return [*cancelled, _finished(call, {"child": child, "status": known.status if known.status != "open" else "cancelling"})]
     if known.status == "open":
         return [e.SubagentAwaited(child=child, call=call.call_id)]
+    if known.status == NOT_INHERITED:
+        return _again(call, known, state)
     if known.result is None:
         raise Refused("joined_already", f"child {child!r} has ended ({known.status}), and another call has its result")
     result = msgspec.Raw(msgspec.json.encode(known.result.output)) if known.result.error is None else e.NO_RESULT
     return [e.ToolFinished(call=call.call_id, result=result, error=known.result.error, artifact=known.result.artifact)]
+
+
+def _again(call: CallState, known: Child, state: RunState) -> list[e.AnyEvent]:
+    """Return what a fork records that joins a child which was open when it was branched: the child is started again where effects are."""
+    if state.fork_effects == "dry_run":
+        raise _not_inherited(known)
+    said = known.spawned
+    args = {"goal": known.goal, "variables": said.variables, "budget": msgspec.to_builtins(said.budget)}
+    args |= {"tools": said.tools, "scopes": said.scopes, "on_parent_end": said.on_parent_end}
+    left = left_of(state, state.counted, state.calls_of)
+    anew = msgspec.structs.replace(call, tool=f"{PREFIX}{known.agent}", args=args)
+    return _spawn(anew, state, left, left, parts=1, count=len(state.children))
+
+
+def _not_inherited(child: Child) -> Refused:
+    why = f"child {child.child!r} of the run above had not returned when this fork was branched, and the fork starts nothing (effects: dry_run)"
+    return Refused("not_inherited", why)
 
 
 def _finished(call: CallState, result: dict[str, Any]) -> e.ToolFinished:

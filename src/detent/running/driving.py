@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from detent.core import events as e
+from detent.core.budget import NOTHING
 from detent.core.errors import Divergence, PassFailed, RunError, StoreError
 from detent.core.settle import Settled, waits
 from detent.core.state import CLOSED, RunState
@@ -15,8 +16,9 @@ from detent.ports.copies import ours
 from detent.ports.outside import BoundReached, Interrupted, Turns
 from detent.ports.raised import raised_by
 from detent.running.endings import finish, honest
+from detent.running.gathering import Waits
 from detent.running.parting import departures, held, holding, waited_for
-from detent.running.passes import Ends, StrategyPasses, TurnsUsed, Waits, end_pass
+from detent.running.passes import Ends, StrategyPasses, TurnsUsed, end_pass
 
 BOUNDS = ("max_iterations", "budget_exhausted")
 """The reasons that do not win over a recorded cancellation."""
@@ -55,6 +57,8 @@ async def drive(run: Run, strategy: Strategy, kernels: Mapping[str, Kernel] | Ca
             if not await _waited(run, "waiting_for_subagent"):
                 return
             continue
+        if run.state.held is not NOTHING:
+            await run.world.children_begun(run)
         _close(run, settled)
         await run.journal.commit(durable=True)
 

@@ -19,18 +19,20 @@ import msgspec
 from detent.config.adapters import is_instruction, origin_of
 from detent.config.remembering import TOOLS, MemoryUse, memory_use, scope_for, stricter
 from detent.core.actions import FinalAnswer
-from detent.core.budget import NOTHING, Budget, Usage, remaining
-from detent.core.errors import DetentError, ItemConflict
+from detent.core.budget import NOTHING, OPTIONS, Budget, Usage, exhausted, remaining
+from detent.core.errors import BudgetRefused, DetentError, ItemConflict
 from detent.core.events import MemoryProposed
 from detent.core.state import Item, KernelState, RunState
 from detent.metering.apart import Apart
+from detent.metering.reserving import BOUNDS
 from detent.ports import View, give_back, models_asked
+from detent.ports.outside import BoundReached
 from detent.ports.raised import raised_by
-from detent.ports.remembering import MemoryItem
+from detent.ports.remembering import Memory, MemoryItem
 from detent.running.asides import Once, aside
 from detent.running.control import Control
 from detent.running.conversing import shown_of
-from detent.running.remembering import governor_of, item_id
+from detent.running.remembering import Charged, governor_of, item_id
 from detent.running.snapshots import SnapshotJournal, load_run
 
 if TYPE_CHECKING:
@@ -90,10 +92,10 @@ class Extracting:
         """Propose what to remember of a finished run, record that, and return the proposals. A run proposes once. Raise what a memory raises."""
         if item_id(state.run_id, "end") in state.memories:
             return []
-        memories, parts = self._runtime.parts.memories, self._runtime.parts
+        memories = self._runtime.parts.memories
         name, memory = memories.named(use.use)
         scope = scope_for(use, state.agent, state.host)
-        usage, why, found = NOTHING, "", list[dict[str, str]]()
+        apart, usage, why, found = self._apart(state), NOTHING, "", list[dict[str, str]]()
         said = said_in(state)
         if stricter(use.write_policy, memories.settings.policy_for(scope)) == "read_only":
             why = "its memory is read-only"
@@ -102,11 +104,23 @@ class Extracting:
         elif any(call.item is None for known in state.passes.values() for call in known.calls.values()):
             why = "its last call has no outcome"
         elif use.extract == "model":
-            found, usage, why = await self._asked(state, said)
+            found, usage, why = await self._asked(state, said, apart)
         else:
             found = [{"content": summary_of(said, memories.settings.max_bytes), "kind": "summary"}]
-        governor = governor_of(memories.settings, (*parts.redact, *state.agent.redact))
         made: list[tuple[MemoryItem, str]] = []
+        try:
+            await apart.bounded(self._write(state, scope, found, cast("Memory", Charged(memory, lambda: apart)), made))
+        except BudgetRefused:
+            why = "its budget has no room for the embeddings"
+        await self._record(state, name, made, apart.usage.plus(usage), why)
+        return [item for item, refused in made if not refused]
+
+    async def _write(
+        self, state: RunState, scope: str, found: list[dict[str, str]], memory: Memory, made: list[tuple[MemoryItem, str]]
+    ) -> None:
+        """Write what was found as proposals. Add each to `made`, with the reason if it was refused."""
+        parts = self._runtime.parts
+        governor = governor_of(parts.memories.settings, (*parts.redact, *state.agent.redact))
         conversation = await shown_of(self._runtime.store, state)  # not read, but what its tools were given may come from there
         for number in range(MOST_PROPOSED):
             name_of = item_id(state.run_id, f"end.{number}")
@@ -127,15 +141,13 @@ class Extracting:
                 created_at=parts.clock.now(),
                 proposed=True,
             )
-            refused = memories.settings.admits(item.origin) or await governor.refuses(item, memory, host=scope)
+            refused = parts.memories.settings.admits(item.origin) or await governor.refuses(item, memory, host=scope)
             if not refused:
                 try:
                     item = await memory.write(item, host=scope)
                 except ItemConflict:  # somebody else proposes for this run at this moment
                     item = await memory.get(item.id, host=scope) or item
             made.append((item, refused))
-        await self._record(state, name, made, usage, why)
-        return [item for item, refused in made if not refused]
 
     async def _record(self, state: RunState, name: str, made: list[tuple[MemoryItem, str]], usage: Usage, why: str) -> None:
         """Record the proposals in the log of the run, and that it has proposed. A run that was opened again or erased meanwhile is left alone."""
@@ -161,29 +173,35 @@ class Extracting:
             parts.watcher.remove(state.run_id)
             parts.watcher.free(state.run_id, control)
 
-    async def _asked(self, state: RunState, said: list[dict[str, str]]) -> tuple[list[dict[str, str]], Usage, str]:
-        """Return what the small model finds worth remembering, what it used, and why it found nothing."""
-        parts, spec = self._runtime.parts, state.agent
+    def _apart(self, state: RunState) -> Apart:
+        """Return the access to models for all of this work, within what is left of the run's budget."""
+        parts, left = self._runtime.parts, remaining(state.budget, state.usage)
+        assert parts.traffic is not None  # noqa: S101 - an engine has it
+        bounds = Budget(**{OPTIONS[bound]: getattr(left, OPTIONS[bound]) for bound in BOUNDS})
+        return Apart(f"what to remember of run {state.run_id}", parts.traffic, bounds, clock=parts.clock, ids=parts.ids)
+
+    async def _asked(self, state: RunState, said: list[dict[str, str]], apart: Apart) -> tuple[list[dict[str, str]], Usage, str]:
+        """Return what the small model finds worth remembering, what it used beside the gateway, and why it found nothing."""
+        spec = state.agent
         planner = self._runtime.planners.of(spec)
         if not models_asked(planner, spec):
             return [], NOTHING, "its agent has no model"
-        left = remaining(state.budget, state.usage)
-        if 0 in (left.max_model_calls, left.max_total_tokens, left.max_output_tokens, left.max_cost_usd):
+        if exhausted(state.budget, state.usage, only=BOUNDS):
             return [], NOTHING, "its budget is used up"
-        assert parts.traffic is not None  # noqa: S101 - an engine has it
         await self._runtime.tenants.refuse_start(state.host.tenant)
-        bounds = Budget(max_model_calls=3, max_total_tokens=left.max_total_tokens, max_cost_usd=left.max_cost_usd, max_total_s=PATIENCE_S)
-        apart = Apart(f"what to remember of run {state.run_id}", parts.traffic, bounds, clock=parts.clock, ids=parts.ids)
         lines = "\n".join(msgspec.json.encode(one).decode() for one in said)[:SHOWN_CHARS]
         view = View(goal="", agent=spec, iteration=1, variables={}, transcript=(), results=(), tools=())
         task = ASK.format(most=MOST_PROPOSED, said=lines)
         try:
-            plan = await apart.bounded(planner.plan(aside(view, task, Once(apart, "remember", MOST_TOKENS), scope="memory")))
-        except DetentError as error:
-            return [], apart.usage, f"the model gave no answer: {error}"
+            async with asyncio.timeout(PATIENCE_S):
+                plan = await planner.plan(aside(view, task, Once(apart, "remember", MOST_TOKENS), scope="memory"))
+        except TimeoutError:
+            return [], NOTHING, f"the model gave no answer within {PATIENCE_S:.0f} s"
+        except (DetentError, BoundReached) as error:
+            return [], NOTHING, f"the model gave no answer: {error}"
         answer = next((action.content for action in plan.actions if isinstance(action, FinalAnswer)), "")
         found = _read(answer)
-        return found, apart.usage.plus(plan.usage), "" if found else "the model found nothing"
+        return found, plan.usage, "" if found else "the model found nothing"
 
 
 def said_in(state: RunState) -> list[dict[str, str]]:

@@ -6,6 +6,8 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
+from datetime import datetime
+from functools import partial
 
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext, Run
@@ -14,22 +16,32 @@ from detent.ports.delegation import Children
 from detent.running.calling import Calls
 from detent.running.delegating import changed_limits, in_two
 from detent.running.inbox import begins
+from detent.running.rules import fired
 
 LOOK_S = 0.05
-"""How often a call that cancels a child looks whether the child has taken that."""
+"""How often a call that cancels a child checks whether the child has read that."""
 
 
 class Family(Calls):
     """The calls of one run, and its children."""
 
-    __slots__ = ("_children", "_since")
+    __slots__ = ("_children", "_looked", "_since")
 
     _children: Children | None
+    _looked: datetime | None
+    """When the timers of the run were looked at while it waited for children; the records have the time of everything else."""
     _since: float
 
     @abstractmethod
     async def absorb(self, run: Run, *, fresh: bool) -> bool:
         """See `World.absorb`."""
+
+    def _news(self, run: Run) -> bool:
+        """Return whether something has reached the run. Its timers are looked at here: nobody else does while it waits for children."""
+        if run.state.timers:
+            self._looked = self._clock.now()
+            self.control.deliver(fired(run.state, self._looked))
+        return self.control.waiting
 
     async def delegate(self, calls: Sequence[CallState], context: KernelContext) -> None:
         """See `World.delegate`. If a cancellation came first, no child begins."""
@@ -56,6 +68,11 @@ class Family(Calls):
                 if not self.control.interrupted():
                     raise
 
+    async def children_begun(self, run: Run) -> None:
+        """See `World.children_begun`."""
+        if self._children is not None:
+            await self._children.begun(run.state)
+
     async def children_move(self, run: Run) -> bool:
         """See `World.children_move`. The time that it waits is not running time."""
         if self._children is None:
@@ -65,7 +82,7 @@ class Family(Calls):
         since = self._clock.monotonic()
         with self.control.during(0) if not self.control.cancelled else nullcontext():
             try:
-                moved = await self._children.moved(run.state.run_id, lambda: self.control.waiting)
+                moved = await self._children.moved(run.state.run_id, partial(self._news, run))
             except asyncio.CancelledError:
                 if not self.control.interrupted():
                     raise
@@ -74,4 +91,5 @@ class Family(Calls):
         if moved:
             await self.absorb(run, fresh=True)
             self._children.begin(run.state)
+        self._looked = None
         return moved

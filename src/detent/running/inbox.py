@@ -21,7 +21,7 @@ from detent.kernel.journal import Journal
 from detent.ports import EventStore, Signal
 from detent.running import rules
 from detent.running.control import Control
-from detent.running.joining import joins
+from detent.running.joining import joins, was_left
 from detent.running.people import LONGEST, person
 from detent.secrecy.placing import CHILD, USER
 from detent.secrecy.redact import hidden
@@ -42,9 +42,12 @@ async def take(signal: Signal, run: Run, store: EventStore) -> None:
                 scrubbed = await _scrubbed(counts, run)
                 if run.state is state:  # otherwise another pass has recorded something meanwhile
                     break
-            if signal.kind == "child":
+            if signal.kind == "child" and scrubbed.payload["child"] == state.run_id:
+                if await was_left(state, store):
+                    run.journal.record(e.LeftByParent(parent=state.parent, signal=signal.id))
+            elif signal.kind == "child":
                 child = state.children[scrubbed.payload["child"]]
-                if (joined := await joins(child, state, store, signal=signal.id)) is not None:
+                if (joined := await joins(child, state, store, signal=scrubbed)) is not None:
                     run.journal.record(joined, scope=child.scope)
             else:
                 run.journal.record(event_of(scrubbed, state), scope=scope_of(scrubbed, state))
@@ -124,7 +127,7 @@ def _cut(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-SPOKEN = ("reply", "result", "output", "reason", "why", "text", "attachments", "variables")
+SPOKEN = ("reply", "result", "output", "reason", "why", "cannot", "text", "attachments", "variables")
 """Parts of a signal's payload that hold somebody's words."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from detent.config.adapters import origin_of
+from detent.config.agents import PREFIX
 from detent.core.agent import AgentSpec, Host
 from detent.core.errors import UnknownName
 from detent.core.events import Delegated, RunStarted, SideEffect
@@ -19,11 +19,12 @@ from detent.core.state import Child, RunState
 from detent.ports import Toolbox
 from detent.ports.governance import data_of
 from detent.running import admission, starting
-from detent.running.conversing import shown_of
+from detent.running.conversing import encoded, shown_of
 from detent.running.declarations import rank
-from detent.running.delegating import PREFIX, depth_of, subagents_of
+from detent.running.delegating import depth_of, subagents_of
 from detent.running.parts import tools_of
 from detent.running.runtime import Runtime
+from detent.running.seeing import seen_by
 from detent.running.strategy_options import version_of
 from detent.secrecy.redact import hidden
 
@@ -32,10 +33,13 @@ replace = msgspec.structs.replace
 
 async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted:
     """Return the first record of a child, as its parent's log wants it. Raise `ConfigError`, `ToolsMissing` if it cannot run here."""
-    said, variables = subagents_of(state.agent)[child.agent], dict[str, Any]()
+    said, declared = subagents_of(state.agent)[child.agent], state.agent.subagents[child.agent]
+    variables: dict[str, Any] = {} if isinstance(declared, str) else declared.get("variables", {})
     if isinstance(said, str):
         known = starting.known_agent(runtime, said)
         said, variables = known.spec(), known.variables
+    if runtime.servers:
+        said = replace(said, tools=await runtime.servers.prepare(said.tools, resuming=True))
     spec = narrowed(said, child, state)
     runtime.refuse_unusable(spec)
     host = narrowed_host(state.host, spec, child, runtime.tools)
@@ -48,7 +52,10 @@ async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted
     data = data_of(runtime.parts.policy)
     link = runtime.parts.policy_of.link(state.agent, whole=not patterns or hidden(data, patterns) == data)
     variables = {**variables, **child.spawned.variables}
-    conversation = () if state.session is None else await shown_of(runtime.store, state)
+    conversation, sees = await shown_of(runtime.store, state), None
+    if (seen := seen_by(spec, state, conversation, runtime.parts.sees)) is not None:
+        data, sees = encoded(seen)
+        await runtime.store.put_blob(child.child, sees.key, data)
     given = {"goal": child.goal, **({"variables": variables} if variables else {})}
     return RunStarted(
         goal=child.goal,
@@ -56,7 +63,7 @@ async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted
         budget=budget,
         host=host,
         variables=variables,
-        output_schema=spec.output_schema,
+        output_schema=spec.output_schema if (own := child.spawned.output_schema) is None else own or None,
         strategy=spec.strategy,
         strategy_version=version_of(runtime.parts.strategies.get(spec.strategy)),
         parent=state.run_id,
@@ -68,7 +75,8 @@ async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted
             digest=state.digest,
             depth=depth_of(state) + 1,
             path=(*(above.path if above else (state.agent.name,)), child.agent),
-            origin=origin_of(state, child.spawned.call, given, conversation),
+            conversation=sees,
+            origin=runtime.parts.tracing.origin_of(state, child.spawned.call, given, conversation),
             policies=(*(above.policies if above else ()), link),
         ),
     )

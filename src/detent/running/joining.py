@@ -12,10 +12,10 @@ import msgspec
 
 from detent.config.adapters import origin_of
 from detent.core import events as e
-from detent.core.errors import DetentError, RunErased, RunNotFound
+from detent.core.errors import DetentError, NotAllowedNow, RunErased, RunNotFound
 from detent.core.state import CLOSED, Child, RunState
 from detent.ports import EventStore, Signal
-from detent.running.posting import ending
+from detent.running.posting import end_error, ending
 from detent.running.snapshots import load_run
 
 BOUNDS = ("max_iterations", "budget_exhausted")
@@ -44,19 +44,21 @@ def outcome_of(state: RunState) -> str:
     return "cancelled" if state.reason == "cancelled" else "bound_reached" if state.reason in BOUNDS else "failed"
 
 
-async def joins(child: Child, parent: RunState, store: EventStore, *, signal: str) -> e.SubagentJoined | None:
+async def joins(child: Child, parent: RunState, store: EventStore, *, signal: Signal) -> e.SubagentJoined | None:
     """Return the record of a child that has ended, or was given up; None if its log says neither.
 
-    A run with its id that is not this parent's child is never its end: the child is lost.
+    A run with its id that is not this parent's child is never its end: the child is lost. That a child cannot be started counts if the process that
+    advances its parent found it, so without a digest: a posted signal has one.
     """
     try:
         state = await load_run(store, child.child)
     except RunNotFound:
-        return None
+        cannot = signal.payload.get("cannot")
+        return _unstarted(child, parent, cannot, signal=signal.id) if cannot and not signal.digest else None
     except RunErased:
-        return _lost(child, "its log was erased", signal=signal, call=_waits(child, parent))
+        return _lost(child, "its log was erased", signal=signal.id, call=_waits(child, parent))
     if state.parent != parent.run_id or state.delegated is None or state.delegated.call != child.spawned.call:
-        return _lost(child, "the run with its id is not a child of this run", signal=signal, call=_waits(child, parent))
+        return _lost(child, "the run with its id is not a child of this run", signal=signal.id, call=_waits(child, parent))
     outcome = outcome_of(state)
     if not outcome:
         return None
@@ -64,7 +66,7 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
         return _lost(
             child,
             state.dead_letter,
-            signal=signal,
+            signal=signal.id,
             call=_waits(child, parent),
             sequence=state.seq,
             digest=state.digest,
@@ -72,7 +74,7 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
         )
     why = state.error or state.reason
     output = msgspec.to_builtins(state.output)
-    error = None if outcome == "completed" else _error(child, outcome, why, state.partial)
+    error = None if outcome == "completed" else end_error(child, outcome, why, state.partial)
     return e.SubagentJoined(
         child=child.child,
         status=state.status,
@@ -87,8 +89,27 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: st
         digest=state.digest,
         call=_waits(child, parent),
         error=error,
+        signal=signal.id,
+    )
+
+
+def _unstarted(child: Child, parent: RunState, why: str, *, signal: str) -> e.SubagentJoined:
+    """Return the record of a child that could not be started: it has no log, and used nothing."""
+    return e.SubagentJoined(
+        child=child.child,
+        status="failed",
+        outcome="failed",
+        reason="not_started",
+        call=_waits(child, parent),
+        error=end_error(child, "failed", why, ""),
         signal=signal,
     )
+
+
+async def was_left(state: RunState, store: EventStore) -> bool:
+    """Whether the parent of a run has recorded that it left it."""
+    above = await load_run(store, state.parent)
+    return state.run_id in above.children and above.children[state.run_id].status == "left"
 
 
 def _waits(child: Child, parent: RunState) -> str:
@@ -104,13 +125,23 @@ def _lost(child: Child, why: str, *, signal: str, call: str, **known: Any) -> e.
         outcome="lost",
         reason=why,
         usage=child.held,
+        calls_of=dict(child.spawned.budget.max_calls_of or ()),
         call=call,
-        error=_error(child, "lost", why, known.get("partial", "")),
+        error=end_error(child, "lost", why, known.get("partial", "")),
         signal=signal,
         **known,
     )
 
 
-def _error(child: Child, outcome: str, why: str, partial: str) -> e.ToolError:
-    details = {"run": child.child, "partial": partial}
-    return e.ToolError(code=f"child_{outcome}", message=f"agent {child.agent!r}: {why}", details=details)
+async def refuse_joined(store: EventStore, state: RunState) -> None:
+    """Raise `NotAllowedNow` for a child whose end is in its parent's log: it cannot be opened again alone. One that was lost can, to record its end."""
+    known = None if state.delegated is None else await _known_above(store, state)
+    if known is not None and known.status not in ("open", "lost", "left"):
+        why = f"run {state.run_id!r} is a child, and run {state.parent!r} has its end in its log ({known.status}); fork it instead, or let its "
+        raise NotAllowedNow(state.run_id, f"{why}parent start another one", reason_code="joined_child")
+
+
+async def _known_above(store: EventStore, state: RunState) -> Child | None:
+    with suppress(DetentError):
+        return (await load_run(store, state.parent)).children.get(state.run_id)
+    return None

@@ -125,7 +125,7 @@ class LiveWorld(Family):
         if memories and journal.state.agent.memory is not None:
             self.remembering = remembering_of(memories, journal, clock=clock, patterns=redact, conversation=lambda: self.conversation)
         self._planner, self.cancelled, self._inbox = planner, control.cancelled, Gate()
-        self._base_ms, self._children = journal.state.running_ms, children
+        self._base_ms, self._children, self._looked = journal.state.running_ms, children, None
         self._since = clock.monotonic()
         self._sleep: Callable[[float], Awaitable[None]] = getattr(clock, "sleep", asyncio.sleep)
         if self._time_left() is not None:
@@ -249,7 +249,7 @@ class LiveWorld(Family):
                 run_id = self._run().run_id
                 self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
             state = run.state
-            came = self.control.take(lambda signal: early(signal, state, state.updated_at))
+            came = self.control.take(lambda signal: early(signal, state, self._looked or state.updated_at))
             for signal in came:
                 await take(signal, run, self._store)
         finally:

@@ -59,7 +59,13 @@ def departures(state: RunState) -> list[e.AnyEvent]:
     """Return the records that split off each open child that is left: what was reserved for it counts as used here from now on."""
     return [
         e.SubagentJoined(
-            child=child.child, status="running", outcome="left", reason="its parent has ended", usage=child.held, error=_left(child)
+            child=child.child,
+            status="running",
+            outcome="left",
+            reason="its parent has ended",
+            usage=child.held,
+            calls_of=dict(child.spawned.budget.max_calls_of or ()),
+            error=_left(child),
         )
         for child in state.children.values()
         if child.status == "open" and not child.cancel

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.adapters import Tracing
 from detent.config.compaction import profile_of
 from detent.config.groups import DRAIN_S, GRACE_S
 from detent.config.names import Names
@@ -62,7 +63,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     `policy` is the engine's own; `policy_of` returns an agent's combined with it, `guards_of` the guards of an agent after the kernel's, `answers`
     decides whether answers count. `ended` is called
     when a run has ended. `affordable` raises `ConfigError` if cost is bounded and a model has no price. `planner_of_pass` does so too, and
-    returns the planner of a pass with a model of its own.
+    returns the planner of a pass with a model of its own. `sees` has the functions that choose what children see of their parents.
     """
 
     store: EventStore
@@ -95,6 +96,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     memories: Memories = msgspec.field(default_factory=Memories)
     ended: Callable[[RunState], None] = lambda state: None
     children: Children | None = None
+    tracing: Tracing = msgspec.field(default_factory=Tracing)
+    sees: dict[str, Callable[..., Any]] = msgspec.field(default_factory=dict[str, Callable[..., Any]])
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 

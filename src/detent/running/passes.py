@@ -27,7 +27,6 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.actions import AskUser, FinalAnswer, ToolCall
-from detent.core.agent import AgentSpec
 from detent.core.budget import Budget, Usage, exhausted, remaining
 from detent.core.codec import digest_of
 from detent.core.durations import seconds as in_seconds
@@ -44,6 +43,7 @@ from detent.ports.copies import copied
 from detent.ports.outside import BRANCH, BoundReached, Hold, Interrupted, Turns, made
 from detent.running.endings import answers_goal, finished, honest
 from detent.running.foreign import sheltered
+from detent.running.gathering import AgentPasses, Waits
 from detent.running.live import refuse_inside_effect
 from detent.running.pass_context import Pass, make_context, meta_tools_of, refuse_unusable, shared
 from detent.running.phase_hooks import hooked
@@ -68,13 +68,6 @@ class Ends(BaseException):
         self.settled = settled
 
 
-class Waits(BaseException):
-    """No pass can continue; `status` says what the run waits for."""
-
-    def __init__(self, status: str) -> None:
-        self.status = status
-
-
 class TurnsUsed(BaseException):
     """The requested turns are done."""
 
@@ -89,13 +82,14 @@ def end_pass(run: Run, scope: str, settled: Settled) -> None:
         run.record(scope, e.PassFinished(status="failed", reason=settled.reason, error=settled.error))
 
 
-class StrategyPasses:
+class StrategyPasses(AgentPasses):
     """What a strategy works with (`ports.StrategyRun`)."""
 
-    __slots__ = ("_kernel_of", "_run", "_seen", "_turns", "_unasked", "hold")
+    __slots__ = ("_kernel_of", "_seen", "_turns", "_unasked", "hold")
 
     def __init__(self, run: Run, kernel_of: Callable[[str], Kernel], turns: Turns) -> None:
-        self._run, self._kernel_of, self._turns = run, kernel_of, turns
+        super().__init__(run)
+        self._kernel_of, self._turns = kernel_of, turns
         self._seen: dict[str, int] = {}
         self.hold = Hold()
         self._unasked = {scope: None for scope, state in run.state.passes.items() if state.digest}
@@ -106,11 +100,6 @@ class StrategyPasses:
     def goal(self) -> str:
         """The goal in the user's words."""
         return self._run.state.goal
-
-    @property
-    def agent(self) -> AgentSpec:
-        """The agent of the run."""
-        return self._run.state.agent
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -129,7 +118,7 @@ class StrategyPasses:
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """Return the agent's options for its strategy; see `ports.StrategyRun.options`."""
-        return options_of(self.agent, kind)
+        return options_of(self._run.state.agent, kind)
 
     @property
     def budget_remaining(self) -> Budget:
@@ -257,7 +246,7 @@ class StrategyPasses:
                 raise UnknownName("tool", name, known)
         if branch.question is not None:
             refuse_unanswerable(branch.question)
-        refuse_unusable(self.agent, configured(branch), f"the pass {scope!r}")
+        refuse_unusable(self._run.state.agent, configured(branch), f"the pass {scope!r}")
         if problem := json_problem(branch, escaping=True):
             raise ConfigError(f"the pass {scope!r} was started with input that is not JSON data, so the log cannot keep it: {problem}")
         self.all_asked_for(f"pass {scope!r}")
@@ -337,7 +326,7 @@ class StrategyPasses:
 
     async def offered(self) -> tuple[ToolSpec, ...]:
         """Return the tools that a planner is shown before it has discovered any; see `ports.StrategyRun.offered`."""
-        run, found = self._run, self.agent.required_tools
+        run, found = self._run, self._run.state.agent.required_tools
 
         async def read() -> list[str]:
             specs = [spec for spec in self.tools if "discover_tools" not in run.tools or spec.ends_turn or spec.name in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from detent.core.events import ToolError
 from detent.core.state import Child, RunState
 from detent.ports import Signal, posted_to
 
@@ -13,23 +14,42 @@ def ending(child: str, seq: int = 0) -> Signal:
     return Signal(id=f"child:{child}:{seq}", kind="child", payload={"child": child})
 
 
+def end_error(child: Child, outcome: str, why: str, partial: str) -> ToolError:
+    """Return the observation of the end of a child that has no answer, with what it had so far."""
+    details = {"run": child.child, "partial": partial}
+    return ToolError(code=f"child_{outcome}", message=f"agent {child.agent!r}: {why}", details=details)
+
+
 def takes_the_tree(state: RunState) -> bool:
     """Whether a run is cancelled together with all runs below it."""
     return state.cancel is not None and any(one.kind == "cancel_requested" and one.about == "tree" for one in state.interventions)
 
 
+def unstarted(child: str, why: str) -> Signal:
+    """Return the signal that a child could not be started, for its parent in this process."""
+    return Signal(id=f"child:{child}:0", kind="child", payload={"child": child, "cannot": why})
+
+
 def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]]:
     """Return what `lines`, which lead to `state`, tell other runs of the family: that this one ended or was given up, and whom it cancels.
 
-    A child that is lost is cancelled: whoever opens it again can only record its end.
+    A child that is lost is cancelled: whoever opens it again can only record its end. A child that is left hears that it is a root now.
     """
     posts: list[tuple[str, Signal]] = []
-    if state.delegated is not None and (state.terminal or state.dead_letter) and _has(lines, b"run_finished", b"dead_lettered"):
+    if (
+        state.delegated is not None
+        and not state.delegated.left
+        and not state.ancestors
+        and (state.terminal or state.dead_letter)
+        and _has(lines, b"run_finished", b"dead_lettered")
+    ):
         posts.append((state.parent, ending(state.run_id, state.seq)))
     if state.children and _has(lines, b"subagent_cancelled"):
         posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "open" and child.cancel]
     if state.children and _has(lines, b"subagent_joined"):
         posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "lost"]
+        left = [child.child for child in state.children.values() if child.status == "left"]
+        posts += [(child, Signal(id="parent:left", kind="child", payload={"child": child})) for child in left]
     return [(run_id, posted_to(run_id, signal)) for run_id, signal in posts]
 
 

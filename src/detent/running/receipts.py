@@ -33,7 +33,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     `verdict`: "" while the run is not over; `abstained`; `failed` (also stopped without an answer); `partially` if a deliverable is missing, the last
     call of some tool failed, or no call succeeded; `grounded` if calls succeeded; `ungrounded` if nothing was called. `missing`: required tools,
-    deliverables, and what the planner said it would have needed.
+    deliverables, and what the planner said it would have needed. `agreement`: the share of voters that gave the answer, if there was a vote.
     """
 
     run_id: str
@@ -46,6 +46,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     deliverables: tuple[Deliverable, ...]
     missing: tuple[str, ...]
     interventions: tuple[Intervention, ...]
+    agreement: float | None = None
 
 
 def receipt_of(state: RunState) -> Receipt:
@@ -75,7 +76,14 @@ def receipt_of(state: RunState) -> Receipt:
         deliverables=made,
         missing=tuple(dict.fromkeys(missing)),
         interventions=state.interventions,
+        agreement=_agreement(state),
     )
+
+
+def _agreement(state: RunState) -> float | None:
+    """Return the value that the last vote has recorded."""
+    found = [value for key, value in state.effects.items() if key.startswith("-1:agreement:")]
+    return float(found[-1]) if found and isinstance(found[-1], (int, float)) else None
 
 
 def _verdict(state: RunState, made: tuple[Deliverable, ...], last: dict[str, Item], *, ok: int) -> Standing:
@@ -107,6 +115,7 @@ def lines_of(receipt: Receipt) -> list[str]:
     lines += [f"{'produced' if one.produced else 'missing'}: {one.kind} {one.name}" for one in receipt.deliverables]
     rest = [name for name in receipt.missing if all(name != one.name for one in receipt.deliverables)]
     lines += [f"missing: {', '.join(rest)}"] if rest else []
+    lines += [f"agreement: {receipt.agreement:.0%}"] if receipt.agreement is not None else []
     for one in receipt.interventions:
         lines.append(
             f"{one.kind.replace('_', ' ')}{f' by {who(one.by, one.via)}' if one.by or one.via else ''}"

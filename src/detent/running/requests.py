@@ -35,7 +35,8 @@ def origins(state: RunState, call: CallState, facts: Any = None) -> dict[str, di
     if not isinstance(args, dict):
         return {}
     found = traced(cast("dict[str, Any]", args), state, call.call_id)
-    if state.session is not None and state.session.conversation is not None:
+    place = state.session or state.delegated
+    if place is not None and place.conversation is not None:
         said: Any = cast("dict[str, Any]", facts).get("args") if isinstance(facts, dict) else None
         known = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
         for path, leaf in found.items():

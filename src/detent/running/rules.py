@@ -62,9 +62,10 @@ class Timed(_Shape, frozen=True, kw_only=True):
 
 
 class Joined(_Shape, frozen=True, kw_only=True):
-    """Of `child`: how a child run ended."""
+    """Of `child`: where to look for the end of a child; `cannot` says why it could not even be started."""
 
     child: str
+    cannot: str = ""
 
 
 class Sent(_Shape, frozen=True, kw_only=True):
@@ -101,6 +102,11 @@ def told(signal: Signal, run_id: str) -> Told:
         raise NotAllowedNow(run_id, why, reason_code="unreadable") from error
 
 
+def fired(state: RunState, now: datetime) -> list[Signal]:
+    """Return the timers that are due."""
+    return [Signal(id=f"timer:{timer}", kind="timer", payload={"timer_id": timer}) for timer, at in state.timers.items() if at <= now]
+
+
 def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> Signal:
     """Return the signal as it counts: the name in its normal form, a reply as the question expects it. Raise `NotAllowedNow`.
 
@@ -132,6 +138,8 @@ def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> S
         case Timed(timer_id=timer):
             if timer not in state.timers:
                 raise NotAllowedNow(state.run_id, f"run {state.run_id!r} has no timer {timer!r}", reason_code="unknown_timer")
+        case Joined(child=child) if child == state.run_id and state.delegated is not None:
+            pass  # its parent has left it
         case Joined(child=child):
             if (known := state.children.get(child)) is None or known.status != "open":
                 why = f"run {state.run_id!r} has no open child run {child!r}"
@@ -266,7 +274,8 @@ def moot(signal: Signal, state: RunState) -> bool:
         case "timer", {"timer_id": str()}:
             return state.terminal
         case "child", {"child": str(child)}:
-            return state.terminal or (child in state.children and state.children[child].status != "open")
+            left = child == state.run_id and state.delegated is not None and state.delegated.left
+            return state.terminal or left or (child in state.children and state.children[child].status != "open")
         case "approval", {"decision": "expired", "call": str(call)}:
             return state.call(call) is not None and (call not in state.approvals or state.cancel is not None)
         case _:

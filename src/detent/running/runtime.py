@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -26,7 +27,7 @@ from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
 from detent.core.errors import DetentError, RunBusy, RunNotFound, UnknownName
 from detent.core.state import RunState
-from detent.kernel.journal import Journal, Sink
+from detent.kernel.journal import Journal
 from detent.kernel.think import think
 from detent.metering.pricing import Prices
 from detent.metering.tenants import Tenants
@@ -61,6 +62,17 @@ _LOOK_S = 0.05
 def worker_name() -> str:
     """Return this process's name in the records of resumptions."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+WATCHED: ContextVar[Sequence[Observer]] = ContextVar("detent_watched", default=())
+"""The observers that were given for the run that this task advances; its children get them too."""
+
+
+def watched_by(observers: Sequence[Observer]) -> Context:
+    """Return the context of a task that advances a run for these observers."""
+    context = copy_context()
+    context.run(WATCHED.set, observers)
+    return context
 
 
 class Runtime:
@@ -221,10 +233,10 @@ class Runtime:
         """Advance a run under its claim, in its own task, with this engine's observers and its limit; its awaiter then forgets it."""
         self.parts.watcher.refuse_held(run_id)
         told = fan_out((*self._observers, *observers)) if observers or self._observers else None
-        sinks: list[Sink] = [told.on_record] if told else []
-        chunk = told.on_chunk if told else None
+        sinks, chunk = ([told.on_record], told.on_chunk) if told else ([], None)
         advancing = Advancing(self.parts, run_id, planner_for or self.planner_of_run, sinks=sinks, chunk=chunk, inline=inline)
-        task = asyncio.create_task(self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED), name=run_id)
+        work = self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED)
+        task = asyncio.create_task(work, name=run_id, context=watched_by(observers))
         self.underway.tasks[task] = advancing.control
         return task
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from detent.config.adapters import inlined, one_of
-from detent.config.agents import Agent
+from detent.config.agents import PREFIX, Agent, function_name, starts_of
 from detent.config.compaction import compactor_in, compacts
 from detent.config.names import Imported, Names
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
@@ -24,7 +24,7 @@ from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReope
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.kernel.think import think
-from detent.ports import Observer, SecretSource, wait_for_news
+from detent.ports import Observer, SecretSource, Tool, wait_for_news
 from detent.ports.copies import ours
 from detent.ports.options import check_is, checked
 from detent.running import admission
@@ -32,14 +32,16 @@ from detent.running.admission import new_run_id
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S, refuse_reopening
 from detent.running.declarations import declared_of, kept_policy, levels_of, one_level
-from detent.running.delegating import tool_for
+from detent.running.delegating import MANAGING, tool_for
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
+from detent.running.joining import refuse_joined
 from detent.running.parts import digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
 from detent.running.people import me, poster
 from detent.running.results import Result
 from detent.running.rules import named
 from detent.running.runtime import Runtime
+from detent.running.seeing import refuse_unknown
 from detent.running.snapshots import load_run
 from detent.running.strategy_options import check_options, models_of, version_of
 from detent.secrecy.placing import kept_of
@@ -72,6 +74,7 @@ async def admitted(
         refuse_unusable(output_schema, "output_schema")
     agent = await _with_servers(runtime, known_agent(runtime, agent))
     spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+    children = [admit(runtime, await _with_servers(runtime, one), goal) for one in _declared(runtime, agent, {agent.name})]
     spec = runtime.parts.memories.bound(spec, host or Host())
     started = RunStarted(
         goal=goal,
@@ -85,9 +88,6 @@ async def admitted(
         strategy=spec.strategy,
         strategy_version=version_of(runtime.parts.strategies.get(spec.strategy)),
     )
-    runtime.refuse_unpriced(spec, started.budget, started.host)
-    for own in models_of(runtime.parts.strategies.get(spec.strategy), spec):
-        runtime.planner_of_pass(own, started.budget, started.host, check=turns != 0)
     admission.refuse_bounds_of_unknown((budget or Budget()).over(spec.budget), [*spec.tools, *runtime.tools.names()])
     admission.refuse_unstorable(**{"agent.name": spec.name, "host.tenant": started.host.tenant})
     admission.refuse_what_is_not_json(
@@ -99,16 +99,29 @@ async def admitted(
         attachments=started.attachments,
         output_schema=started.output_schema,
     )
-    runtime.verifiers.check(spec, models=turns != 0)
-    runtime.protocols.check(spec.tools, models=turns != 0)
-    runtime.planners.of(spec, check=turns != 0)  # refuse unreadable rules before anything is recorded
     if turns != 0 and started.attachments:
         runtime.planners.refuse_attachments(spec, started.attachments)
-    if turns != 0 and ours(runtime.parts.strategies.get(spec.strategy)) and think in kernel_of(spec, runtime.parts).phases:
+    for one in (spec, *children):
+        tools = _refuse_unable(runtime, one, started, advanced=turns != 0)
+        if one is not spec:  # a child never gets more than its parent has
+            admission.usable(one, started.host, tools, secrets=runtime.parts.secrets, capabilities=runtime.parts.capabilities)
+    return started
+
+
+def _refuse_unable(runtime: Runtime, spec: AgentSpec, started: RunStarted, *, advanced: bool) -> dict[str, Tool]:
+    """Raise `ConfigError` if an agent could not work in this run, or a child of it: its planner, models, prices, verifiers or tools. Return its tools."""
+    runtime.refuse_unpriced(spec, started.budget, started.host)
+    strategy = runtime.parts.strategies.get(spec.strategy)
+    for own in models_of(strategy, spec):
+        runtime.planner_of_pass(own, started.budget, started.host, check=advanced)
+    runtime.verifiers.check(spec, models=advanced)
+    runtime.protocols.check(spec.tools, models=advanced)
+    runtime.planners.of(spec, check=advanced)  # refuse unreadable rules before anything is recorded
+    if advanced and ours(strategy) and think in kernel_of(spec, runtime.parts).phases:
         runtime.planners.needed(spec)
     tools = tools_of(RunState(run_id="", agent=spec), runtime.parts)
     admission.refuse_control_in_reach(runtime.store, runtime.parts.secrets, spec, tools)
-    return started
+    return tools
 
 
 async def run(
@@ -222,20 +235,20 @@ def admit(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
 def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
+    if not isinstance(agent.sees, str):
+        runtime.parts.sees[function_name(agent.sees)] = agent.sees
     kernel = runtime.parts.kernels.get(agent.kernel) if agent.kernel else runtime.parts.kernel
     strategy = runtime.parts.strategies.get(agent.strategy)
     meta = [tool.spec.name for tool in kernel.meta_tools]
-    for one in agent.subagents.values() if isinstance(agent.subagents, Mapping) else ():
-        if isinstance(one, Agent):
-            admit(runtime, cast("Agent[Any]", one), goal)
     spec = agent.spec()
-    meta += [name for name in spec.tools if tool_for(name, spec) is not None]
+    meta += _delegating(runtime, spec)
     for name in [name for name in agent.tool_names() if name not in runtime.tools and name not in meta]:
         with contextlib.suppress(UnknownName):  # reported below, with all available names
             runtime.tools.get(name)  # a plug-in package may have it
         if name not in runtime.tools and meta_tool_of_some_kernel(name, runtime.parts) is not None:
             meta.append(name)
     runtime.parts.memories.check(agent)
+    refuse_unknown(spec, runtime.parts.sees)
     runtime.protocols.refuse_unasked([name for name in agent.tool_names() if name not in runtime.tools and name not in meta])
     spec = admission.checked_spec(agent, goal, [*runtime.tools.names(), *meta])
     if (compaction := compacts(spec)) is not None:
@@ -249,6 +262,38 @@ def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
     if runtime.approver is None and runtime.store.url == "ram:" and not sys.stdin.isatty():
         admission.refuse_unanswerable(spec, runtime.tools, policy)
     return spec
+
+
+def _delegating(runtime: Runtime, spec: AgentSpec) -> list[str]:
+    """Return the tools by which the agent starts, awaits or ends children. Raise `ConfigError` for one whose name another tool has."""
+    found = [name for name in spec.tools if tool_for(name, spec) is not None]
+    for name in spec.subagents:
+        if (taken := f"{PREFIX}{name}") in MANAGING or taken in runtime.tools:
+            why = f"{name!r} is started with the tool {taken!r}, and there is another tool of this name; rename one of them"
+            raise ConfigError(f"agent {spec.name!r}: subagents: {why}")
+    for name in MANAGING:
+        if name in spec.tools and not spec.subagents and name not in runtime.tools:
+            raise ConfigError(
+                f"agent {spec.name!r}: tools: {name!r} is for agents that it may start, and it may start none; give subagents"
+            )
+        if spec.subagents and name in runtime.tools:
+            raise ConfigError(f"agent {spec.name!r} has subagents, and there is another tool with the name {name!r}; rename that tool")
+    return found
+
+
+def _declared(runtime: Runtime, agent: Agent[Any], known: set[str]) -> list[Agent[Any]]:
+    """Return every agent that a run of this one may start, at any depth; one that the engine knows once. Raise `UnknownName`, `ConfigError`."""
+    found: list[Agent[Any]] = []
+    for name, said in starts_of(agent.subagents).items():
+        if isinstance(said, str) and said in known:
+            continue
+        known.add(said if isinstance(said, str) else "")
+        try:
+            one = known_agent(runtime, said)
+        except ConfigError as error:
+            raise ConfigError(f"agent {agent.name!r}: subagents: {name!r}: {error}") from None
+        found += [one, *_declared(runtime, one, known)]
+    return found
 
 
 def know(runtime: Runtime, agents: Iterable[Agent]) -> None:
@@ -266,8 +311,13 @@ def equip(runtime: Runtime, agent: Agent) -> None:
     runtime.servers.add(agent.mcp)
     runtime.tools.add_all(t for t in agent.tools if not isinstance(t, str))
     add_imported(runtime, agent)
+    if not isinstance(agent.sees, str):
+        runtime.parts.sees[function_name(agent.sees)] = agent.sees
     runtime.verifiers.add(agent.verifiers())
     runtime.verifiers.add_type(agent.answers_as())
+    for one in starts_of(agent.subagents).values():
+        if isinstance(one, Agent):
+            equip(runtime, one)
 
 
 def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]:
@@ -306,6 +356,11 @@ def _all_secrets(secrets: SecretSource | None) -> tuple[str, ...]:
 async def _with_servers(runtime: Runtime, agent: Agent) -> Agent:
     """Return the agent with the tools of its MCP servers by name, and connect these. Raise `ConfigError`."""
     runtime.servers.add(agent.mcp)
+    if agent.subagents:
+        starts = {
+            name: one if isinstance(one, str) else await _with_servers(runtime, one) for name, one in starts_of(agent.subagents).items()
+        }
+        agent = msgspec.structs.replace(agent, subagents=starts)
     if not runtime.servers:
         return agent
     own = [tool for tool in agent.tools if not isinstance(tool, str)]
@@ -398,6 +453,7 @@ async def reopen(
     until, pause_s = loop.time() + HEARD_S, FIRST_LOOK_S
     while True:
         state = await load_run(runtime.store, run_id)
+        await refuse_joined(runtime.store, state)
         refuse_reopening(state, budget or Budget(), runtime.parts.clock.now(), ceiling=runtime.ceiling)
         admission.refuse_bounds_of_unknown(budget or Budget(), [*state.agent.tools, *runtime.tools.names()])
         event = RunReopened(by=named(by or me(), run_id, what="a command"), why=why, budget=budget, via=poster(), repeats=False)

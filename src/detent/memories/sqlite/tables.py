@@ -123,16 +123,16 @@ def save(db: Db, item: MemoryItem) -> tuple[int, int]:
     """Write the row of an item, and its words if a search may find it. Return its number and its tenant's."""
     tenant, table = (number := tenant_for(db, item.scope)), index_of(number)
     values = state_of(item), microseconds(item.held_from or item.created_at) or 0, ends_of(item), item.kind, msgspec.json.encode(item)
-    known = db.execute("SELECT n, state, data FROM memory_items WHERE scope=? AND id=?", (item.scope, item.id)).fetchone()
-    if known is None:
-        columns = "tenant, state, begins, ends, kind, data, created, scope, id"
-        more = (microseconds(item.created_at) or 0, item.scope, item.id)
-        ((n,),) = db.execute(
-            f"INSERT INTO memory_items ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING n", (tenant, *values, *more)
-        ).fetchall()
-        was = 0
+    columns = "tenant, state, begins, ends, kind, data, created, scope, id"
+    more = (microseconds(item.created_at) or 0, item.scope, item.id)
+    added = db.execute(
+        f"INSERT INTO memory_items ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING n",
+        (tenant, *values, *more),
+    ).fetchall()
+    if added:
+        n, was = added[0][0], 0
     else:
-        n, was, before = known
+        n, was, before = db.execute("SELECT n, state, data FROM memory_items WHERE scope=? AND id=?", (item.scope, item.id)).fetchone()
         db.execute("UPDATE memory_items SET state=?, begins=?, ends=?, kind=?, data=? WHERE n=?", (*values, n))
         if was and not values[0]:
             old = read_item(before)

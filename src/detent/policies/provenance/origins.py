@@ -301,9 +301,9 @@ class Origins:
         if not waits and item.tool != "join_agent":
             return None
         found = waits.get(item.call_id)
-        if found is None and item.tool == "join_agent" and isinstance(item.arguments, dict):
-            said: dict[str, Any] = cast("Any", item.arguments)
-            found = children.get(said.get("child", ""))
+        if found is None and item.tool == "join_agent":
+            said: Any = item.arguments
+            found = children.get(said.get("child", "")) if isinstance(said, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         return None if found is None or self._declared(item.tool) else found
 
     def needle(self, value: Any) -> Needle:

@@ -1,0 +1,149 @@
+"""A run with its children, their children, and so on: read from the listing, without any log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+import msgspec
+
+from detent.core.agent import Host
+from detent.core.budget import NOTHING, Usage
+from detent.core.codec import read_log
+from detent.core.events import SubagentJoined
+from detent.core.records import RunHead
+from detent.core.state import TERMINAL
+from detent.ports import EventStore, RunQuery, wait_for_news
+from detent.running.runtime import Runtime
+from detent.running.snapshots import load_run
+
+POLL_S = 0.2
+PAGE = 100
+"""How many listing entries are read at a time."""
+_CHILD = re.compile(r"(.+)\.c[0-9a-f]{12}")
+
+
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a tree; `depth` counts from the run that was asked for. A child begins after its parent."""
+
+    run_id: str
+    parent: str
+    agent: str
+    status: str
+    reason: str
+    depth: int
+    iterations: int
+    cost_usd: float
+    goal: str
+    head: RunHead
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and all runs below it, parents before their children. `root` is the run at the top, which may be above the first one here."""
+
+    root: str
+    runs: tuple[Branch, ...]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of them have ended."""
+        return all(one.status in TERMINAL for one in self.runs)
+
+
+def is_child(head: RunHead) -> bool:
+    """Whether a run was started by a call of another run; a fork was not."""
+    said = _CHILD.fullmatch(head.run_id.partition("@")[0])
+    return bool(said) and head.goal_id != head.run_id and said[1] == head.parent.partition("@")[0][:150]
+
+
+async def without_children(
+    listed: Callable[[RunQuery], Awaitable[list[RunHead]]], query: RunQuery, most: int | None = None
+) -> list[RunHead]:
+    """Return the runs that match and that no other run started, at most so many, newest first. `listed` reads a page of the listing."""
+    found: list[RunHead] = []
+    query = msgspec.structs.replace(query, limit=None if most is None else max(PAGE, most))
+    while True:
+        page = await listed(query)
+        found += [head for head in page if not is_child(head)]
+        if query.limit is None or len(page) < query.limit or (most is not None and len(found) >= most):
+            return found[:most]
+        query = msgspec.structs.replace(query, after=page[-1].run_id)
+
+
+async def tree(runtime: Runtime, run_id: str, *, host: Host | None = None) -> Tree:
+    """Return a run with all runs below it, in the order in which they began. Raise `RunNotFound`."""
+    return await tree_at(runtime.store, await runtime.visible(run_id, host))
+
+
+async def tree_at(store: EventStore, run_id: str) -> Tree:
+    """Return the tree below a run that exists."""
+    head = await store.head(run_id)
+    assert head is not None  # noqa: S101 - it is visible
+    found: dict[str, list[RunHead]] = {}
+    for one in await store.list_runs(RunQuery(goal_id=head.goal_id)):
+        if is_child(one):
+            found.setdefault(one.parent, []).append(one)
+    return Tree(root=head.goal_id, runs=tuple(_branches(msgspec.structs.replace(head, run_id=run_id), found)))
+
+
+def _branches(top: RunHead, children: dict[str, list[RunHead]]) -> Iterable[Branch]:
+    left = [(top, 0)]
+    while left:
+        head, depth = left.pop()
+        left += [(one, depth + 1) for one in children.get(head.run_id, ())]  # the listing is newest first, so the first child is on top
+        yield Branch(
+            run_id=head.run_id,
+            parent=head.parent if is_child(head) else "",
+            agent=head.agent,
+            status=head.status,
+            reason=head.reason,
+            depth=depth,
+            iterations=head.iterations,
+            cost_usd=head.cost_usd,
+            goal=head.title or head.goal,
+            head=head,
+        )
+
+
+async def grows(runtime: Runtime, run_id: str, *, host: Host | None = None) -> AsyncGenerator[Tree]:
+    """Yield the tree of a run now, and each time that it has changed, until all its runs have ended."""
+    before: Tree | None = None
+    while True:
+        now = await tree(runtime, run_id, host=host)
+        if now != before:
+            yield now
+        if now.ended:
+            return
+        before = now
+        await wait_for_news(runtime.store, POLL_S, records=True)
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run of a tree has used: `own` without its children, `reserved` what it holds for open ones."""
+
+    run_id: str
+    agent: str
+    depth: int
+    own: Usage
+    whole: Usage
+    reserved: Usage
+
+
+async def costs(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[Cost]:
+    """Return what each run of a tree has used, parents before their children. The sum of `own` is what all of them used. Raise `RunErased`."""
+    found: list[Cost] = []
+    for one in (await tree(runtime, run_id, host=host)).runs:
+        state, joined = await load_run(runtime.store, one.run_id), NOTHING
+        for record in read_log(one.run_id, await runtime.store.read(one.run_id)) if state.children else ():
+            if isinstance(record.event, SubagentJoined):
+                joined = joined.plus(record.event.usage)
+        own = less(state.usage, joined)
+        found.append(Cost(run_id=one.run_id, agent=one.agent, depth=one.depth, own=own, whole=state.usage, reserved=state.held))
+    return found
+
+
+def less(whole: Usage, part: Usage) -> Usage:
+    """Return what is left of a usage without a part of it."""
+    numbers = {name: getattr(whole, name) - getattr(part, name) for name in Usage.__struct_fields__ if isinstance(getattr(part, name), int)}
+    cost = None if whole.cost_usd is None else max(0.0, whole.cost_usd - (part.cost_usd or 0.0))
+    return Usage(**{**numbers, "cost_usd": cost, "estimated": whole.estimated})

@@ -1,0 +1,80 @@
+"""How large a team may become, and who advances its runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import virtual_time
+from detent import Bounds, Budget, ChildBounds, FinalAnswer
+from detent.ports import RunQuery, View
+from detent.stores.ram import RamStore
+from detent.workers.in_process import InProcessHost
+from teams.living import Team, same_again, start
+
+
+@pytest.mark.parametrize(
+    ("bounds", "goal", "agent", "output"),
+    [
+        ({}, "keep 1", "worker", ["worker: 0", "worker: 1", "worker: 2"]),
+        ({"per_run": 2}, "keep 1", "worker", ["worker: 0", "worker: 1", "too_many_children"]),
+        ({"depth": 1}, "keep 1", "middle", ["middle: too_deep"] * 3),
+        ({"depth": 0}, "keep 1", "worker", ["too_deep"] * 3),
+    ],
+)
+def test_only_the_engine_sets_how_large_a_team_may_become(bounds: Any, goal: str, agent: str, output: list[str]) -> None:
+    """The log has limits that are not the usual ones, so an engine with others replays the same refusals."""
+
+    async def main() -> None:
+        team, store = Team(*(start(f"keep {n}", agent) for n in range(3))), RamStore()
+        async with team.engine(store, bounds=Bounds(children=ChildBounds(**bounds))) as engine:
+            assert (await engine.run(team.boss, "share", run_id="root")).output == output
+        async with team.engine(store) as engine:
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+def test_more_than_the_usual_number_of_children_is_the_engines_to_allow() -> None:
+    """65 children, and never more than three at once; the others queue."""
+    running = [0, 0]
+
+    class Counting(Team):
+        async def plan(self, view: View) -> Any:
+            if view.agent.name == "worker":
+                running[0] += 1
+                running[1] = max(running)
+                await asyncio.sleep(1)
+                running[0] -= 1
+                return FinalAnswer(content=view.goal)
+            return await super().plan(view)
+
+    async def main() -> None:
+        team, store = Counting(*(start(f"{n}") for n in range(65))), RamStore()
+        async with team.engine(store, bounds=Bounds(children=ChildBounds(per_run=65, at_once=3))) as engine:
+            done = await engine.run(team.boss, "share", run_id="root", budget=Budget(max_iterations=900))
+            assert done.output == [f"{n}" for n in range(65)] and running[1] == 3
+
+    virtual_time.run(main())
+
+
+def test_with_a_worker_host_children_are_submitted_and_other_workers_run_them() -> None:
+    """The program that starts the team advances no child; its parent waits as rows; two workers do the rest, and each child runs once."""
+
+    async def main() -> None:
+        team, store = Team(*(start(f"keep {n}", "middle") for n in range(10))), RamStore()
+        async with team.engine(store, worker_host=InProcessHost()) as engine:
+            waits = await engine.run(team.boss, "share", run_id="root", budget=Budget(max_iterations=900))
+            assert waits.status == "waiting_for_subagent" and team.kept == []
+            assert len(await store.list_runs(RunQuery(status=("running",)))) == 8  # the others are started as these end
+        async with team.engine(store.sibling()) as first, team.engine(store.sibling()) as second:
+            await asyncio.gather(first.work(until_idle=True), second.work(until_idle=True))
+            done = await first.load("root")
+            assert done.output == [f"middle: worker: {n}" for n in range(10)]
+            assert sorted(team.kept) == sorted(f"{n}" for n in range(10))
+            assert len(await store.list_runs(RunQuery())) == 21
+            await same_again(first, "root")
+
+    virtual_time.run(main())

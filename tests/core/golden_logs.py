@@ -447,6 +447,22 @@ def conversed() -> Log:
     return log.add(e.ConversationErased(run="trip.1", kept=kept, by="ann"), e.SessionEnded(by="ann", via=via))
 
 
+def summarised() -> Log:
+    """A run of a long session: a summary takes the place of the oldest messages before it plans."""
+    log = Log("talk.9")
+    place = e.InSession(
+        id="talk", number=9, before="talk.8", sequence=6, digest="d" * 64, conversation=e.ArtifactRef(key="ab" * 32, size_bytes=900)
+    )
+    log.add(
+        e.RunStarted(goal="book", agent=AgentSpec(name="clerk", compaction={"use": "summary"}), budget=DEFAULT, session=place),
+        e.PassStarted(key="main", kernel="react"),
+    )
+    kept = e.ArtifactRef(key="cd" * 32, size_bytes=400)
+    turn(log).add(e.ConversationCompacted(kept=kept, messages=7, compactor="extractive", failed="empty_summary"))
+    log.add(planned(FinalAnswer(content="booked"), text="booked"), e.PassFinished(status="done", reason="final_answer", output="booked"))
+    return log.add(e.RunFinished(status="completed", reason="final_answer", output="booked"))
+
+
 GOLDEN: dict[str, Callable[[], Log]] = {
     "answered": answered,
     "governed": governed,
@@ -459,6 +475,7 @@ GOLDEN: dict[str, Callable[[], Log]] = {
     "answering": answering,
     "objected": objected,
     "conversed": conversed,
+    "summarised": summarised,
 }
 
 

@@ -816,6 +816,18 @@ class ConversationErased(Event, frozen=True, kw_only=True):
     by: str = ""
 
 
+class ConversationCompacted(Event, frozen=True, kw_only=True):
+    """Before the first plan, a summary by `compactor` took the place of the `messages` oldest entries of the session's conversation.
+
+    `kept` is the conversation from now on. `failed` says why the agent's own compactor did not write the summary.
+    """
+
+    kept: ArtifactRef
+    messages: int
+    compactor: str
+    failed: str = ""
+
+
 class SubagentSpawned(Event, frozen=True, kw_only=True):
     """A child run was decided on by `call`; it begins after this record is durable.
 
@@ -975,6 +987,7 @@ AnyEvent = (
     | MessageReceived
     | SessionEnded
     | ConversationErased
+    | ConversationCompacted
     | SubagentSpawned
     | SubagentAwaited
     | SubagentJoined

@@ -193,7 +193,7 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             return _note(state, scope, text, kind="user")
         case e.Erased() | e.AnswerRefused() | e.MessageReceived() | e.SessionEnded():
             return state
-        case e.ConversationErased(kept=kept):
+        case e.ConversationErased(kept=kept) | e.ConversationCompacted(kept=kept):
             return replace(state, session=replace(state.session or e.InSession(id="", number=0), conversation=kept))
         case e.LevelsAccepted(levels=levels):
             left: dict[str, e.SideEffect] = {name: level for name, level in state.lowered.items() if levels.get(name) != level}

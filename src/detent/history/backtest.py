@@ -101,7 +101,7 @@ async def backtest(
             records = list(read_log(head.run_id, lines))
             base = await base_of(store, head.run_id, lines)
             began = base or (evolve(RunState(run_id=head.run_id), records[0]) if records else RunState(run_id=head.run_id))
-            judge = _Judge(records, policy_of, tools or {}, budget, base, conversation=await shown_of(store, began))
+            judge = _Judge(records, policy_of, tools or {}, budget, base, conversation=await shown_of(store, began, records))
             judge.run()
         except (RunErased, CorruptLog, NewerVersion, IllegalEvent) as error:
             skipped[head.run_id] = str(error)

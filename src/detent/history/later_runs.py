@@ -14,7 +14,7 @@ import msgspec
 
 from detent.core.codec import read_record
 from detent.core.errors import DetentError, NotAllowedNow, RunErased
-from detent.core.events import ConversationErased, RunStarted
+from detent.core.events import ConversationCompacted, ConversationErased, RunStarted
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.ports import EventStore, RunQuery
@@ -121,16 +121,20 @@ async def without(parts: Parts, state: RunState, *, by: str, hold: Hold) -> Asyn
 
 
 async def _without(parts: Parts, later: RunState, run_id: str, *, by: str, claim: int) -> bool:
-    """Replace the conversation of a run by one without the words of `run_id`. Return whether it had any."""
+    """Replace the conversation of a run by one without the words of `run_id`. Return whether it may have had any.
+
+    A summary is left out as a whole: nobody can take the words of one run out of it.
+    """
     if later.session is None or later.session.conversation is None:
         return False
     before = await conversation_of(parts.store, later)
     await _drop_former(parts.store, later)
     left = tuple(message for message in before.messages if message.run_id != run_id)
-    if len(left) == len(before.messages):
+    if len(left) == len(before.messages) and before.summary is None:
         return False
     dropped = before.dropped + len(before.messages) - len(left)
-    data, ref = encoded(msgspec.structs.replace(before, messages=left, size=0, dropped=dropped))
+    leaving = sum(message.run_id != run_id for message in before.messages[: before.leaving])
+    data, ref = encoded(msgspec.structs.replace(before, messages=left, size=0, dropped=dropped, summary=None, leaving=leaving))
     await parts.store.put_blob(later.run_id, ref.key, data)
     journal = Journal(parts.store, later, clock=parts.clock, ids=parts.ids, claim=claim)
     journal.record(ConversationErased(run=run_id, kept=ref, by=by))
@@ -142,10 +146,14 @@ async def _without(parts: Parts, later: RunState, run_id: str, *, by: str, claim
 async def _drop_former(store: EventStore, run: RunState) -> None:
     """Remove the former artifacts with the run's conversation, also those that an eraser that died has left."""
     now = run.session.conversation if run.session is not None else None
-    there = await store.list_blobs(run.run_id)
+    there, former, refs = await store.list_blobs(run.run_id), list[str](), list[str]()
     for line in await store.read(run.run_id):
         event = read_record(line).event
         ref = event.session.conversation if isinstance(event, RunStarted) and event.session is not None else None
-        ref = event.kept if isinstance(event, ConversationErased) else ref
-        if ref is not None and now is not None and ref.key != now.key and ref.key in there:
-            await store.delete_blob(run.run_id, ref.key)
+        if isinstance(event, ConversationErased):
+            former = [*refs]  # what was compacted since is named by the log, and stays
+        ref = event.kept if isinstance(event, ConversationErased | ConversationCompacted) else ref
+        refs += [ref.key] if ref is not None else []
+    for key in former:
+        if now is not None and key != now.key and key in there:
+            await store.delete_blob(run.run_id, key)

@@ -211,6 +211,8 @@ class ReplayWorld:
                 return False
             if isinstance(event, e.ContextCompacted) and record.envelope.scope == scope:
                 return bool(event.compactor) and (event.why == "overflow") is refused
+            if isinstance(event, e.ConversationCompacted) and record.envelope.scope == scope:
+                return not refused
             if isinstance(event, e.MemoryRecalled) and record.envelope.scope == scope:
                 return bool(event.memory) and not refused
             if not aside(event):

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from detent.config.agents import Agent
-from detent.config.compaction import profile_of
+from detent.config.compaction import compacts, profile_of
 from detent.core.agent import Host
 from detent.core.budget import FIELDS, Budget, exhausted, remaining
 from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, SessionBusy
@@ -45,7 +45,6 @@ from detent.running.conversing import (
     number_of,
     prefix_of,
     run_of,
-    shown,
     tally,
 )
 from detent.running.results import Result
@@ -296,7 +295,7 @@ class Sending:
             if conversation != NO_CONVERSATION:
                 data, ref = encoded(conversation)
                 await store.put_blob(run_id, ref.key, data)
-                advancing.conversation = shown(conversation)
+                advancing.conversation = conversation
                 place = replace(place, conversation=ref)
             begun = await starting.record_start(runtime, advancing, started=replace(started, session=place), turns=None)
         self._begun = True
@@ -428,8 +427,10 @@ def conversation_for(talk: Talk, stand: Stand | None, said: Said, started: RunSt
         left = tuple(replace(one, rule="enqueue") for one in found.waiting if one.message_id != said.message_id)
         found = replace(found, waiting=left, budget=talk.budget or found.budget)
     if forked:
-        found = Conversation(messages=(*found.messages, *context), dropped=found.dropped, budget=talk.budget)
-    return cut(found, profile_of(agent).window_tokens)
+        told, messages = found.summary, (*found.messages, *context)
+        found = Conversation(messages=messages, dropped=found.dropped, summary=told, budget=talk.budget)
+    planner = talk.runtime.planners.of(agent, check=False)
+    return cut(found, profile_of(agent).window_tokens, compacts=compacts(agent, planner) is not None)
 
 
 def rolled_back(stand: Stand, said: Said) -> bool:

@@ -24,6 +24,7 @@ from detent.ports.conversing import Message, Rule
 from detent.ports.options import check_is, checked
 from detent.running import admission, starting
 from detent.running.conversing import effects_in, said_in, shown
+from detent.running.conversing import known as known_before
 from detent.running.people import me, poster
 from detent.running.results import Result
 from detent.running.rules import named
@@ -214,15 +215,15 @@ class Session:
             stand = await stand_at(self._talk, self._talk.base, 0)
         while stand is not None:
             place = stand.state.session
-            mine, knew = place.message_id if place is not None else "", stand.earlier.messages
+            mine, knew = place.message_id if place is not None else "", known_before(stand.earlier)
             said = said_in(stand.state, calls=True, message_id=mine, earlier=knew)
             found = [*said, *stand.news.context, *found]
             if place is None or not place.before:
-                return [*stand.earlier.messages, *found]
+                return [*knew, *found]
             try:
                 stand = await stand_at(self._talk, place.before, 0)
             except (RunErased, RunNotFound):
-                return [*shown(stand.earlier), *found]
+                return [*shown(replace(stand.earlier, leaving=0)), *found]
         return found
 
     async def runs(self) -> list[RunHead]:
@@ -262,7 +263,9 @@ class Session:
         elif last:
             first = await stand_at(self._talk, self._talk.run_id(number), number)
             base = await self._kept_before(first)
-            talk = replace(talk, base=base, **({} if base else {"context": shown(first.earlier), "holder": first.run_id}))
+            talk = replace(
+                talk, base=base, **({} if base else {"context": shown(replace(first.earlier, leaving=0)), "holder": first.run_id})
+            )
         if agent is not None:
             talk = replace(talk, agent=_known(self._talk.runtime, agent))
         return Forking(session=Session(talk), effects=tuple(effects), base=talk.base)

@@ -62,14 +62,17 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a run of a session knows of the session when it begins.
 
-    `size` is about how many bytes `messages` have, 0 if that is not known. `dropped` counts the messages that no longer fit the profile's budget. `sent`
-    has the numbers of earlier messages by the digest of the id that their sender gave. `used`, `running_ms` and `total_ms` are what all earlier runs
-    used. `waiting` are messages that come after this one.
+    `size` is about how many bytes `messages` have, 0 if that is not known. `dropped` counts the messages that no longer fit the profile's budget.
+    `summary` stands for them, None where they were only cut. The first `leaving` of `messages` do not fit: they are not shown, and the run's first plan
+    has them in the summary. `sent` has the numbers of earlier messages by the digest of the id that their sender gave. `used`, `running_ms` and
+    `total_ms` are what all earlier runs used. `waiting` are messages that come after this one.
     """
 
     messages: tuple[Message, ...] = ()
     size: int = 0
     dropped: int = 0
+    summary: Message | None = None
+    leaving: int = 0
     sent: dict[str, int] = {}
     used: Usage = NOTHING
     running_ms: float = 0.0

@@ -37,13 +37,13 @@ from detent.ports import (
     give_back,
     noop_hooks,
 )
-from detent.ports.conversing import Message
+from detent.ports.conversing import Conversation
 from detent.ports.outside import BRANCH
 from detent.ports.raised import KEEP, tell
 from detent.running import admission, rules
 from detent.running.attempts import tries_of
 from detent.running.control import CALLER_GONE, Control
-from detent.running.conversing import shown_of
+from detent.running.conversing import conversation_of, shown
 from detent.running.declarations import declared_of, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.inbox import counts, drop
@@ -107,7 +107,7 @@ class Advancing:
         self._journal: Journal | None = None
         self._claim: int | None = None
         self._decides = False
-        self.conversation: Sequence[Message] | None = None  # what its artifact holds, where that was just made
+        self.conversation: Conversation | None = None  # what its artifact holds, where that was just made
         self.control = Control(run_id, grace_s=parts.grace_s, drain_s=parts.drain_s)
         self._sinks, self._chunk = sinks, chunk
 
@@ -231,7 +231,12 @@ class Advancing:
             planner = Titling(planner, journal, (*parts.redact, *journal.state.agent.redact))
         world = self._world(journal, planner)
         if journal.state.session is not None or journal.state.delegated is not None:
-            world.conversation = await shown_of(parts.store, journal.state) if self.conversation is None else self.conversation
+            earlier = await conversation_of(parts.store, journal.state) if self.conversation is None else self.conversation
+            world.conversation = shown(earlier)
+            if earlier.leaving and world.preparing is not None:
+                from detent.running.condensing import Condensing
+
+                world.preparing.condensing = Condensing(parts.store, earlier)
         ends = self.control.cancelled or journal.state.terminal  # no call is decided then, so no policy is missing
         links = () if ends else links_of(journal.state)
         return make_run(journal, world, parts, tools_of(journal.state, parts, missing_ok=bool(self.control.cancelled)), links=links)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog, RunErased
-from detent.core.events import AnyEvent, ConversationErased, Planned, RunStarted, ToolFinished
+from detent.core.events import AnyEvent, ConversationCompacted, ConversationErased, Planned, RunStarted, ToolFinished
 from detent.core.state import RunState
 from detent.ports import EventStore
 from detent.running.lineage import SECRET, Segment, ends_with, find_blob, segments
@@ -19,7 +19,8 @@ from detent.running.lineage import SECRET, Segment, ends_with, find_blob, segmen
 _PLACEHOLDER = re.compile(rb"<secret:([0-9a-f]{24})>")
 _NAMES = (b'"artifact":{', b'"files":[{', b'"conversation":{', b'"kept":{')
 """Each line that names an artifact contains one of these; some other lines do too."""
-_KEPT, _STARTED = b'"body":{"type":"conversation_erased"', b'"body":{"type":"run_started"'
+_KEPT = b'"body":{"type":"conversation_erased"'
+_FORMER = (_KEPT, b'"body":{"type":"conversation_compacted"', b'"body":{"type":"run_started"')
 
 
 async def artifact(store: EventStore, state: RunState, key: str) -> bytes:
@@ -92,7 +93,7 @@ def named_in(lines: Sequence[bytes]) -> Iterator[tuple[int, str]]:
     """Yield the artifacts that these lines name, with the number of the line. A conversation from which words were erased does not count."""
     last = max((number for number, line in enumerate(lines, 1) if _KEPT in line), default=0)
     for number, line in enumerate(lines, 1):
-        if number < last and (_KEPT in line or _STARTED in line):
+        if number < last and any(former in line for former in _FORMER):
             continue
         if any(name in line for name in _NAMES):
             for key in _named_by(read_record(line).event):
@@ -109,7 +110,7 @@ def _named_by(event: AnyEvent | None) -> Iterator[str]:
         yield from [
             place.conversation.key for place in (event.session, event.delegated) if place is not None and place.conversation is not None
         ]
-    elif isinstance(event, ConversationErased) and event.kept is not None:
+    elif isinstance(event, ConversationErased | ConversationCompacted) and event.kept is not None:
         yield event.kept.key
 
 

@@ -245,10 +245,14 @@ class Compacting:
         before = without_receipt(context.state.summary)
         most = max(400, min(self._options.max_summary_bytes, limit * BYTES_PER_TOKEN // 8))
         most = min(most, max(100, sum(map(shown.tokens, gone)) * BYTES_PER_TOKEN // 2) + text_size(before))  # it must save something
-        items = [shown.steps[p] for p in gone]
-        items = items if ours(type(self._compactor)) else list(map(copied, items))
-        dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal, ask_bytes=limit * BYTES_PER_TOKEN // 2)
-        failed = OPEN if failures >= self._options.max_failures else ""
+        items, ask_bytes = [shown.steps[p] for p in gone], limit * BYTES_PER_TOKEN // 2
+        dropped = Dropped(items=items, before=before, max_bytes=most, goal=context.run.state.goal, ask_bytes=ask_bytes)
+        return await self.written(context, dropped, failed=OPEN if failures >= self._options.max_failures else "")
+
+    async def written(self, context: KernelContext, dropped: Dropped, failed: str = "") -> tuple[str, str, str]:
+        """Return a summary of what is dropped, why the compactor gave none, and who wrote it. With `failed`, the compactor is not called."""
+        if not ours(type(self._compactor)):
+            dropped = msgspec.structs.replace(dropped, items=list(map(copied, dropped.items)))
         if not failed:
             task = asyncio.current_task()
             stops = task.cancelling() if task is not None else 0
@@ -256,7 +260,7 @@ class Compacting:
                 said: Any = await self._compactor.compact(dropped, ask=self._asks(context))
                 if isinstance(said, str) and said.strip():
                     said = await context.run.world.scrub(said, known=context.known)
-                    return cut(said.strip(), most), "", self._compactor.name
+                    return cut(said.strip(), dropped.max_bytes), "", self._compactor.name
                 failed = "empty_summary"
             except (StoreError, Suspended, Interrupted):
                 raise
@@ -267,7 +271,7 @@ class Compacting:
                     :400
                 ]
         said = await self._instead.compact(dropped, ask=None)
-        return cut(said, most), failed, self._instead.name
+        return cut(said, dropped.max_bytes), failed, self._instead.name
 
     def _asks(self, context: KernelContext) -> Ask | None:
         """Return how the agent's small model is called, None if the run's planner calls none."""

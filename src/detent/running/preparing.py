@@ -20,6 +20,7 @@ from detent.ports.compacting import Compactor
 
 if TYPE_CHECKING:
     from detent.running.compacting import Compacting
+    from detent.running.condensing import Condensing
     from detent.running.recalling import Recalling
 
 
@@ -52,15 +53,16 @@ def _compacting(*args: Any, **options: Any) -> Compacting:
 class Preparing:
     """The compactor and the memory of one run. A run whose window is not known has no compactor (`begin`) until a prompt is refused."""
 
-    __slots__ = ("_compacting", "_make", "_recalling")
+    __slots__ = ("_compacting", "_make", "_recalling", "condensing")
 
     def __init__(self, make: Callable[[], Compacting] | None, recalling: Recalling | None) -> None:
         self._compacting: Compacting | None = None
         self._make, self._recalling = make, recalling
+        self.condensing: Condensing | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anything to do before a plan."""
-        return self._compacting is not None or self._recalling is not None
+        return self._compacting is not None or self._recalling is not None or self.condensing is not None
 
     def begin(self) -> Compacting | None:
         """Return the compactor, made at the first call."""
@@ -69,7 +71,10 @@ class Preparing:
         return self._compacting
 
     async def prepare(self, context: KernelContext) -> None:
-        """Compact if due, then recall if the query changed. The records are committed with the plan."""
+        """Compact if due, first the conversation, then recall if the query changed. The records are committed with the plan."""
+        if self.condensing is not None and (compacting := self.begin()) is not None:
+            await self.condensing.condense(context, compacting)
+            self.condensing = None
         if self._compacting is not None:
             await self._compacting.compact_if_due(context)
         if self._recalling is not None:

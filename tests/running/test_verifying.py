@@ -800,7 +800,7 @@ def test_the_answer_hook_sees_the_answers_to_the_goal_and_no_step(strategy: str)
         engine = engine_of(scenario, model=Model(scenario.answers), world=World(), store=RamStore(), hooks=hooks, kernel=kernel)
         result = await engine.run(agent_of(scenario), scenario.goal, run_id="r")
         assert (result.status, seen[-1], result.usage.model_calls) == ("completed", scenario.output, scenario.calls)
-        assert len(seen) == (2 if strategy == "reflexion" else 1) and (await engine.replay("r")).identical
+        assert len(seen) == {"reflexion": 2, "self-consistent": 4}.get(strategy, 1) and (await engine.replay("r")).identical
 
     run_async(main)
 

@@ -75,6 +75,14 @@ PLAN = {
 }
 
 
+CALLS = {
+    "steps": [
+        *PLAN["steps"][:2],
+        {"id": "mail", "kind": "tool", "tool": "send", "args": {"to": "ann", "text": "2620000"}, "after": ["p", "l"]},
+    ]
+}
+
+
 def thoughts(*texts: str) -> dict[str, Any]:
     return {"thoughts": list(texts)}
 
@@ -147,6 +155,35 @@ SCENARIOS = {
             scopes=["expand", "score", "expand-1", "expand-2", "score-1", "score-2", "main"],
             works="main",
             options={"breadth": 2, "depth": 2},
+        ),
+        Scenario(
+            strategy="blueprint",
+            answers={"plan": CALLS, "answer": "2,620,000"},
+            output="2,620,000",
+            calls=2,
+            scopes=["plan", "tools", "tools#2", "answer"],
+        ),
+        Scenario(
+            strategy="self-consistent",
+            answers={
+                "episode-1": "2,600,000",
+                "episode-2": "2,620,000",
+                "episode-3": "2,620,000.",
+                "episode-4": "2,620,000",
+            },
+            output="2,620,000",
+            calls=4,
+            scopes=["episode-1", "episode-2", "episode-3", "episode-4"],
+            sends=False,
+        ),
+        Scenario(
+            strategy="switching",
+            answers={"main": [look("Paris"), look("Lyon")], **PLANNED},
+            output="2,620,000",
+            calls=2 + 3 + 2 + 2,
+            scopes=["main", "plan", "tools", "step-words", "step-sum", "step-mail", "reflect", "answer"],
+            works="step-mail",
+            options={"turns": 2},
         ),
         Scenario(
             strategy="adaptive",

@@ -170,7 +170,7 @@ def test_hooks_of_phases_are_asked_in_every_pass(scenario: Scenario) -> None:
     result = run(engine_of(scenario, model=model, world=world, hooks=KernelHooks(before=before)), scenario)
     assert asked == [view.scope for view in model.views]
     refused = {item.error.code for item in result.tool_calls if item.error is not None}
-    assert (world.looked, world.sent, refused) == ([], [], {"hook_refused"} if scenario.works else set())
+    assert (world.looked, world.sent, refused) == ([], [], {"hook_refused"} if scenario.works or "tools" in scenario.scopes else set())
 
 
 @EVERY
@@ -185,6 +185,8 @@ def test_a_budget_stops_it_at_every_size(scenario: Scenario) -> None:
         result = run(engine, scenario, budget=Budget(max_model_calls=most))
         if scenario.strategy in ("tree-of-thought", "adaptive") and result.status == "completed":
             assert len(model.views) <= most and len(passes(engine)) < len(scenario.scopes)
+        elif scenario.strategy == "switching" and most == 3:  # one call is left when the first way is stuck: nothing could take over
+            assert (result.status, result.reason, len(model.views)) == ("stopped", "max_iterations", 2)
         else:
             assert (result.status, result.state.dimension, len(model.views)) == ("stopped", "model_calls", most), most
         assert asyncio.run(engine.replay("r")).identical
@@ -309,7 +311,7 @@ def test_small_calls_go_to_the_small_model(scenario: Scenario) -> None:
     run(engine_of(scenario, model=model), scenario)
     small = {view.scope.split("-")[0].split("#")[0] for view in model.views if view.small}
     assert small <= {"critique", "score", "reflect", "classify"}
-    assert small or scenario.strategy in ("direct", "reactive", "plan-then-execute")
+    assert small or scenario.strategy in ("direct", "reactive", "plan-then-execute", "self-consistent", "blueprint")
 
 
 @EVERY

@@ -12,7 +12,7 @@ import pytest
 import virtual_time
 from detent import Bounds, Budget, CancelSubagent, ChildBounds, FinalAnswer, SpawnSubagent, Stop, Suspended, ToolCall, tool
 from detent.core import events as e
-from detent.core.errors import FatalToolError
+from detent.core.errors import ConfigError, FatalToolError
 from detent.ports import Passed, RunQuery, StrategyRun, View
 from detent.running.working import StoreBacklog, hand
 from detent.stores.ram import RamStore
@@ -389,7 +389,7 @@ def test_a_strategy_does_not_work_on_while_the_end_of_its_run_is_held() -> None:
         return first if first.reason == "final_answer" else await run.kernel("second", task="try again")
 
     @tool(side_effect="write")
-    def explode() -> str:
+    async def explode() -> str:
         """Fail for good."""
         raise FatalToolError("no")
 
@@ -422,22 +422,19 @@ def test_a_child_that_is_left_before_it_began_begins() -> None:
 
 
 def test_a_child_that_cannot_be_started_is_an_observation_of_its_parent() -> None:
-    """Its tool needs a credential that nobody gave. A parent that waits for it would wait for ever."""
+    """What it sees of its parent cannot be made. A parent that waits for it would wait for ever."""
 
-    @tool(side_effect="read", credentials=["key"])
-    def secret() -> str:
-        """Use the key."""
-        return "never"
+    def broken(messages: Any) -> Any:
+        raise ConfigError("there is nothing to see")
 
     async def main() -> None:
         team, store = Team(start("keep 1")), RamStore()
-        team.tools.append(secret)
-        needy = msgspec.structs.replace(team.worker, tools=(*team.worker.tools, "secret"))
+        needy = msgspec.structs.replace(team.worker, sees=broken)
         async with team.engine(store) as engine:
             done = await engine.run(msgspec.structs.replace(team.boss, subagents={"worker": needy}), "share", run_id="root")
             assert done.output == ["child_failed"] and await children_of(engine, "root") == []
             (joined,) = await events_of(engine, "root", e.SubagentJoined)
-            assert joined.reason == "not_started" and "missing_required_credential:key" in joined.error.message
+            assert joined.reason == "not_started" and "nothing to see" in joined.error.message
             await same_again(engine, "root")
 
     virtual_time.run(main())

@@ -35,10 +35,11 @@ def tree(
         run_id = await invocation.find(run)
         if not follow:
             return await engine.tree(run_id)
+        last = await engine.tree(run_id)
         async with contextlib.aclosing(trees.grows(engine.runtime, run_id)) as found:
-            async for now in found:
-                shown.show(now)
-        return now
+            async for last in found:
+                shown.show(last)
+        return last
 
     now = invocation.drive(work)
     if invocation.output.json:

@@ -152,6 +152,8 @@ class Progress:
                 self._begun(chunk.call_id, chunk.content["tool"], gist(chunk.content["args"]), chunk.content["attempt"])
             case "progress":
                 live.report(f"{self._top}{chunk.call_id}", shortened(as_text(chunk.content), 60))
+            case "retry":
+                pass  # shown by `on_chunk`
 
     # Lines ------------------------------------------------------------------------------------------------------------------------
 

@@ -173,7 +173,8 @@ def _check_subagents(agent: Agent[Any]) -> None:
             f"{where}: a list has only names of agents that the engine knows; give an Agent by name: {{'researcher': Agent(...)}}"
         )
     own = [item.name for item in agent.tools if not isinstance(item, str) and hasattr(item, "name")]
-    for name, one in starts_of(said).items():
+    declared: dict[str, Any] = {**starts_of(agent.subagents)}
+    for name, one in declared.items():
         if not _STARTED.fullmatch(name):
             raise ConfigError(
                 f"{where}: {name!r} cannot be part of a tool's name: use 1 to 58 letters, digits, '_' or '-'; another name for it is a key: "

@@ -36,9 +36,11 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
     elif not isinstance(config, Config):
         allowed = None if trust else need_trust(Path(config))
         config = load_config(config)
-        for path in config.agents.values() if config.agents and allowed is not None and "agents" not in given else ():
-            for file in (path_of_agent(path), *subagent_files(path_of_agent(path), config.agents or {})):
-                allowed.need_agent(file)
+        if allowed is not None and "agents" not in given:
+            agents = config.agents or {}
+            for path in map(path_of_agent, agents.values()):
+                for file in (path, *subagent_files(path, agents)):
+                    allowed.need_agent(file)
     config = config.over(DEFAULTS)
     if config.tools or config.planner or config.observers or isinstance(config.policy, str) or config.agents or _names_code(config):
         add_import_roots(config.import_roots or ())

@@ -162,7 +162,7 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True):
     Only in the operator's file.
     """
     admit: tuple[dict[str, Any], ...] | None = None
-    """Which sources may enter a memory: `{ source = "web_fetch*", admit = false }`; for each source the first rule that matches counts. Only in the operator's file."""
+    """Which sources may enter a memory: `{ source = "web_fetch*", admit = false }`; for each source the first match counts. Only in the operator's file."""
     max_bytes: int | None = None
     """How large an item may be; default 8,000 bytes."""
 

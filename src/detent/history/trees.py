@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -144,6 +145,7 @@ async def costs(runtime: Runtime, run_id: str, *, host: Host | None = None) -> l
 
 def less(whole: Usage, part: Usage) -> Usage:
     """Return what is left of a usage without a part of it."""
-    numbers = {name: getattr(whole, name) - getattr(part, name) for name in Usage.__struct_fields__ if isinstance(getattr(part, name), int)}
+    counts = [name for name in Usage.__struct_fields__ if name not in ("cost_usd", "estimated")]
+    numbers: dict[str, Any] = {name: getattr(whole, name) - getattr(part, name) for name in counts}
     cost = None if whole.cost_usd is None else max(0.0, whole.cost_usd - (part.cost_usd or 0.0))
-    return Usage(**{**numbers, "cost_usd": cost, "estimated": whole.estimated})
+    return Usage(**numbers, cost_usd=cost, estimated=whole.estimated)

@@ -69,7 +69,7 @@ from detent.ports.stores import (
     wait_for_news,
     written_signal,
 )
-from detent.ports.strategies import Branch, OptionsT, OwnModel, Passed, Strategy, StrategyRun, strategy
+from detent.ports.strategies import Branch, OptionsT, OwnModel, Passed, Strategy, StrategyRun, shared, strategy
 from detent.ports.tools import (
     Answer,
     Cancellation,
@@ -207,6 +207,7 @@ __all__ = [
     "refuse_overfull",
     "refuse_without_claim",
     "scope_of",
+    "shared",
     "standing_of",
     "strategy",
     "unstorable",

@@ -215,3 +215,12 @@ def strategy(*, options: type[msgspec.Struct] | None = None, version: int = 1) -
         return function
 
     return declared
+
+
+def shared(budget: Budget, parts: int) -> Budget:
+    """Return the share of `budget` for one of `parts` passes side by side; time passes for all of them alike."""
+    countable = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens")
+    shares: dict[str, float] = {f"max_{d}": max(1, limit // parts) for d in countable if (limit := getattr(budget, f"max_{d}")) is not None}
+    if budget.max_cost_usd is not None:
+        shares["max_cost_usd"] = budget.max_cost_usd / parts or 1e-9
+    return Budget(**shares)  # pyright: ignore[reportArgumentType] - each field gets a number of its own kind

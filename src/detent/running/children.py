@@ -57,8 +57,9 @@ class ChildrenHere:
         busy = sum(not task.done() for task in mine.values()) + (len(rested) if self.submits else 0)
         for child in state.children.values():
             if child.status == "open" and child.cancel and child.child not in told:
-                told.add(child.child)
-                rested.discard(child.child)  # it waits, and now it is to end
+                if child.child not in mine:  # one that is advanced now may have read its inbox already: it is looked at again when it rests
+                    told.add(child.child)
+                    rested.discard(child.child)  # it waits, and now it is to end
                 self._hold(self._cancel(state.run_id, child.child))
             if child.status != "open" or child.child in mine or child.child in rested:
                 continue

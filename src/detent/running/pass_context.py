@@ -11,7 +11,6 @@ from detent.config.compaction import profile_of
 from detent.config.planners import check_settings
 from detent.config.profile import compression_for, tier_for
 from detent.core.agent import AgentSpec
-from detent.core.budget import Budget
 from detent.core.errors import ConfigError
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.execution import carry_out
@@ -103,12 +102,3 @@ def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> 
 def meta_tools_of(kernel: Kernel, names: Collection[str]) -> dict[str, Tool]:
     """Return the meta-tools that a kernel adds to a pass with tools of these names."""
     return {tool.spec.name: tool for tool in kernel.meta_tools if tool.spec.name in names}
-
-
-def shared(budget: Budget, parts: int) -> Budget:
-    """Return the share of `budget` for one of `parts` passes side by side; time passes for all of them alike."""
-    countable = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens")
-    shares: dict[str, float] = {f"max_{d}": max(1, limit // parts) for d in countable if (limit := getattr(budget, f"max_{d}")) is not None}
-    if budget.max_cost_usd is not None:
-        shares["max_cost_usd"] = budget.max_cost_usd / parts or 1e-9
-    return Budget(**shares)  # pyright: ignore[reportArgumentType] - each field gets a number of its own kind

@@ -38,14 +38,14 @@ from detent.kernel.context import KernelContext, Run
 from detent.kernel.kernel import Kernel, make_kernel
 from detent.kernel.runner import run_kernel
 from detent.kernel.think import think
-from detent.ports import Branch, ContextProfile, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered
+from detent.ports import Branch, ContextProfile, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered, shared
 from detent.ports.copies import copied
 from detent.ports.outside import BRANCH, BoundReached, Hold, Interrupted, Turns, made
 from detent.running.endings import answers_goal, finished, honest
 from detent.running.foreign import sheltered
 from detent.running.gathering import AgentPasses, Waits
 from detent.running.live import refuse_inside_effect
-from detent.running.pass_context import Pass, make_context, meta_tools_of, refuse_unusable, shared
+from detent.running.pass_context import Pass, make_context, meta_tools_of, refuse_unusable
 from detent.running.phase_hooks import hooked
 from detent.running.questions import asked, asking, refuse_unanswerable, replied
 from detent.running.strategy_options import options_of

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from detent.ports import Strategy
 from detent.strategies.adaptive import adaptive
+from detent.strategies.blueprint import blueprint
 from detent.strategies.direct import direct
 from detent.strategies.plan_execute import plan_execute
 from detent.strategies.plan_then_execute import plan_then_execute
 from detent.strategies.reactive import reactive
 from detent.strategies.reflexion import reflexion
+from detent.strategies.self_consistent import self_consistent
+from detent.strategies.switching import switching
 from detent.strategies.tree_of_thought import tree_of_thought
 
 BUILT_IN: dict[str, Strategy] = {
     "adaptive": adaptive,
+    "blueprint": blueprint,
     "direct": direct,
     "plan-execute": plan_execute,
     "plan-then-execute": plan_then_execute,
     "reactive": reactive,
     "reflexion": reflexion,
+    "self-consistent": self_consistent,
+    "switching": switching,
     "tree-of-thought": tree_of_thought,
 }
 """The strategies that every engine knows."""

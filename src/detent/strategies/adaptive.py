@@ -17,9 +17,10 @@ from detent.ports import Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
 from detent.strategies.plan_execute import PlanExecuteOptions, carry_through
 from detent.strategies.reflexion import ReflexionOptions, reflect
-from detent.strategies.showing import observed, part
+from detent.strategies.showing import part
+from detent.strategies.switching import STUCK, handed_on, spare
 from detent.strategies.tree_of_thought import TreeOptions, explore
-from detent.strategies.wording import GIVEN_UP, section, trivial
+from detent.strategies.wording import section, trivial
 
 USUAL = "reactive"
 KINDS = {
@@ -31,7 +32,6 @@ KINDS = {
 FORM: dict[str, Any] = {"type": "object", "properties": {"strategy": {"enum": list(KINDS)}}, "required": ["strategy"]}
 SHOWN_GOAL = 4_000
 """How much of a long goal the choosing model sees, in characters."""
-FALLS_BACK = (*GIVEN_UP, "output_schema_failed", "malformed_plan")
 
 
 class AdaptiveOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +63,10 @@ async def adaptive(run: StrategyRun) -> Passed:
         "reflexion": lambda: reflect(run, options.reflexion),
     }
     passed = await ways[name]()
-    if passed.status == "done" or name == USUAL or not options.fall_back or passed.reason not in FALLS_BACK:
+    if passed.status == "done" or name == USUAL or not options.fall_back or passed.reason not in STUCK:
         return passed
     await run.switch(USUAL, f"{name} ended with {passed.reason}: {passed.error}")
-    found = section("What the tools gave in an earlier attempt; do not ask for it again", observed(run, passed.results, recalls=True))
-    return await run.kernel("main", task=f"{run.goal}{found}", guards=("side_effect_once",))
+    return await run.kernel("main", task=f"{run.goal}{handed_on(run, passed.results)}", guards=("side_effect_once",))
 
 
 async def _chosen(run: StrategyRun, *, ask: bool) -> tuple[str, str]:
@@ -78,12 +77,7 @@ async def _chosen(run: StrategyRun, *, ask: bool) -> tuple[str, str]:
         return USUAL, "it is short"
     if not ask:
         return USUAL, "no model is to be asked"
-    left = run.budget_remaining
-
-    async def spare() -> bool:
-        return all(bound is None or bound > 1 for bound in (left.max_iterations, left.max_model_calls))
-
-    if not await run.effect("spare", spare):
+    if not await spare(run):
         return USUAL, "the budget has no call to spare for a choice"
     kinds = "\n".join(f"- {name}: {what}" for name, what in KINDS.items())
     goal = part(run, run.goal, most=SHOWN_GOAL)

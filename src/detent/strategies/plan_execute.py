@@ -34,7 +34,7 @@ async def carry_through(run: StrategyRun, options: PlanExecuteOptions) -> Passed
             return work.last
         alone = False
         remark = work.problems() or await _reflect(run, work)
-        if not remark or not left or await work.plan("patch", _patch_prompt(run, work, remark)) is not None:
+        if not remark or not left or await work.plan("patch", patch_prompt(run, work, remark)) is not None:
             break
     if not work.done:
         nothing = Passed(
@@ -55,7 +55,8 @@ async def _reflect(run: StrategyRun, work: Work) -> str:
     return "" if satisfied else remark or "it is not enough"
 
 
-def _patch_prompt(run: StrategyRun, work: Work, remark: str) -> str:
+def patch_prompt(run: StrategyRun, work: Work, remark: str) -> str:
+    """Return the prompt that asks for steps in place of those that failed."""
     return (
         "The plan needs a patch. Give only the steps that are still to be done, in place of those that failed; steps that are done stay as "
         "they are, are not run again, and can be referred to. Take new ids."

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from detent.ports import MOST_NESTED, ToolSpec, nests_too_deep
+from detent.strategies.calls import meant
 from detent.strategies.showing import shown
 
 MOST_STEPS = 20
@@ -80,8 +81,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
 
 
-def read_plan(said: Any, *, tools: Collection[str], known: Collection[str] = ()) -> tuple[tuple[Step, ...], str]:
-    """Return (steps, "") for a planner's answer, or ((), the problem). `known` are the completed steps."""
+def read_plan(said: Any, *, tools: Collection[str], known: Collection[str] = (), calls: bool = False) -> tuple[tuple[Step, ...], str]:
+    """Return (steps, "") for a planner's answer, or ((), the problem). `known` are the completed steps. `calls`: every step must call a tool."""
     if isinstance(said, str) and nests_too_deep(said.encode("utf-8", "surrogatepass")):
         return (), f"the plan has not the right form: it nests deeper than {MOST_NESTED} levels"
     try:
@@ -94,6 +95,10 @@ def read_plan(said: Any, *, tools: Collection[str], known: Collection[str] = ())
     if not 1 <= len(steps) <= MOST_STEPS:
         return (), f"the plan has {len(steps)} steps; give 1 to {MOST_STEPS}"
     before = set(known)
+    if calls:
+        steps = tuple([msgspec.structs.replace(step, tool=meant(step.tool, tools)) for step in steps])
+        if thinking := [step.id for step in steps if step.kind != "tool"]:
+            return (), f"step {thinking[0]!r}: it calls no tool"
     for step in steps:
         if problem := _problem(step, tools, before):
             return (), f"step {step.id!r}: {problem}"

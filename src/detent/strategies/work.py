@@ -13,6 +13,7 @@ from detent.core.errors import PassFailed
 from detent.core.state import Item
 from detent.ports import Branch, OwnModel, Passed, StrategyRun, ToolSpec
 from detent.ports.options import check_fields
+from detent.strategies.calls import CALLS_FORM, CALLS_RULES
 from detent.strategies.plans import FORM, RULES, Step, Unresolved, listed, read_plan, resolved, told
 from detent.strategies.showing import Entry, gathered, part, room
 from detent.strategies.wording import asking, at_least, required, section
@@ -55,17 +56,17 @@ class Work:
         self._calls: dict[str, str] = {}
         self._tools = {spec.name: spec for spec in tools if not spec.ends_turn}
 
-    async def plan(self, label: str, prompt: str) -> Passed | None:
-        """Get the steps to execute from here on. If there is no plan, return the failure."""
-        problem = ""
+    async def plan(self, label: str, prompt: str, *, calls: bool = False) -> Passed | None:
+        """Get the steps to execute from here on. If there is no plan, return the failure. `calls`: a plan of calls alone, requested once."""
+        problem, form, rules = "", CALLS_FORM if calls else FORM, CALLS_RULES if calls else RULES
         known = section("Tools", listed(tuple(self._tools.values()))) + section("Tools that must succeed", self.lacking())
-        for _ in range(1 + REPAIRS):
+        for _ in range(1 if calls else 1 + REPAIRS):
             told = f"\n\nYour last plan cannot be carried out: {problem}. Give the whole plan again." if problem else ""
             try:
-                said = await self.run.ask(label, f"{prompt}{known}\n\n{RULES}{told}", FORM, small=False)
+                said = await self.run.ask(label, f"{prompt}{known}\n\n{rules}{told}", form, small=False)
             except PassFailed as failed:
                 return failed.passed
-            steps, problem = read_plan(said, tools=self._tools, known=self.done)
+            steps, problem = read_plan(said, tools=self._tools, known=self.done, calls=calls)
             if not problem:
                 self.todo, self.failed, self._tries = steps, {}, {}
                 return None

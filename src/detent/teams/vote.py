@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from detent.core.agent import AgentSpec
+from detent.expressions.agreeing import plain, plurality
 from detent.ports import AgentResult, AgentTask, Passed, StrategyRun, strategy
 from detent.ports.options import check_fields
-from detent.teams.members import check_members, check_number, failure, members, shown, without_answer
+from detent.teams.members import check_members, check_number, failure, members, without_answer
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,11 +24,6 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     agreement: float
     results: tuple[AgentResult, ...]
-
-
-def plain(answer: Any) -> str:
-    """Return the key under which answers are counted: the text without case, spaces around it, and a full stop at its end."""
-    return " ".join(shown(answer).casefold().split()).rstrip(".!")
 
 
 async def vote(
@@ -45,21 +40,16 @@ async def vote(
     """
     results = await run.agents(*tasks, label=label, concurrency=concurrency)
     keys = [answer_key(one.output) if one.ok else None for one in results]
-    counts = Counter(key for key in keys if key is not None)
-    most, seen = max(counts.values(), default=0), Counter[str]()
-    winner: str | None = None
-    for key in keys:
-        if key is not None and winner is None:
-            seen[key] += 1
-            winner = key if seen[key] == most else None
+    place, most = plurality(keys)
     agreement = most / len(results) if results else 0.0
 
     async def found() -> float:
         return agreement
 
     await run.effect("agreement", found)
-    first = None if winner is None else results[keys.index(winner)]
-    return Vote(result=first, key=winner or "", agreement=agreement, results=results)
+    if place is None:
+        return Vote(result=None, key="", agreement=agreement, results=results)
+    return Vote(result=results[place], key=keys[place] or "", agreement=agreement, results=results)
 
 
 class VoteOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,10 @@ from detent.core import events as e
 from detent.core.fold import evolve
 from detent.core.state import RunState
 from detent.extend import Dropped
+from detent.memories.compactors import ExtractiveCompactor
 from detent.ports import Branch, StrategyRun
+from detent.ports.conversing import Message
+from detent.running.condensing import item_of
 from detent.running.conversing import conversation_of, shown_of
 from detent.testing import FakeModel, says
 from detent.testing.faults import Crash, CrashingStore
@@ -281,3 +284,16 @@ def test_what_reads_the_log_later_sees_what_the_planner_saw() -> None:
             assert not (await engine.verify(result.run_id)).ok
 
     asyncio.run(main())
+
+
+def test_what_an_earlier_run_did_is_in_the_summary_with_its_failures() -> None:
+    """Otherwise an agent that saw its calls forgets that one failed, and tries it again."""
+
+    def item(**fields: Any) -> Any:
+        return item_of(Message(kind="tool", number=3, run_id="trip.3", tool="pay", args={"who": "bob"}, **fields))
+
+    dropped = Dropped(items=[item(ok=False, content={"error": "refused: no money"}), item(ok=True, content={"paid": 5})])
+    said = asyncio.run(ExtractiveCompactor().compact(Dropped(items=dropped.items[:1]), ask=None))
+    assert said == '- [failed, turn 3, key trip.3] pay({"who":"bob"}): refused: no money'
+    said = asyncio.run(ExtractiveCompactor().compact(dropped, ask=None))
+    assert said == '- [done, turn 3, key trip.3] pay({"who":"bob"}): {"paid":5}'

@@ -115,7 +115,7 @@ def test_an_answer_that_comes_just_after_its_run_was_erased_is_refused(kind: str
 
             other.store.post = late  # type: ignore[method-assign]
             with pytest.raises(RunErased):
-                await other.reply("r", SECRET)
+                await other.reply("r", SECRET, resume=False)
             assert await engine.store.signals(["r"]) == {} and (await engine.verify("r")).ok
         assert SECRET.encode() not in bytes_below(tmp_path)
 

@@ -156,7 +156,7 @@ def test_a_type_of_answers_that_changed_is_named() -> None:
 
 
 def test_a_tool_that_is_gone_strands_the_run_until_it_is_back() -> None:
-    """`ToolsMissing` names it and nothing is recorded."""
+    """`ToolsMissing` names it, and nothing is recorded or posted."""
 
     async def main() -> None:
         store = RamStore()
@@ -169,7 +169,7 @@ def test_a_tool_that_is_gone_strands_the_run_until_it_is_back() -> None:
                 await engine.reply("run", "so")
         assert await store.read("run") == before
         async with engine_on(store, plan, [look()]) as engine:
-            assert (await engine.resume("run")).status == "completed"
+            assert (await engine.reply("run", "so")).status == "completed"
 
     run_async(main)
 

@@ -1,4 +1,4 @@
-"""A run continued where its planner or a tool is missing: nothing runs, the run stays as it was, and an answer that was given is kept."""
+"""A run continued where its planner or a tool is missing: nothing runs, the run stays as it was, and an answer is posted only if it is only to be posted."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def engine(store: Any, planner: Any = None, tools: Any = (wipe, put)) -> Engine:
     return Engine(store=store, tools=tools, planner=planner, approver="caller")
 
 
-ANSWERS: dict[str, tuple[Any, Callable[[Engine], Awaitable[Result]]]] = {
-    "approve": (Calls("wipe"), lambda e: e.approve("r", "main.1.0", by="ann")),
-    "deny": (Calls("wipe"), lambda e: e.deny("r", "main.1.0", by="ann")),
-    "reply": (Asks(), lambda e: e.reply("r", "there", by="ann")),
+ANSWERS: dict[str, tuple[Any, Callable[..., Awaitable[Result]]]] = {
+    "approve": (Calls("wipe"), lambda e, **how: e.approve("r", "main.1.0", by="ann", **how)),
+    "deny": (Calls("wipe"), lambda e, **how: e.deny("r", "main.1.0", by="ann", **how)),
+    "reply": (Asks(), lambda e, **how: e.reply("r", "there", by="ann", **how)),
 }
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_without_a_planner_here_runs_nothing_and_counts_later(answer: str) -> None:
-    """Otherwise the approved call runs, and the run then fails for want of a planner."""
+def test_an_answer_without_a_planner_here_runs_and_posts_nothing(answer: str) -> None:
+    """Otherwise the approved call runs, and the run then fails for want of a planner; or who is refused cannot answer otherwise any more."""
 
     async def main() -> None:
         done.clear()
@@ -83,8 +83,10 @@ def test_an_answer_without_a_planner_here_runs_nothing_and_counts_later(answer: 
             await first.run(AGENT, "go", run_id="r")
             before = (await store.head("r")).records  # pyright: ignore[reportOptionalMemberAccess]
             async with engine(store) as bare:
-                with pytest.raises(ConfigError, match=r"has no planner.*answer is posted.*detent resume r"):
+                with pytest.raises(ConfigError, match=r"has no planner.*Nothing was posted.*resume=False"):
                     await give(bare)
+                assert await store.signals(["r"]) == {}
+                await give(bare, resume=False)
                 with pytest.raises(ConfigError, match="has no planner"):
                     await bare.resume("r")
                 assert "has no planner" in (await bare.work(until_idle=True)).left["r"]
@@ -106,6 +108,7 @@ def test_a_call_in_doubt_is_not_made_again_without_a_planner() -> None:
             async with engine(store) as bare:
                 with pytest.raises(ConfigError, match="has no planner"):
                     await bare.reconcile("r", "main.1.0", happened=False, by="ann")
+                await bare.reconcile("r", "main.1.0", happened=False, by="ann", resume=False)
                 assert "has no planner" in (await bare.check_upgrade()).stranded[0].problem
             assert done == ["put x"]
             assert (await first.resume("r")).status == "completed"
@@ -114,16 +117,25 @@ def test_a_call_in_doubt_is_not_made_again_without_a_planner() -> None:
     asyncio.run(main())
 
 
-def test_an_answer_where_tools_are_missing_is_reported_as_posted() -> None:
-    """Otherwise the second try meets "approved already", with no word of why."""
+def test_an_answer_where_tools_are_missing_is_not_posted() -> None:
+    """Otherwise the second try, by somebody who thinks better of it, meets "approved already". A session's message is such an answer."""
 
     async def main() -> None:
+        done.clear()
         store = RamStore()
         async with engine(store, Calls("wipe")) as first:
             await first.run(AGENT, "go", run_id="r")
+            first.planner = Asks()
+            await first.session(AGENT, "trip").send("where?")
             async with engine(store, Calls("wipe"), tools=()) as bare:
-                with pytest.raises(ToolsMissing, match=r"needs tools.*detent\.toml.*answer is posted"):
+                with pytest.raises(ToolsMissing, match=r"needs tools.*detent\.toml.*Nothing was posted"):
                     await bare.approve("r", "main.1.0", by="ann")
+                with pytest.raises(ToolsMissing, match="Nothing was posted"):
+                    await bare.session(None, "trip").send("there")
+            assert await store.signals(["r", "trip.1"]) == {}
+            first.planner = Calls("wipe")
+            assert (await first.deny("r", "main.1.0", by="ann")).status == "completed"
+        assert done == []
 
     asyncio.run(main())
 

@@ -10,7 +10,10 @@ import pytest
 
 from detent import Agent, Engine, ToolCall, View, tool
 from detent.core.errors import NotAllowedNow, RunErased, SessionBusy
+from detent.core.records import RunHead
 from detent.history.moving import archive, copy
+from detent.ports import RunQuery
+from detent.stores.ram import RamStore
 from sessions.talks import AGENT, Clerk, Ledger, asks, call, engine_of
 
 
@@ -237,6 +240,54 @@ def test_a_message_is_the_next_one_though_a_run_in_between_was_removed(tmp_path:
             assert [text for kind, text in clerk.saw[-1] if kind == "user"] == ["one", "two", "three", "four"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("gone", [(1,), (1, 2, 3), (5,), (4, 5), (2, 5, 6), (9,), (8, 9)])
+def test_the_end_of_a_session_is_found_whatever_was_removed(gone: tuple[int, ...], tmp_path: Path) -> None:
+    """Otherwise a process that never saw the session would give an old number again: it does not list all runs to find the last one."""
+
+    async def main() -> None:
+        async with engine_of(Clerk(), f"sqlite:///{tmp_path}/a.db") as engine:
+            session = engine.session(AGENT, "trip")
+            for n in range(1, 11):
+                await session.send(str(n))
+            for n in gone:
+                await engine.delete(f"trip.{n}")
+        async with engine_of(clerk := Clerk(), f"sqlite:///{tmp_path}/a.db") as fresh:
+            assert (await fresh.session(AGENT, "trip").send("next")).run_id == "trip.11"
+            assert [text for kind, text in clerk.saw[-1] if kind == "user"] == [str(n) for n in range(1, 11)]
+
+    asyncio.run(main())
+
+
+def test_the_last_run_of_a_long_session_is_found_without_a_list() -> None:
+    """Otherwise the first message of a process costs more, the longer the conversation is."""
+
+    class Counting(RamStore):
+        lists = looks = 0
+
+        async def list_runs(self, query: RunQuery) -> list[RunHead]:
+            self.lists += 1
+            return await super().list_runs(query)
+
+        async def head(self, run_id: str) -> RunHead | None:
+            self.looks += 1
+            return await super().head(run_id)
+
+    async def looked(messages: int) -> tuple[int, int]:
+        store = Counting()
+        async with engine_of(Clerk(), store) as engine:
+            session = engine.session(AGENT, "trip")
+            for n in range(messages):
+                await session.send(str(n))
+        async with engine_of(Clerk(), store) as fresh:
+            store.lists = store.looks = 0
+            assert (await fresh.session(AGENT, "trip").send("next")).run_id == f"trip.{messages + 1}"
+        return store.lists, store.looks
+
+    few, many = asyncio.run(looked(10)), asyncio.run(looked(150))
+    assert (few[0], many[0]) == (0, 0)
+    assert many[1] <= few[1] + 10
 
 
 def test_words_are_erased_though_an_eraser_died_before_it_removed_them() -> None:

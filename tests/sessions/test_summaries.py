@@ -10,9 +10,14 @@ import pytest
 
 from detent import Agent, Engine, Result
 from detent.core import events as e
+from detent.core.fold import evolve
+from detent.core.state import RunState
 from detent.extend import Dropped
+from detent.memories.compactors import ExtractiveCompactor
 from detent.ports import Branch, StrategyRun
-from detent.running.conversing import conversation_of
+from detent.ports.conversing import Message
+from detent.running.condensing import item_of
+from detent.running.conversing import conversation_of, shown_of
 from detent.testing import FakeModel, says
 from detent.testing.faults import Crash, CrashingStore
 from laws.places import Place
@@ -167,9 +172,8 @@ def test_a_run_that_never_plans_leaves_its_messages_to_the_next() -> None:
             (event,) = await compactions(engine, result.run_id)
             assert event.messages >= earlier.leaving
             assert "order 7001" in planner.saw[-1][0][1]
-            await converse(engine, clerk(strategy="silent"), 60, 18)
-            sizes = [head.size_bytes for n in (40, 77) if (head := (await engine.load(f"trip.{n}")).state.session.conversation)]
-            assert max(sizes) < 3 * WINDOW * 4
+            results = await converse(engine, clerk(strategy="silent"), 60, 18)
+            assert (await conversation_of(engine.store, results[-1].state)).size < 1.3 * WINDOW * 4
 
     asyncio.run(main())
 
@@ -234,18 +238,62 @@ def test_a_crash_at_any_write_makes_one_summary(tmp_path: Path) -> None:
 def test_passes_side_by_side_get_one_summary() -> None:
     """Otherwise each pass of a strategy pays for a summary of its own, or sees another conversation."""
 
+    class Slow:
+        name = "slow"
+
+        def due(self, measured: Any) -> str:
+            return ""
+
+        async def compact(self, dropped: Dropped, *, ask: Any) -> str:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return "SO FAR"
+
+    async def beside(run: StrategyRun) -> Any:
+        return [one.output for one in await run.parallel(*(Branch(label=f"p{n}") for n in range(3)))]
+
     async def main() -> None:
-        model = FakeModel(lambda view: says("THE SUMMARY SO FAR" if "Write a summary" in f"{view.goal} {view.task}" else "fine"))
-
-        async def beside(run: StrategyRun) -> Any:
-            return [one.output for one in await run.parallel(*(Branch(label=f"p{n}") for n in range(3)))]
-
-        agent = clerk(strategy="beside", compaction="summary")
-        async with Engine(store="ram:", planner=model, approver="caller", strategies={"beside": beside}) as engine:
-            results = await converse(engine, agent, 16)
+        planner = Clerk()
+        async with engine_of(planner, strategies={"beside": beside}, compactors={"slow": Slow()}) as engine:
+            results = await converse(engine, clerk(strategy="beside", compaction="slow"), 16)
             found = [len(await compactions(engine, r.run_id)) for r in results]
             assert max(found) == 1
+            assert planner.saw[-1] == planner.saw[-2] == planner.saw[-3]
             for result in results:
                 assert (await engine.replay(result.run_id)).identical
 
     asyncio.run(main())
+
+
+def test_what_reads_the_log_later_sees_what_the_planner_saw() -> None:
+    """Otherwise a backtest or a replay judges calls by another conversation, and a lost artifact is not missed."""
+
+    async def main() -> None:
+        planner = Clerk()
+        async with engine_of(planner) as engine:
+            for n in range(1, 40):
+                (result,) = await converse(engine, clerk(), 1, n)
+                if made := await compactions(engine, result.run_id):
+                    break
+            records = await engine.records(result.run_id)
+            began = evolve(RunState(run_id=result.run_id), records[0])
+            said = await shown_of(engine.store, began, records)
+            assert [(message.kind, message.text) for message in said] == planner.saw[-1]
+            assert [(message.kind, message.text) for message in await shown_of(engine.store, began)] != planner.saw[-1]
+            await engine.store.delete_blob(result.run_id, made[0].kept.key)
+            assert not (await engine.verify(result.run_id)).ok
+
+    asyncio.run(main())
+
+
+def test_what_an_earlier_run_did_is_in_the_summary_with_its_failures() -> None:
+    """Otherwise an agent that saw its calls forgets that one failed, and tries it again."""
+
+    def item(**fields: Any) -> Any:
+        return item_of(Message(kind="tool", number=3, run_id="trip.3", tool="pay", args={"who": "bob"}, **fields))
+
+    dropped = Dropped(items=[item(ok=False, content={"error": "refused: no money"}), item(ok=True, content={"paid": 5})])
+    said = asyncio.run(ExtractiveCompactor().compact(Dropped(items=dropped.items[:1]), ask=None))
+    assert said == '- [failed, turn 3, key trip.3] pay({"who":"bob"}): refused: no money'
+    said = asyncio.run(ExtractiveCompactor().compact(dropped, ask=None))
+    assert said == '- [done, turn 3, key trip.3] pay({"who":"bob"}): {"paid":5}'

@@ -25,7 +25,6 @@ from detent.config.environment import parse_budget
 from detent.core.errors import ConfigError, NotAllowedNow, RunBusy
 from detent.core.state import RunState
 from detent.engine import Engine
-from detent.ports.working import NOT_HERE
 from detent.running.answering import refuse_not_here, saying_posted
 from detent.running.results import Answered, Approval, Result, approvals_of
 
@@ -274,7 +273,7 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Invocation, Engine, 
     async def work(engine: Engine) -> Result:
         state = await invocation.outfit(run)
         if not how.no_resume:
-            _refuse_not_here(engine, state)
+            refuse_not_here(engine.runtime, state)
         return await decide(invocation, engine, state)
 
     given = invocation.drive(work)
@@ -300,15 +299,6 @@ def _answered(run: str, how: o.Answering, decide: Callable[[Invocation, Engine, 
     )
     invocation.output.say(f"  next: {invocation.command('resume', invocation.run_id)}")
     return 0
-
-
-def _refuse_not_here(engine: Engine, state: RunState) -> None:
-    """Raise as `refuse_not_here`, and say how to answer from here."""
-    try:
-        refuse_not_here(engine.runtime, state)
-    except NOT_HERE as error:
-        error.args = (f"{error}. Nothing was posted; with --no-resume your answer waits for a process that has what is missing",)
-        raise
 
 
 async def approve_call(

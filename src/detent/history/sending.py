@@ -152,12 +152,13 @@ async def stand_at(talk: Talk, run_id: str, number: int) -> Stand:
 async def last_number(talk: Talk, hint: int = 0) -> int:
     """Return the number of the session's last message, 0 without one.
 
-    The listing names the newest run; if a clock was set back, or messages came meanwhile, the later ones are found one by one.
+    Where the first runs are gone, the listing names the newest one. If a clock was set back, or messages came meanwhile, the later ones are found one
+    by one.
     """
     hints = talk.runtime.session_ends
     store, number = talk.runtime.store, hint or hints.get(talk.id, 0)
     if not number or await store.head(talk.run_id(number)) is None:
-        number = await _listed(talk)
+        number = await _reached(talk) or await _listed(talk)
     while number:
         while await store.head(talk.run_id(number + 1)) is not None:
             number += 1
@@ -168,6 +169,19 @@ async def last_number(talk: Talk, hint: int = 0) -> int:
         hints.clear()
     hints[talk.id] = number
     return number
+
+
+async def _reached(talk: Talk) -> int:
+    """Return the number of a run after which there is none, 0 if there is no first run. The looks grow with the number of its digits: a listing would
+    read an entry for each message.
+    """
+    there, gone = 0, 1
+    while await talk.runtime.store.head(talk.run_id(gone)) is not None:
+        there, gone = gone, 4 * gone
+    while gone - there > 1:
+        middle = (there + gone) // 2
+        there, gone = (middle, gone) if await talk.runtime.store.head(talk.run_id(middle)) is not None else (there, middle)
+    return there
 
 
 async def _listed(talk: Talk) -> int:

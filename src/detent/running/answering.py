@@ -223,14 +223,17 @@ async def signal(runtime: Runtime, run_id: str, signal: Signal, *, host: Host | 
 
 
 async def _send(runtime: Runtime, state: RunState, kind: str, payload: dict[str, Any], *, by: str, resume: bool) -> Result:
-    """Post an answer if it fits the run's status. Continue the run unless somebody else does."""
+    """Post an answer if it fits the run's status. Continue the run unless somebody else does; raise one of `NOT_HERE` if that is not possible here."""
     said = await _passing(runtime, state, runtime.signal(kind, payload, by=by))
+    if resume:
+        refuse_not_here(runtime, state)
     return await _deliver(runtime, state, said, resume=resume)
 
 
 async def answered_with(runtime: Runtime, state: RunState, payload: dict[str, Any], *, by: str, of: str) -> Result:
     """Reply to a question of a run as the signal `of`: sending it again is the same reply. Raise as `reply`."""
     said = await _passing(runtime, state, msgspec.structs.replace(runtime.signal("reply", payload, by=by), id=of))
+    refuse_not_here(runtime, state)
     return await _deliver(runtime, state, said, resume=True)
 
 
@@ -278,15 +281,23 @@ async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume:
 
 
 def refuse_not_here(runtime: Runtime, state: RunState) -> None:
-    """Raise one of `NOT_HERE` if this process could not continue a run that waits, because its tools, planner or checks are missing here."""
+    """Raise one of `NOT_HERE` if this process could not continue a run that waits, because its tools, planner or checks are missing here.
+
+    Nothing was posted then: its sender can give the answer where nothing is missing, or post it only.
+    """
     if state.terminal or state.status == "running":
         return  # nothing continues here, or another process may advance it
-    there = tools_of(state, runtime.parts, missing_ok=True)
-    if missing := [name for name in state.agent.tools if name not in there and not runtime.servers.claims(name)]:
-        raise ToolsMissing(state.run_id, missing)
-    runtime.planner_of_run(state.agent)
-    for entry in state.agent.verify:
-        runtime.parts.answers.verifier_of(state.agent, entry)
+    try:
+        there = tools_of(state, runtime.parts, missing_ok=True)
+        if missing := [name for name in state.agent.tools if name not in there and not runtime.servers.claims(name)]:
+            raise ToolsMissing(state.run_id, missing)
+        runtime.planner_of_run(state.agent)
+        for entry in state.agent.verify:
+            runtime.parts.answers.verifier_of(state.agent, entry)
+    except NOT_HERE as error:
+        only = "with --no-resume (`resume=False`) your answer waits for a process that has what is missing"
+        error.args = (f"{error}. Nothing was posted; {only}",)
+        raise
 
 
 @contextlib.contextmanager

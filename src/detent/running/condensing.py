@@ -9,6 +9,7 @@ killed after it does not. If a run never plans, its messages are still there for
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import msgspec
 
@@ -74,7 +75,11 @@ def item_of(message: Message) -> Item:
         files = f" [attachments] {msgspec.json.encode(message.attachments).decode()}" if message.attachments else ""
         return Item(kind=message.kind, iteration=message.number, text=message.text + files)
     result = msgspec.json.encode(message.content)
-    error = None if message.ok else ToolError(code="failed", message=result.decode())
+    error = None
+    if not message.ok:
+        said: Any = message.content  # as `conversing` keeps a failure, unless it was too long
+        code, _, why = str(cast("dict[str, Any]", said).get("error") if isinstance(said, dict) else said).partition(": ")
+        error = ToolError(code=code, message=why)
     return Item(
         kind="tool",
         iteration=message.number,

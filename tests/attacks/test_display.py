@@ -149,6 +149,8 @@ def commands(run: str, other: str) -> Iterator[tuple[str, ...]]:
     yield ("doctor",)
     yield ("where",)
     yield ("stats",)
+    yield ("tree", run)
+    yield ("cost", run, "--tree")
     yield ("completion", "bash")
     yield ("help", "settings")
     yield ("trust",)

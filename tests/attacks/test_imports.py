@@ -57,6 +57,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "where": (),
     "mcp": ("pin",),
     "stats": (),
+    "tree": ("two",),
+    "cost": ("two",),
     "completion": ("bash",),
     "help": ("settings",),
 }

@@ -93,16 +93,17 @@ class Endless:
 
     async def plan(self, view: Any) -> Any:
         """Start three more."""
-        return Plan(actions=tuple(start("loop", goal=f"{view.goal} {view.iteration}.{n}") for n in range(3)))
+        other = "pong" if view.agent.name == "ping" else "ping"
+        return Plan(actions=tuple(start(other, goal=f"{view.goal} {view.iteration}.{n}") for n in range(3)))
 
 
 def test_spawning_without_end_ends() -> None:
-    """An agent that may start itself: depth, number and budget are bounded in code, and the sum is the root's."""
-    loop = Agent(name="loop", subagents=["loop"])
+    """Two agents that may start each other: depth, number and budget are bounded in code, and the sum is the root's."""
+    both = [Agent(name="ping", subagents=["pong"]), Agent(name="pong", subagents=["ping"])]
 
     async def main() -> None:
-        async with Engine(planner=Endless(), approver="caller", agents=[loop]) as engine:
-            done = await engine.run("loop", "go", budget=Budget(max_iterations=40, max_tool_calls=60))
+        async with Engine(planner=Endless(), approver="caller", agents=both) as engine:
+            done = await engine.run("ping", "go", budget=Budget(max_iterations=40, max_tool_calls=60))
             assert done.status in ("stopped", "failed"), done.reason
             heads = await engine.store.list_runs(RunQuery())
             states = [await engine.load(head.run_id) for head in heads]

@@ -134,6 +134,8 @@ LOOKING: dict[str, list[str]] = {
     "trust": ["trust"],
     "where": ["where"],
     "stats": ["stats"],
+    "tree": ["tree", "last"],
+    "cost": ["cost", "last"],
     "completion": ["completion", "bash"],
     "help": ["help", "settings"],
     "approve": ["approve", "last", "main.1.0", "--no-resume"],

@@ -52,6 +52,7 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
     "bisect": lambda n, h: n.bisect("r", "r", host=h),
     "check_upgrade": lambda n, h: n.check_upgrade("r", host=h),
     "plans": lambda n, h: n.plans("r", host=h),
+    "tree": lambda n, h: n.tree("r", host=h),
 }
 """Every public method that takes the id of a run, called with a host."""
 

@@ -109,15 +109,15 @@ class Endless:
 
     async def plan(self, view: Any) -> Any:
         """Start three more."""
-        return Plan(actions=tuple(start("loop", goal=f"{view.goal} {view.iteration}.{n}") for n in range(3)))
+        return Plan(actions=tuple(start(next(iter(view.agent.subagents)), goal=f"{view.goal} {view.iteration}.{n}") for n in range(3)))
 
 
 def test_spawning_without_end_ends() -> None:
-    """An agent that may start itself: depth, number and budget are bounded in code, and the sum is the root's."""
-    loop = Agent(name="loop", subagents=["loop"])
+    """Two agents that may start each other: depth, number and budget are bounded in code, and the sum is the root's."""
+    loops = [Agent(name="loop", subagents=["back"]), Agent(name="back", subagents=["loop"])]
 
     async def main() -> None:
-        async with Engine(planner=Endless(), approver="caller", agents=[loop]) as engine:
+        async with Engine(planner=Endless(), approver="caller", agents=loops) as engine:
             done = await engine.run("loop", "go", budget=Budget(max_iterations=40, max_tool_calls=60))
             assert done.status in ("stopped", "failed"), done.reason
             heads = await engine.store.list_runs(RunQuery())

@@ -25,6 +25,22 @@ def nothing_sent() -> None:
     SENT.clear()
 
 
+def test_a_bound_that_does_not_exist_is_refused() -> None:
+    """A model writes `max_tool_call`, believes that its child is bounded, and the child gets all that its share allows."""
+    boss = Agent(name="boss", subagents={"worker": Agent(name="worker")})
+    asks = {"boss": [start("worker", budget={"max_tool_call": 1}), start("worker", budget={"max_calls_of": {"send": 1}})], "worker": []}
+
+    async def main() -> None:
+        async with Engine(planner=Family(**asks)) as engine:
+            done = await engine.run(boss, "share")
+            assert done.output[0] == "schema_validation_failed"
+            refused = [one.error.message for one in done.steps if one.error]
+            assert "budget has no argument 'max_tool_call'; did you mean 'max_tool_calls'?" in refused[0]
+            assert len(await below(engine, done.run_id)) == 1
+
+    asyncio.run(main())
+
+
 def test_a_child_gets_neither_tools_nor_scopes_by_asking() -> None:
     """By its planner's calls, its parent's arguments, its variables, or by the tools that manage its parent's children."""
     worker = Agent(name="worker", tools=[send])

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall
+from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall
 from detent.core.errors import NotAllowedNow, RunErased
 from detent.core.records import Record
 from detent.history import moving
 from detent.history.tree_checks import verify_tree
+from detent.history.trees import costs
 from detent.ports import EventStore, RunQuery
 from detent.running import lineage
 from detent.stores.ram import RamStore
@@ -116,6 +117,42 @@ def test_a_tree_goes_together(doing: str, tmp_path: Path) -> None:
             else:
                 await engine.delete(runs[0])
                 assert await listed(engine.store) == 0
+
+    asyncio.run(main())
+
+
+def test_an_erased_run_is_sound_however_many_turns_its_children_took() -> None:
+    """The turns of a run include its children's, so they can be more than its log has records."""
+
+    class Thinks(Asks):
+        async def plan(self, view: Any) -> Any:
+            return Thought(content=f"{view.iteration}") if not view.agent.subagents and view.iteration < 40 else await super().plan(view)
+
+    async def main() -> None:
+        async with Engine(planner=Thinks()) as engine:
+            boss = Agent(name="boss", subagents={"leaf": LEAF}, budget=Budget(max_iterations=200, max_non_progress=50))
+            done = await engine.run(boss, "go")
+            assert done.usage.iterations == 42 > (await engine.verify(done.run_id)).records
+            await engine.erase(done.run_id)
+            assert all(one.ok and one.erased for one in await verify_tree(engine.runtime, done.run_id))
+
+    asyncio.run(main())
+
+
+def test_what_an_erased_child_used_is_still_counted() -> None:
+    """One erased child, and nobody sees any more what the tree cost; its parent's log knows."""
+
+    async def main() -> None:
+        engine, run = tree()
+        async with engine:
+            runs = await run()
+            before = await costs(engine.runtime, runs[0])
+            await engine.erase(runs[1])
+            after = await costs(engine.runtime, runs[0])
+            assert [one.run_id for one in after] == runs[:2] and after[0] == before[0]
+            assert after[1].own == after[1].whole == before[1].whole
+            with pytest.raises(RunErased):
+                await costs(engine.runtime, runs[1])
 
     asyncio.run(main())
 

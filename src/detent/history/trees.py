@@ -11,6 +11,7 @@ import msgspec
 from detent.core.agent import Host
 from detent.core.budget import NOTHING, Usage
 from detent.core.codec import read_log
+from detent.core.errors import RunErased
 from detent.core.events import SubagentJoined
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
@@ -131,12 +132,29 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def costs(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[Cost]:
-    """Return what each run of a tree has used, parents before their children. The sum of `own` is what all of them used. Raise `RunErased`."""
+    """Return what each run of a tree has used, parents before their children. The sum of `own` is what all of them used.
+
+    Of a child that was erased, its parent knows what it used together with its own children. Raise `RunErased` if the first run was erased.
+    """
     found: list[Cost] = []
+    ends: dict[str, Usage] = {}
+    gone: set[str] = set()
     for one in (await tree(runtime, run_id, host=host)).runs:
-        state, joined = await load_run(runtime.store, one.run_id), NOTHING
+        if one.parent in gone:
+            gone.add(one.run_id)
+            continue
+        try:
+            state, joined = await load_run(runtime.store, one.run_id), NOTHING
+        except RunErased:
+            if one.run_id not in ends:
+                raise
+            gone.add(one.run_id)
+            used = ends[one.run_id]
+            found.append(Cost(run_id=one.run_id, agent=one.agent, depth=one.depth, own=used, whole=used, reserved=NOTHING))
+            continue
         for record in read_log(one.run_id, await runtime.store.read(one.run_id)) if state.children else ():
             if isinstance(record.event, SubagentJoined):
+                ends[record.event.child] = record.event.usage
                 joined = joined.plus(record.event.usage)
         own = less(state.usage, joined)
         found.append(Cost(run_id=one.run_id, agent=one.agent, depth=one.depth, own=own, whole=state.usage, reserved=state.held))

@@ -20,7 +20,7 @@ from detent.core import events as e
 from detent.core.actions import AnyAction, CancelSubagent, JoinSubagent, SpawnSubagent, ToolCall
 from detent.core.agent import AgentSpec
 from detent.core.budget import FIELDS, Budget, Usage, remaining
-from detent.core.errors import DetentError, InvalidArguments
+from detent.core.errors import DetentError, InvalidArguments, unknown_arguments
 from detent.core.state import CallState, Child, RunState
 from detent.ports import Plan, Tool, ToolContext, ToolOutcome, ToolSpec
 from detent.running.branching import NOT_INHERITED
@@ -105,6 +105,8 @@ class AgentTool:
             if isinstance(given, Started):
                 if not given.goal.strip():
                     raise InvalidArguments(f"{self.name}: the goal is empty; say what to achieve")
+                if unknown := unknown_arguments("budget", given.budget, Budget.__struct_fields__):
+                    raise InvalidArguments(f"{self.name}: {unknown}")
                 msgspec.convert(given.budget, Budget)
         except (msgspec.ValidationError, DetentError) as error:
             raise InvalidArguments(f"{self.name}: {error}") from None

@@ -41,6 +41,32 @@ def test_a_bound_that_does_not_exist_is_refused() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("first", ["join_agent", "cancel_agent"])
+def test_two_calls_that_wait_for_one_child_end_no_run(first: str) -> None:
+    """A model joins a child twice in one plan: one call would never have an outcome, and the run would fail."""
+
+    class Twice:
+        async def plan(self, view: Any) -> Any:
+            if not view.agent.subagents:
+                return FinalAnswer(content="found")
+            if not view.results:
+                return Plan(actions=(call("spawn_agent", agent="worker", goal="look"),))
+            if len(view.results) == 1:
+                child = view.results[0].content["child"]
+                one = call(first, child=child, **({"wait": "ended"} if first == "cancel_agent" else {}))
+                return Plan(actions=(one, call("join_agent", child=child)))
+            return FinalAnswer(content=[item.content if item.ok else item.error.code for item in view.results][1:])
+
+    async def main() -> None:
+        boss = Agent(name="boss", tools=["spawn_agent", "join_agent", "cancel_agent"], subagents={"worker": Agent(name="worker")})
+        async with Engine(planner=Twice(), approver="caller") as engine:
+            done = await engine.run(boss, "share")
+            assert done.status == "completed" and done.output[1] == "joined_already", done.error
+            assert (await engine.replay(done.run_id)).identical
+
+    asyncio.run(main())
+
+
 def test_a_child_gets_neither_tools_nor_scopes_by_asking() -> None:
     """By its planner's calls, its parent's arguments, its variables, or by the tools that manage its parent's children."""
     worker = Agent(name="worker", tools=[send])

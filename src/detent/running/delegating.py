@@ -168,6 +168,7 @@ def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
     made: list[e.AnyEvent] = []
     count, first = len(state.children), left_of(state, state.counted, state.calls_of)
     counted, calls_of, left = state.counted, dict(state.calls_of), first
+    waits = {child.child: child.waits for child in state.children.values() if child.status == "open" and _waiting(state, child.waits)}
     for call in calls:
         try:
             if _starts(call):
@@ -180,6 +181,8 @@ def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
                     left = left_of(state, counted, calls_of)
             else:
                 found = _about(call, state)
+                if isinstance(last := found[-1], e.SubagentAwaited) and waits.setdefault(last.child, call.call_id) != call.call_id:
+                    raise Refused("joined_already", f"call {waits[last.child]!r} waits for child {last.child!r} and gets its result")
         except Refused as refused:
             found = [e.ToolFinished(call=call.call_id, error=e.ToolError(code=refused.error_code, message=str(refused)))]
         made += found
@@ -241,6 +244,11 @@ def changed_limits(state: RunState, limits: ChildBounds) -> list[e.EffectRecorde
 def says_limits(event: e.AnyEvent | None) -> bool:
     """Whether a record is one of `changed_limits`."""
     return isinstance(event, e.EffectRecorded) and (event.phase, event.label) == _LIMITS
+
+
+def _waiting(state: RunState, call_id: str) -> bool:
+    call = state.call(call_id) if call_id else None
+    return call is not None and call.status != "finished"
 
 
 def _starts(call: CallState) -> bool:

@@ -438,3 +438,27 @@ def test_a_child_that_cannot_be_started_is_an_observation_of_its_parent() -> Non
             await same_again(engine, "root")
 
     virtual_time.run(main())
+
+
+class Nobody:
+    """A worker host that never works."""
+
+    async def submit(self, run_id: str) -> None:
+        """Forget it."""
+
+    async def work(self, backlog: Any, *, until_idle: bool = False) -> None:
+        """Do nothing."""
+
+
+def test_resuming_a_parent_continues_children_that_nobody_advances() -> None:
+    """Otherwise a tree whose children were left in the middle would wait for them for ever, and so would its cancellation."""
+
+    async def main() -> None:
+        team, store = Team(start("keep 1")), RamStore()
+        async with team.engine(store, worker_host=Nobody()) as engine:
+            assert (await engine.run(team.boss, "share", run_id="root")).status == "waiting_for_subagent"
+        async with team.engine(store.sibling()) as engine:
+            assert (await engine.resume("root")).output == ["worker: 1"]
+            await same_again(engine, "root")
+
+    virtual_time.run(main())

@@ -109,6 +109,11 @@ class Children(Protocol):
     """Advances child runs: in this process, or by submitting them to workers."""
 
     @property
+    def submits(self) -> bool:
+        """Whether children are left to workers."""
+        ...
+
+    @property
     def limits(self) -> Any:
         """The engine's limits of teams (`Bounds.children`)."""
         ...

@@ -47,7 +47,7 @@ from detent.running.conversing import conversation_of, shown
 from detent.running.declarations import declared_of, kept_policy, levels_of, refuse_unfounded, resumption
 from detent.running.driving import drive
 from detent.running.inbox import counts, drop
-from detent.running.joining import ended_children
+from detent.running.joining import can_move, ended_children
 from detent.running.late import record_late
 from detent.running.lifecycle_hooks import LifecycleHooks
 from detent.running.live import MAKING, LiveWorld
@@ -284,7 +284,8 @@ class Advancing:
             self.control.deliver(left)
         settled = await self._settled(state, left) if state.in_doubt and advance and not reopened else []
         news = events or settled or any(counts(signal, state) for signal in left)
-        if (state.terminal or state.status != "running") and not news:
+        here = advance and parts.children is not None and not parts.children.submits
+        if (state.terminal or state.status != "running") and not (news or (here and await can_move(parts.store, state))):
             return await self._stands(state, left)
         tools = tools_of(state, parts, missing_ok=bool(self.control.cancelled))
         usable: dict[str, str] = {}

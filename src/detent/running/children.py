@@ -31,6 +31,10 @@ LOOK_S = 0.25
 """How often a run that waits for children here looks for other news."""
 
 
+BUSY_S = 0.02
+"""How often to look whether a child that this process still holds is free."""
+
+
 class ChildrenHere:
     """The children of the runs of one engine (`ports.delegation.Children`)."""
 
@@ -155,6 +159,13 @@ class ChildrenHere:
     async def _advance(self, state: RunState, child: Child) -> None:
         """Start the child if nobody has, and advance it until it ends or waits; with workers, leave that to them."""
         ADVANCED.set("")
+        while True:
+            if not await self._is_held(state, child):
+                return
+            await asyncio.sleep(BUSY_S)
+
+    async def _is_held(self, state: RunState, child: Child) -> bool:
+        """Advance the child. Return whether it could not be, because this process still has it."""
         runtime, submits, watched = self._runtime, self.submits, WATCHED.get()
         try:
             head, parent = await runtime.store.head(child.child), runtime.parts.watcher.control(state.run_id)
@@ -171,14 +182,17 @@ class ChildrenHere:
                     await runtime.go_on(child.child, slot=False, observers=watched)
             if submits:
                 await runtime.worker_host.submit(child.child)
-        except (RunBusy, Suspended):
-            return  # somebody else has it, or this process stops
+        except RunBusy:
+            return not submits and runtime.parts.watcher.control(child.child) is not None  # it still stops here, or is answered here
+        except Suspended:
+            return False  # this process stops
         except DetentError as error:
             control = runtime.parts.watcher.control(state.run_id)
             if control is not None and isinstance(error, ConfigError) and not isinstance(error, UnknownName):
                 control.deliver([unstarted(child.child, str(error))])
-                return
+                return False
             log.exception("child %s of run %s cannot be advanced here", child.child, state.run_id)
+        return False
 
     async def _begun(self, advancing: Advancing, *, starts: RunStarted, alone: bool) -> Journal | RunState:
         """Record the start of a child; `alone`: it is not advanced here."""

@@ -35,6 +35,23 @@ async def ended_children(store: EventStore, state: RunState) -> list[Signal]:
     return found
 
 
+async def can_move(store: EventStore, state: RunState) -> bool:
+    """Whether a run that waits for children has one, at any depth, that could be advanced: not begun, left in the middle, or with a signal."""
+    if state.status != "waiting_for_subagent":
+        return False
+    children = [child.child for child in state.children.values() if child.status == "open"]
+    if await store.signals(children):
+        return True
+    for child in children:
+        with suppress(DetentError):
+            head = await store.head(child)
+            if head is None or head.status == "running":
+                return True
+            if head.status == "waiting_for_subagent" and await can_move(store, await load_run(store, child)):
+                return True
+    return False
+
+
 def outcome_of(state: RunState) -> str:
     """Return how a child ended, as its parent sees it; "" if it has not."""
     if not state.terminal:

@@ -67,7 +67,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "memory": (
         "search among # items: # ms; bare FTS5 query # ms; # times (to reach: at most #)",
-        "write: # ms; bare commit # ms; # times (to reach: at most #)",
+        "write, median: # ms; bare commit # ms, in a thread # ms; # times (to reach: at most #)",
         *(f"{way} # # # #" for way in ("plain BM25 (the floor)", "term overlap", "BM25", "hybrid")),
     ),
     "sessions": tuple(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from detent.history.retention import Retained
     from detent.history.session_list import SessionHead
     from detent.history.sessions import Session
+    from detent.history.trees import Tree
     from detent.history.upgrading import Upgrade, Upgraded
     from detent.metering.tenants import TenantBudget
     from detent.ports import Plan, ToolContext, View
@@ -92,6 +93,7 @@ __all__ = [
     "ToolContext",
     "ToolFailed",
     "ToolPins",
+    "Tree",
     "Upgrade",
     "Upgraded",
     "Usage",
@@ -108,6 +110,7 @@ _WHERE = {
     "history.sessions": "Session",
     "history.session_list": "SessionHead",
     "history.retention": "Retained",
+    "history.trees": "Tree",
     "config.agents": "Agent",
     "config.engines": "WorkspaceConfig",
     "config.groups": "Bounds ChildBounds Models Retention",

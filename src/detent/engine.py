@@ -114,9 +114,9 @@ class Engine:
     requests for approval in this program: "caller" (it calls `approve`), or a sync or async function that takes an `Approval` and returns whether it
     is approved. `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there. `mcp`: MCP servers by name,
     whose tools agents list as `NAME__tool` or `NAME__*`. They are connected when a run needs them, and closed with the engine. `ceiling`: the highest
-    number of iterations that a budget may ask for. `kernel`: the kernel of runs whose agent names none. `kernels`, `strategies`, `guards`,
-    `verifiers`, `compactors`: more of them, by the names that agents use. `secrets`: where credentials are kept. A run that is started without a host
-    gets all of them. `capabilities`: the capabilities that agents may rely on. `models`: how models are called (`detent.config.groups`).
+    number of iterations that a budget may ask for. `kernel`: the kernel of runs whose agent names none.
+    `kernels`, `strategies`, `guards`, `verifiers`, `compactors`: more of them, by the names that agents use. `secrets`: where credentials are kept.
+    A run that is started without a host gets all of them. `capabilities`: the capabilities that agents may rely on. `models`: how models are called.
     `model_prices`: prices by "provider:name"; they override the price list. `bounds`: the bounds of every run. `tenant_budgets`: what all runs of a
     tenant together may use in a day or a month, by tenant; "*" for each tenant that is not named. `scheduler`: when the calls of all runs begin, such
     as `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` passes runs to workers, and how `work` acts as one.

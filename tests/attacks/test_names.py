@@ -68,6 +68,7 @@ MADE_BY_DETENT = {
         "LoadedRun",
         "Replay",
         "Retained",
+        "Tree",
         "SessionHead",
         "ToolContext",
         "Verification",

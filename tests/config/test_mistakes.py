@@ -157,7 +157,7 @@ def test_what_cannot_be_a_part_is_refused_when_the_agent_is_made(part: str) -> N
 
 MADE_BY_DETENT = (
     "Answered Approval Backtest CallState Chunk Diff Doubt Erasure Job Kernel KernelInput KernelState Item LoadedRun NotHappened Parting Passed "
-    "PhaseContext Planned Receipt Record Replay Result Retained RunHead RunState SessionHead ToolError Upgrade Upgraded Verification View "
+    "PhaseContext Planned Receipt Record Replay Result Retained RunHead RunState SessionHead ToolError Tree Upgrade Upgraded Verification View "
     "Worked AnswerView Call"
 )
 

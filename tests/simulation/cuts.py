@@ -391,17 +391,22 @@ def what_is_reserved_is_kept() -> list[Any]:
 
 @cut
 def nobody_is_charged() -> list[Any]:
-    return [(SnapshotJournal, "_spent", _nothing)]
+    known = SnapshotJournal._beside
+
+    def beside(self: Any, charged: Any, state: Any, lines: Any) -> Any:
+        return {name: part for name, part in known(self, charged, state, lines).items() if name != "spent"}
+
+    return [(SnapshotJournal, "_beside", beside)]
 
 
 @cut
 def everything_is_charged_again() -> list[Any]:
-    known = SnapshotJournal._spent
+    known = SnapshotJournal._beside
 
-    def spent(self: Any, charged: Any, state: Any, lines: Any) -> Any:
+    def beside(self: Any, charged: Any, state: Any, lines: Any) -> Any:
         return known(self, replace(charged, tool_calls=0), state, lines)
 
-    return [(SnapshotJournal, "_spent", spent)]
+    return [(SnapshotJournal, "_beside", beside)]
 
 
 # Snapshots ------------------------------------------------------------------------------------------------------------------------

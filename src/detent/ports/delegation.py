@@ -40,7 +40,7 @@ class AgentTask(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
 
 
 class AgentResult(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
-    """What became of an `AgentTask`. A task that fails is a result too.
+    """The outcome of an `AgentTask`. A task that fails is a result too.
 
     `outcome`: how the child ended (`completed`, `failed`, `cancelled`, `bound_reached`, `lost`); `open`: it still runs; `refused`: it was not allowed to
     start, as `error` says; `not_run`: it was not its turn before enough others had ended. `partial` is what the child had so far.
@@ -77,7 +77,7 @@ class OwnAgent(AgentSpec, frozen=True, kw_only=True, dict=True):
         budget: Budget | None = None,
         output_schema: dict[str, Any] | None = None,
     ) -> AgentResult:
-        """Start a child run under this label, and return what became of it: a failure is a result.
+        """Start a child run under this label, and return its outcome: a failure is a result.
 
         The child is started once, whatever crashes. Raise `ConfigError` for an agent that is not declared.
         """

@@ -175,7 +175,7 @@ class StrategyRun(Protocol):
         deadline: float | str | None = None,
         rest: Literal["let", "cancel"] = "let",
     ) -> tuple[AgentResult, ...]:
-        """Let agents work side by side, and return what became of each task, in this order.
+        """Let agents work side by side, and return the outcome of each task, in this order.
 
         At most `concurrency` of them (8) are open at a time. It returns when all have ended, any one, or that many (`join`), or after `deadline` seconds
         (or "1h30m"). The rest then continues, with the outcome `open`, or is cancelled. A result that is `open` can be given again to wait for it.

@@ -32,7 +32,7 @@ LOOK_S = 0.25
 
 
 BUSY_S = 0.02
-"""How often to look whether a child that this process still holds is free."""
+"""how often to check whether a child that this process still holds is free."""
 
 
 class ChildrenHere:

@@ -2,7 +2,7 @@
 
 They are one pass of one turn. Its plan has one call of `spawn_agent` for each task, so there is no second path to a child. The act phase begins as many
 calls as the pass may have open children, and the next one when a child has ended. The pass is done when enough children have ended, or when its timer
-has fired: both are records, so a replay decides alike. Its output says what became of each task; the results of children are in their own records.
+has fired: both are records, so a replay decides alike. Its output says the outcome of each task; the results of children are in their own records.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AgentPasses:
         deadline: float | str | None = None,
         rest: Rest = "let",
     ) -> tuple[AgentResult, ...]:
-        """Let agents work side by side, and return what became of each task. See `ports.StrategyRun.agents`."""
+        """Let agents work side by side, and return the outcome of each task. See `ports.StrategyRun.agents`."""
         run, lasts = self._run.state, None if deadline is None else in_seconds(deadline, "run.agents: deadline")
         given = [_known(task, run) for task in tasks]
         needs = {"all": len(given), "any": 1}.get(join, join) if isinstance(join, str) else join
@@ -228,7 +228,7 @@ def _enough(state: KernelState, run: RunState) -> bool:
 
 
 def _found(state: KernelState, run: RunState) -> list[dict[str, Any]]:
-    """Return what became of the tasks at the end of a pass: first of those that it has started, then of those that earlier passes have."""
+    """Return the outcomes of the tasks at the end of a pass: first of those that it has started, then of those that earlier passes have."""
     cancels = _asked(state)["rest"] == "cancel"
     return [
         *(_of_call(call, run, cancels=cancels) for call in state.calls.values()),
@@ -251,7 +251,7 @@ def _of_child(child: str, run: RunState, *, cancels: bool) -> dict[str, Any]:
 
 
 def _results(given: Sequence[AgentTask | AgentResult], found: Sequence[dict[str, Any]], run: RunState) -> tuple[AgentResult, ...]:
-    """Return what became of the tasks, in their order."""
+    """Return the outcomes of the tasks, in their order."""
     count = sum(isinstance(task, AgentTask) for task in given)
     started, earlier = iter(found[:count]), iter(found[count:])
     made: list[AgentResult] = []

@@ -15,7 +15,7 @@ from detent.teams.members import check_members, check_number, failure, members, 
 
 
 class Debated(msgspec.Struct, frozen=True, kw_only=True):
-    """The judge's decision, and what was said in each round."""
+    """The judge's decision, and the words of each round."""
 
     decision: AgentResult
     rounds: tuple[tuple[AgentResult, ...], ...]
@@ -29,7 +29,7 @@ async def debate(run: StrategyRun, sides: Sequence[str], judge: str, *, rounds: 
         tasks = [AgentTask(agent=side, goal=_argue(run.goal, number, last), label=side) for number, side in enumerate(sides)]
         said.append(await run.agents(*tasks, label="round"))
     whole = "\n\n".join(f"Round {number}\n{told(results)}" for number, results in enumerate(said, 1))
-    goal = f"{run.goal}{section('What was said in a debate about it; decide, and give the answer', whole)}"
+    goal = f"{run.goal}{section('The words of a debate about it; decide, and give the answer', whole)}"
     return Debated(decision=await run.agent("judge", judge, goal, output_schema=run.output_schema), rounds=tuple(said))
 
 

@@ -1,4 +1,4 @@
-"""A task graph as data: tasks with their needs, changes, and what became of each task so far."""
+"""A task graph as data: tasks with their needs, changes, and the outcome of each task so far."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Graph:
         return AgentTask(label=task.id, goal=f"{task.goal}{found}", **said)
 
     def note(self, result: AgentResult) -> None:
-        """Note what became of a task."""
+        """Note the outcome of a task."""
         self.open.pop(result.label, None)
         if result.outcome == "open":
             self.open[result.label] = result

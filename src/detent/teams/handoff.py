@@ -1,4 +1,4 @@
-"""Handoff: an agent takes over the conversation. It answers the user, or hands over to another one; the last answer is the run's."""
+"""Handoff: an agent takes over the conversation. It answers the user, or gives it to another one; the last answer is the run's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def handoff(run: StrategyRun, first: str, agents: Sequence[str], *, most: int = 4) -> HandedOver:
-    """Let `first` take over, and then whomever it hands over to. After `most` handovers the agent that has the conversation must answer."""
+    """Let `first` take over, and then whomever it names. After `most` handovers the agent that has the conversation must answer."""
     current, trail = first, list[Handover]()
     while True:
         others = [name for name in agents if name != current] if len(trail) < most else []
@@ -44,7 +44,7 @@ async def handoff(run: StrategyRun, first: str, agents: Sequence[str], *, most: 
 
 
 def _form(run: StrategyRun, others: Sequence[str]) -> dict[str, Any]:
-    """Return the schema of an answer: the answer itself, or, while that is allowed, to whom to hand over."""
+    """Return the schema of an answer: the answer itself, or, while that is allowed, who takes over next."""
     answer, hands = record(answer=run.output_schema or TEXT), record(hand_to={"enum": list(others)}, why=TEXT)
     return {"anyOf": [answer, hands]} if others else answer
 
@@ -52,7 +52,7 @@ def _form(run: StrategyRun, others: Sequence[str]) -> dict[str, Any]:
 def _goal(goal: str, trail: Sequence[Handover], others: Sequence[str]) -> str:
     came = "\n".join(f"{one.old} -> {one.new}: {one.why}" for one in trail)
     may = f"Answer with `answer`, or name in `hand_to` who should take over ({', '.join(others)}), and `why`."
-    must = "Answer with `answer`. The conversation was handed over as often as it may be: nobody else can take it."
+    must = "Answer with `answer`. The conversation changed hands as often as it may: nobody else can take it."
     return f"{goal}{section('How this came to you', came)}\n\n{may if others else must}"
 
 

@@ -23,7 +23,7 @@ async def parallel(
     deadline: float | str | None = None,
     rest: Literal["let", "cancel"] = "cancel",
 ) -> tuple[AgentResult, ...]:
-    """Return what became of each task. A task that fails is a result, too."""
+    """Return the outcome of each task. A task that fails is a result, too."""
     return await run.agents(*tasks, label="parallel", concurrency=concurrency, join=join, deadline=deadline, rest=rest)
 
 

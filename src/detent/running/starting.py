@@ -325,7 +325,8 @@ def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]
     found: Any = agent
     if isinstance(agent, str):
         if not runtime.agents:
-            raise ConfigError(f"agent is the name {agent!r}, and this engine knows no agents; give Engine(agents=[...]), or an Agent(...)")
+            give = "give Engine(agents=[...]), [agents] in detent.toml, or an Agent(...)"
+            raise ConfigError(f"agent is the name {agent!r}, and this engine knows no agents; {give}")
         if agent not in runtime.agents:
             raise UnknownName("agent", agent, runtime.agents)
         found = runtime.agents[agent]

@@ -8,34 +8,47 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
+from zlib import crc32
 
 import pytest
 
 T = TypeVar("T")
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
-_SHARE = {"default": 5, "many": 1}.get(PROFILE, 1)
+_SHARE = {"default": 10, "many": 1}.get(PROFILE, 1)
 _SAMPLE = {"default": 1, "many": 4}
 
-in_check = pytest.mark.skipif(PROFILE == "default", reason="costly, and what it promises has cheaper tests: `scripts/check` runs it")
+COSTLY = "costly, and what it promises has cheaper tests: `scripts/check` runs it"
+in_check = pytest.mark.skipif(PROFILE == "default", reason=COSTLY)
 """Marks a test that `scripts/check` runs and `python -m pytest` does not: one of programs for developers, or a slow way to see what others see."""
 
 crossed = pytest.mark.crossed
 """Marks tests of several parameters: by default each value of each one is tried, in `scripts/check` every combination of them."""
 
 
+thinned = pytest.mark.thinned
+"""Marks tests that show one thing of many subjects: by default a third of them is tried, another third in each function; in `scripts/check` all."""
+
+
 def times(many: int, *, soak: int | None = None) -> int:
-    """Return how often to try: `many`, a fifth of that by default, `soak` where everything is tried."""
+    """Return how often to try: `many`, a tenth of that by default, `soak` where everything is tried."""
     return (soak or many * 5) if PROFILE == "soak" else max(5, many // _SHARE)
 
 
 def sampled(points: Iterable[T], *, few: int) -> list[T]:
-    """Return the points to try of a matrix: `few` of them by default, evenly spread, the first and the last among them."""
+    """Return the points to try of a matrix: `few` of them by default, evenly spread, the first and the last among them (one: the middle)."""
     every = list(points)
     most = few * _SAMPLE[PROFILE] if PROFILE in _SAMPLE else len(every)
     if len(every) <= most:
         return every
+    if most == 1:
+        return [every[len(every) // 2]]
     return [every[n] for n in sorted({round(n * (len(every) - 1) / (most - 1)) for n in range(most)})]
+
+
+def left_out(test: pytest.Item) -> bool:
+    """Return whether a test is marked `in_check`, and this is not the time for it."""
+    return PROFILE == "default" and any(mark.kwargs.get("reason") == COSTLY for mark in test.iter_markers("skipif"))
 
 
 def combined(tests: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -49,6 +62,14 @@ def combined(tests: Sequence[pytest.Item]) -> list[pytest.Item]:
         chosen.add(best)
         left -= values[best]
     return [tests[n] for n in sorted(chosen)] or list(tests)
+
+
+def thin(tests: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests to run of one function that is `thinned`: all, or by default every third, from one that the name of the function decides."""
+    if PROFILE != "default" or len(tests) < 3:
+        return list(tests)
+    name = tests[0].nodeid.partition("[")[0]
+    return list(tests[crc32(name.encode()) % 3 :: 3])
 
 
 def _parameters(test: pytest.Item) -> dict[str, Any]:

@@ -10,15 +10,17 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from amounts import PROFILE, combined, times
+from amounts import PROFILE, combined, left_out, thin, times
 from stores.postgres.cluster import own_postgres, pgvector, postgres, postgres_url
+from workers.restate_server import own_restate, restate
 
-__all__ = ["own_postgres", "pgvector", "postgres", "postgres_url"]  # fixtures
+__all__ = ["own_postgres", "own_restate", "pgvector", "postgres", "postgres_url", "restate"]  # fixtures
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -47,9 +49,14 @@ os.environ["SSL_CERT_FILE"] = str(TESTS / "nobody.pem")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
 
 
-# What tests start hears Ctrl-C, also where they run in the background of a script, which has it ignored.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """End the tests at Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+# What tests start hears Ctrl-C, also where they run in the background of a script, which has it ignored. The handler is not Python's own: each
+# `asyncio.run` would replace that one, and `signal` writes out the task and its result then, only to find that they are no number.
+signal.signal(signal.SIGINT, _interrupted)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,28 +88,44 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests of the quick folders."""
-    if TESTS in item.path.parents and _quick(item.path):
+    """Mark the tests of the quick folders, where marks are asked for."""
+    if item.config.getoption("markexpr") and TESTS in item.path.parents and _quick(item.path):
         item.add_marker("quick")
+
+
+def _subject(item: pytest.Item) -> str:
+    """Return what tests share of which a part is tried: their function, or their class where all of that is `thinned`."""
+    parent = item.parent
+    whole = isinstance(parent, pytest.Class) and any(mark.name == "thinned" for mark in parent.own_markers)
+    return parent.nodeid if whole and parent is not None else item.nodeid.partition("[")[0]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out of tests that are `crossed` what is not tried by default. What is asked for by its whole name is all that there is of it, and runs."""
-    functions: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("crossed") is not None:
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {item for tests in functions.values() for item in combined(tests)}
-    if left_out := [item for tests in functions.values() for item in tests if item not in kept]:
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
+    """Leave out what is not tried by default: tests that are `in_check`, and some of those that are `crossed` or `thinned`.
+
+    Of the latter two, what is asked for by its whole name is all that there is of it, and runs. Where nothing but the former is asked for, it
+    stays, to be skipped with its reason.
+    """
+    gone = {item for item in items if left_out(item)}
+    if len(gone) == len(items):
+        gone = set()
+    for mark, chosen in (("crossed", combined), ("thinned", thin)):
+        functions: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            if item not in gone and item.get_closest_marker(mark) is not None:
+                functions.setdefault(_subject(item), []).append(item)
+        kept = {item for tests in functions.values() for item in chosen(tests)}
+        gone |= {item for tests in functions.values() for item in tests if item not in kept}
+    if gone:
+        config.hook.pytest_deselected(items=[item for item in items if item in gone])
         items[:] = [item for item in items if item not in gone]
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what has been imported and collected: it stays to the end."""
+    """Spare the garbage collector what has been imported and collected: it stays to the end. Of the rest it finds enough when it looks seldom."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -110,8 +133,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return getattr(val, "__qualname__", type(val).__name__) if " at 0x" in repr(val) else None
 
 
-@pytest.fixture(autouse=True)
-def warned_of_nothing() -> None:
+def pytest_runtest_setup() -> None:
     """Forget of which models this process was told that they have no price: it is told once, and each test is to hear it."""
     if (pricing := sys.modules.get("detent.metering.pricing")) is not None:
         pricing.WARNED.clear()

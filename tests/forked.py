@@ -52,6 +52,7 @@ ALWAYS = (
     ),
     *("detent.cli.chat", "detent.cli.forking", "detent.cli.memory", "detent.cli.moving", "detent.cli.working", "detent.config.assembly"),
     *("detent.cli.completion", "detent.cli.governance", "detent.cli.where", "detent.extend", "detent.policies.provenance.lasting"),
+    *("detent.cli.rolling", "detent.cli.top", "detent.cli.why", "detent.teams"),
     *("detent.memories.compactors", "detent.memories.governing", "detent.memories.urls", "detent.running.compacting"),
     *("detent.policies.provenance.policy", "detent.running.recalling", "detent.running.reducing"),
     *(
@@ -147,13 +148,16 @@ def fork(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.PIPE,
     stderr: int | None = None,
     imports: Sequence[str] = (),
     terminal: int | None = None,
     piped: bool = False,
+    text: bool = True,
 ) -> Any:
     """Start `python WORDS` (`-m MODULE ...`, `-c PROGRAM ...` or `SCRIPT ...`, perhaps after `-W error`) with text pipes and return it.
 
+    `stdout` and `stderr` may be descriptors of files; without `text`, the pipes are of bytes.
     `imports` names what it would import besides. `terminal` is a terminal that it has instead of the pipes, in a session of its own; with `piped`
     its standard output is a pipe all the same.
     """
@@ -165,19 +169,20 @@ def fork(
                 command, cwd=cwd, env=environment, stdin=terminal, stdout=subprocess.PIPE if piped else terminal, stderr=terminal,
                 text=True, start_new_session=True, preexec_fn=_has_a_terminal,  # noqa: PLW1509 - no threads here
             )  # fmt: skip
-        return subprocess.Popen(command, cwd=cwd, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        return subprocess.Popen(command, cwd=cwd, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, text=text)
     mine: list[IO[Any] | None] = []
     theirs: list[int] = []
-    for number, wanted in enumerate((stdin, subprocess.PIPE, stderr)):
+    for number, wanted in enumerate((stdin, stdout, stderr)):
         if terminal is not None and not (piped and number == 1):
             give = os.dup(terminal)
             mine.append(None)
         elif wanted == subprocess.PIPE:
             read, write = os.pipe()
             keep, give = (write, read) if number == 0 else (read, write)
-            mine.append(os.fdopen(keep, "w" if number == 0 else "r", encoding="utf-8"))
+            mode = "w" if number == 0 else "r"
+            mine.append(os.fdopen(keep, mode, encoding="utf-8") if text else os.fdopen(keep, f"{mode}b"))
         else:
-            same = theirs[1] if wanted == subprocess.STDOUT else number
+            same = theirs[1] if wanted == subprocess.STDOUT else number if wanted is None or wanted < 0 else wanted
             give = os.open(os.devnull, os.O_RDWR) if wanted == subprocess.DEVNULL else os.dup(same)
             mine.append(None)
         theirs.append(give)

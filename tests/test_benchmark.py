@@ -61,6 +61,10 @@ def test_the_benchmark_prints_every_row() -> None:
 
 
 FIGURES: dict[str, tuple[str, ...]] = {
+    "fleet": (
+        *(f"{store}, {wait} # #" for store in ("sqlite", "files", "ram") for wait in ("people", "times", "queue")),
+        *(f"submit to first record, p95, {store} # ms" for store in ("floor", "sqlite", "files")),
+    ),
     "governance": (
         *(f"{part} # us an iteration #" for part in ("nothing", "budgets", "guards", "rules", "rules and guards")),
         *("everything # us an iteration # target <= #", "backtest of # decisions # a second target >= #"),
@@ -69,6 +73,15 @@ FIGURES: dict[str, tuple[str, ...]] = {
         "search among # items: # ms; bare FTS5 query # ms; # times (to reach: at most #)",
         "write, median: # ms; bare commit # ms, in a thread # ms; # times (to reach: at most #)",
         *(f"{way} # # # #" for way in ("plain BM25 (the floor)", "term overlap", "BM25", "hybrid")),
+    ),
+    "server": (
+        *("runs a second over http #", "runs a second without http #"),
+        *(
+            f"{many}: {what} #"
+            for many in ("one", "tree", "tenant", "many")
+            for what in ("lag p50 ms", "lag p95 ms", "records a second", "records lost")
+        ),
+        *("telemetry, us a record: API alone #", "telemetry, us a record: SDK, exporting nowhere #"),
     ),
     "sessions": tuple(
         line
@@ -105,6 +118,11 @@ FIGURES: dict[str, tuple[str, ...]] = {
         "decision when not due: # µs (target #; an empty function #)",
         "# turns, a window of #: the largest prompt has # tokens",
         "a turn: # µs in the first tenth, # in the last (without compaction # and #)",
+    ),
+    "teams": (
+        *(line for n in (10, 30) for line in (f"{n} children of one root: CPU of one # ms", f"{n}: a child by a bare run # x target 3")),
+        *("30 children of one root, 50 at a time # children a second target 150", "tree of 31 runs # ms target 300"),
+        "memory of a waiting parent, of 10 # bytes",
     ),
     "provenance": ("proven # # # #", "made up # # # #"),
     "postgres": (

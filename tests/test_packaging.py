@@ -13,21 +13,27 @@ from typing import Any
 
 import pytest
 
-from amounts import PROFILE, crossed
+from amounts import PROFILE, crossed, in_check, thinned
 from source_code import PACKAGE, ROOT, TESTS, imports, modules, where
 
 CONTRACT = ROOT.parent / "shared" / "contract" / "test_public_contract.py"
 PROVIDES = {
     "common-expression-language": "cel",
     "import-linter": "importlinter",
+    "opentelemetry-api": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
     "pydantic-ai-slim": "pydantic_ai",
+    "ag-ui-protocol": "ag_ui",
+    "pyjwt": "jwt",
     "pytest-xdist": "xdist",
     "pyyaml": "yaml",
+    "restate-sdk": "restate",
 }
 """Distributions whose import name is another."""
 
 COMES_WITH = {
     "anyio": "mcp",
+    "mcp_types": "mcp",
     "cryptography": "mcp",
     "genai_prices": "pydantic_ai",
     "boto3": "pydantic_ai",
@@ -82,14 +88,16 @@ def test_what_the_package_imports_is_declared() -> None:
     named = [(p, node, name) for p in modules() for node, name in imports(p)]
     assert [f"{where(p, node)} imports {name}" for p, node, name in named if name.split(".")[0] not in known] == []
     tests = {import_name(r) for r in project()["optional-dependencies"]["testing"]}
-    outside = [(p, node, name) for p, node, name in named if PACKAGE / "testing" not in p.parents]
+    helps = PACKAGE / "evals" / "plugin.py"
+    outside = [(p, node, name) for p, node, name in named if PACKAGE / "testing" not in p.parents and p != helps]
     assert [f"{where(p, node)} imports {name}" for p, node, name in outside if name.split(".")[0] in tests] == []
 
 
+@in_check
 def test_what_the_tests_import_is_declared() -> None:
     """`pip install '.[dev]'` is enough to run them."""
     every = [*project()["dependencies"], *(r for listed in project()["optional-dependencies"].values() for r in listed)]
-    own = {p.stem for p in TESTS.glob("*.py")} | {p.name for p in TESTS.iterdir() if p.is_dir()}
+    own = {p.stem for folder in (TESTS, ROOT / "scripts") for p in folder.glob("*.py")} | {p.name for p in TESTS.iterdir() if p.is_dir()}
     declared = {import_name(r) for r in every}
     brought = {name for name, owner in COMES_WITH.items() if owner in declared}
     known = declared | brought | {"detent", "tests"} | own | set(sys.stdlib_module_names)
@@ -199,7 +207,8 @@ def test_the_scripts_name_modules_that_are_there() -> None:
     assert {name for name in named if not any(name == file or name.startswith(f"{file}.") for file in files)} == set()
 
 
-@pytest.mark.parametrize(("profile", "points", "often"), [("default", 4, 20), ("many", 16, 100), ("soak", 50, 500)])
+@in_check
+@pytest.mark.parametrize(("profile", "points", "often"), [("default", 4, 10), ("many", 16, 100), ("soak", 50, 500)])
 def test_each_profile_tries_more_than_the_one_before_it(profile: str, points: int, often: int) -> None:
     """A sample by default, more in the check, every point in the soak."""
     program = "from amounts import sampled, times; print(len(sampled(range(50), few=4)), times(100))"
@@ -225,3 +234,13 @@ def test_each_value_of_each_parameter_is_tried(one: str, other: int, request: py
     if len(tried) > 1:
         assert len(tried) == (4 if PROFILE == "default" else 12)
         assert ({pair[0] for pair in tried}, {pair[1] for pair in tried}) == ({"a", "b", "c"}, set(range(4)))
+
+
+@pytest.mark.parametrize("subject", range(9))
+@thinned
+def test_a_third_of_the_subjects_is_tried_by_default_and_all_of_them_in_the_check(subject: int, request: pytest.FixtureRequest) -> None:
+    """A test that is `thinned` leaves out too much, or nothing."""
+    items = [item for item in request.session.items if item.nodeid.partition("[")[0] == request.node.nodeid.partition("[")[0]]
+    tried = {item.callspec.params["subject"] for item in items if isinstance(item, pytest.Function)}
+    assert subject in tried
+    assert len(tried) in {1, 3 if PROFILE == "default" else 9}

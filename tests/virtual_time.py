@@ -38,6 +38,8 @@ class _Selector(selectors.DefaultSelector):
             found = super().select(timeout)
             self.now += time.monotonic() - began
             return found
+        if found := super().select(0):  # a thread that has just ended woke the loop between the first look and this one
+            return found
         self.now += timeout
         return found
 

@@ -31,6 +31,8 @@ from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.extend import (
     Balance,
     Conflict,
+    DueQuery,
+    DueRuns,
     Posts,
     Reservation,
     RunBusy,
@@ -40,6 +42,7 @@ from detent.extend import (
     Signal,
     Spent,
     StoreError,
+    due_among,
     intact,
     is_erased,
     refuse_behind_cancel,
@@ -180,6 +183,7 @@ class OneFileStore:
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
@@ -207,6 +211,8 @@ class OneFileStore:
                 same = [s for s in shelf.spent if (s.tenant, s.day) == (spent.tenant, spent.day)]
                 shelf.spent = [*others, reduce(Spent.plus, same, spent)]
             shelf.reserved = [r for r in shelf.reserved if r[0] != run_id or (released is not None and r[1] not in released)]
+            if reserved is not None:
+                self._keep(shelf, run_id, reserved)
 
     async def spent(self, tenant: str, since: str) -> Spent:
         return self._spent(self._looking(), tenant, since)
@@ -222,9 +228,12 @@ class OneFileStore:
             held = [(run_id, name, amount) for run_id, name, _, amount in shelf.reserved if amount.tenant == asked.tenant]
             balance = asked.balance(self._spent(shelf, asked.tenant, asked.since), held)
             if balance.granted:
-                shelf.reserved = [r for r in shelf.reserved if r[0] != asked.run_id or r[1] not in asked.amounts]
-                shelf.reserved += [(asked.run_id, name, now + asked.lasts_s, amount) for name, amount in asked.amounts.items()]
+                self._keep(shelf, asked.run_id, asked)
         return balance
+
+    def _keep(self, shelf: Shelf, run_id: str, asked: Reservation) -> None:
+        shelf.reserved = [r for r in shelf.reserved if r[0] != run_id or r[1] not in asked.amounts]
+        shelf.reserved += [(run_id, name, self._now() + asked.lasts_s, amount) for name, amount in asked.amounts.items()]
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
         run = self._looking().runs.get(run_id)
@@ -254,14 +263,23 @@ class OneFileStore:
             and query.tenant in (None, head.tenant)
             and query.goal_id in (None, head.goal_id)
             and query.agent in (None, head.agent)
+            and query.dedupe_key in (None, head.queued.dedupe_key if head.queued else "")
+            and query.version in (None, head.version)
             and (query.since is None or head.created_at >= query.since)
             and (query.until is None or head.created_at < query.until)
+            and (query.rested_since is None or (head.status != "running" and head.updated_at >= query.rested_since))
         ]
         found.sort(key=lambda head: (head.created_at, head.run_id), reverse=True)
         if query.after is not None:
             last = heads[query.after]
             found = [head for head in found if (head.created_at, head.run_id) < (last.created_at, last.run_id)]
         return found if query.limit is None else found[: query.limit]
+
+    async def due(self, query: DueQuery) -> DueRuns:
+        shelf = self._looking()
+        alive = [run_id for run_id, claim in shelf.claims.items() if self._lives(claim)]
+        others = sum(claim.holder != self._name for claim in shelf.claims.values())
+        return due_among(((run.head, run.inbox.values()) for run in shelf.runs.values()), query, claimed=alive, held=others)
 
     # Claims -------------------------------------------------------------------------------------------------------------------------
 

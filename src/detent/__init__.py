@@ -5,10 +5,12 @@ The names below are loaded on first use. So `detent` and `python -m detent` can 
 
 from __future__ import annotations
 
+from detent.version import __version__ as __version__
+
 TYPE_CHECKING = False  # type checkers treat it as `typing.TYPE_CHECKING`; loading `typing` takes longer than all of this
 
 if TYPE_CHECKING:
-    from detent.config.agents import Agent
+    from detent.config.agents import Agent, Subagent
     from detent.config.engines import WorkspaceConfig
     from detent.config.groups import Bounds, ChildBounds, Models, Retention
     from detent.core.actions import (
@@ -31,20 +33,25 @@ if TYPE_CHECKING:
     from detent.engine import Engine
     from detent.history.backtest import Backtest
     from detent.history.comparing import Diff, Parting
+    from detent.history.operations import Operation
     from detent.history.retention import Retained
     from detent.history.session_list import SessionHead
     from detent.history.sessions import Session
     from detent.history.trees import Tree
     from detent.history.upgrading import Upgrade, Upgraded
+    from detent.history.versions import VersionUse
+    from detent.history.why import Why
     from detent.metering.tenants import TenantBudget
     from detent.ports import Plan, ToolContext, View
+    from detent.running.fleet import Fleet
+    from detent.running.health import HealthAnswer
+    from detent.running.overseeing import Wait
     from detent.running.receipts import Receipt
     from detent.running.results import Answered, Approval, Doubt, Erasure, LoadedRun, Outcome, Replay, Result, Verification
+    from detent.running.versions import Shares
     from detent.running.working import Worked
     from detent.tools.functions.function import Tool, tool
     from detent.tools.mcp.settings import McpServer, ToolPins
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Abstain",
@@ -65,12 +72,15 @@ __all__ = [
     "Erasure",
     "FatalToolError",
     "FinalAnswer",
+    "Fleet",
+    "HealthAnswer",
     "Host",
     "JoinSubagent",
     "LoadedRun",
     "McpServer",
     "Models",
     "NotExecuted",
+    "Operation",
     "Outcome",
     "Parting",
     "Plan",
@@ -83,8 +93,10 @@ __all__ = [
     "Schedule",
     "Session",
     "SessionHead",
+    "Shares",
     "SpawnSubagent",
     "Stop",
+    "Subagent",
     "Suspended",
     "TenantBudget",
     "Thought",
@@ -98,7 +110,10 @@ __all__ = [
     "Upgraded",
     "Usage",
     "Verification",
+    "VersionUse",
     "View",
+    "Wait",
+    "Why",
     "Worked",
     "WorkspaceConfig",
     "tool",
@@ -111,7 +126,7 @@ _WHERE = {
     "history.session_list": "SessionHead",
     "history.retention": "Retained",
     "history.trees": "Tree",
-    "config.agents": "Agent",
+    "config.agents": "Agent Subagent",
     "config.engines": "WorkspaceConfig",
     "config.groups": "Bounds ChildBounds Models Retention",
     "core.actions": "Abstain AskUser CancelSubagent CompleteGoal FinalAnswer JoinSubagent PushGoal Schedule SpawnSubagent Stop Thought ToolCall",
@@ -120,13 +135,20 @@ _WHERE = {
     "core.errors": "DetentError FatalToolError NotExecuted Suspended ToolFailed",
     "engine": "Engine",
     "ports": "Plan ToolContext View",
+    "running.fleet": "Fleet",
+    "running.health": "HealthAnswer",
+    "running.overseeing": "Wait",
     "running.receipts": "Receipt",
     "running.results": "Answered Approval Doubt Erasure LoadedRun Outcome Replay Result Verification",
+    "running.versions": "Shares",
     "running.working": "Worked",
     "metering.tenants": "TenantBudget",
     "tools.functions.function": "Tool tool",
     "tools.mcp.settings": "McpServer ToolPins",
     "history.upgrading": "Upgrade Upgraded",
+    "history.operations": "Operation",
+    "history.versions": "VersionUse",
+    "history.why": "Why",
 }
 """The modules of the public names."""
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}

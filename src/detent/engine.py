@@ -34,11 +34,14 @@ from detent.config.state_directory import state_directory, state_home
 from detent.config.verifying import Verifiers
 from detent.core.budget import CEILING
 from detent.core.records import Record
-from detent.history import forking, looking, retention, session_list, sessions, trees, upkeep
+from detent.history import forking, looking, retention, session_list, sessions, trees, upgrading, upkeep
+from detent.history import versions as code_versions
+from detent.history import why as reasons
+from detent.history.operations import Operations
 from detent.kernel.kernel import Kernel, make_kernel
+from detent.metering.accounts import Accounts
 from detent.metering.gateway import Traffic
 from detent.metering.pricing import ModelPrice, Prices
-from detent.metering.provider_limits import limits_of
 from detent.metering.tenants import TenantBudget, Tenants
 from detent.ports import (
     Capabilities,
@@ -63,17 +66,21 @@ from detent.ports import (
 from detent.ports.compacting import Compactor
 from detent.ports.options import checked, checked_options, refuse_unknown
 from detent.ports.verifying import Verifier
-from detent.running import answering, protocols, starting, working
+from detent.running import answering, fleet, health, holding, protocols, reopening, starting, submitting, working
 from detent.running.children import ChildrenHere
 from detent.running.extracting import Extracting
 from detent.running.phase_hooks import check_hooks
 from detent.running.results import Result
 from detent.running.runtime import Approver, Runtime, worker_name
 from detent.running.verifying import Answers
+from detent.running.versions import checked_version
 from detent.running.watcher import Watcher
+from detent.schedules.door import Schedules
+from detent.schedules.firing import keep_on
 from detent.tools.mcp.settings import McpServer
 
 if TYPE_CHECKING:
+    from detent.config.adapters import Registry
     from detent.history.memory import EngineMemory
 
 P = ParamSpec("P")
@@ -105,23 +112,28 @@ def opens(room: Callable[Concatenate[Runtime, P], R]) -> Callable[Concatenate[En
     return made
 
 
+def workspace_root(tools: Registry) -> str:
+    """Return the directory that confines the engine's workspace tools, "" without one."""
+    return tools.get("read_file").spec.writes_in if "read_file" in tools else ""
+
+
 class Engine:
     """Runs agents on goals. Use as `async with Engine(...) as engine:`, or call `run_sync`.
 
     `agents`: the agents that it knows. `run("name", goal)` finds them, and their runs that were started elsewhere are continued with their settings.
     `store`: a URL (`ram:`, `file:DIR`, `sqlite:///PATH`), or a store, which the caller closes. `planner`: any object with `plan(view)`; an agent with
-    rules brings its own. `policy`: a policy, or the path of a policy file. Without one: the agent's own, else the tiers. `approver`: who answers
-    requests for approval in this program: "caller" (it calls `approve`), or a sync or async function that takes an `Approval` and returns whether it
-    is approved. `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there. `mcp`: MCP servers by name,
-    whose tools agents list as `NAME__tool` or `NAME__*`. They are connected when a run needs them, and closed with the engine. `ceiling`: the highest
-    number of iterations that a budget may ask for. `kernel`: the kernel of runs whose agent names none.
-    `kernels`, `strategies`, `guards`, `verifiers`, `compactors`: more of them, by the names that agents use. `secrets`: where credentials are kept.
-    A run that is started without a host gets all of them. `capabilities`: the capabilities that agents may rely on. `models`: how models are called.
-    `model_prices`: prices by "provider:name"; they override the price list. `bounds`: the bounds of every run. `tenant_budgets`: what all runs of a
-    tenant together may use in a day or a month, by tenant; "*" for each tenant that is not named. `scheduler`: when the calls of all runs begin, such
-    as `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` passes runs to workers, and how `work` acts as one.
-    Without one: an `InProcessHost`, which uses the store as its queue. `grants`: which arguments may take their values from which tool's output, for
-    every agent. `memory`: what outlives runs, for agents with a table `memory`: a URL, a `Memory`, several by name, or `MemorySettings`.
+    rules brings its own. `policy`: a policy, or the path of a policy file. Without one: the agent's own, else the tiers. `approver`: who answers requests
+    for approval in this program: "caller" (it calls `approve`), or a sync or async function that takes an `Approval` and returns whether it is approved.
+    `workspace`: a directory whose workspace tools agents may list, alone or with what they may do there. `mcp`: MCP servers by name, whose tools agents
+    list as `NAME__tool` or `NAME__*`. They are connected when a run needs them. `ceiling`: the most iterations that a budget may ask for. `kernel`: the
+    kernel of runs whose agent names none. `kernels`, `strategies`, `guards`, `verifiers`, `compactors`: more of them, by the names that agents use.
+    `secrets`: where credentials are kept. A run that is started without a host gets all of them. `capabilities`: what agents may rely on. `models`: how
+    models are called. `model_prices`: prices by "provider:name"; they override the price list. `bounds`: the bounds of every run. `tenant_budgets`: what
+    all runs of a tenant together may use in a day or a month, by tenant; "*" for each tenant that is not named. `scheduler`: when the calls of all runs
+    begin, such as `detent.tools.Bounded(8)`; without one, as soon as they may. `worker_host`: how `submit` passes runs to workers, and how `work` acts as
+    one. Without one: `InProcessHost`, over the store alone. `grants`: which arguments may take their values from which tool's output, for every agent.
+    `memory`: what outlives runs, for agents with a table `memory`: a URL, a `Memory`, several by name, or `MemorySettings`. `version`: that of this
+    program's code, such as a release or commit: only runs that need it, or none, are advanced here.
     """
 
     @checked_options
@@ -158,6 +170,7 @@ class Engine:
         scheduler: Scheduler | None = None,
         worker_host: WorkerHost | None = None,
         memory: str | Memory | Mapping[str, str | Memory] | MemorySettings | None = None,
+        version: str = "",
     ) -> None:
         check_engine(locals())
         from detent.config.assembly import made_workspace, memory_opener, store_at
@@ -176,7 +189,7 @@ class Engine:
         self.store: EventStore = store_at(store) if isinstance(store, str) else store
         house, clock, models, bounds = policy_at(policy), clock or SystemClock(), models or Models(), bounds or Bounds()
         self.protocols = Protocols(
-            embedder=models.embedder, transcriber=models.transcriber, root=self._workspace_root, state=state_directory
+            embedder=models.embedder, transcriber=models.transcriber, root=lambda: workspace_root(self.tools), state=state_directory
         )
         memories = Memories(memory, memory_opener(models, self.protocols))
         makers = (self.protocols.tool, memories.tool, BUILT_IN_META_TOOLS.get, partial(plugged, "tool"))
@@ -186,14 +199,12 @@ class Engine:
             self.tools.add_all(made for made in made_workspace(work_in.root, work_in) if made.name not in self.tools)
         self.servers = Servers(self.tools, mcp, workspace=work_in.root, kept=Kept(state_home, state_directory))
         self.prices, self.ceiling, self.worker_host = Prices(model_prices), ceiling, worker_host or InProcessHost()
-        self.budget = checked(bounds.budget, ceiling=ceiling)
-        self.tenants = Tenants(tenant_budgets or {}, store=self.store, clock=clock)
-        self.kernels = Names("kernel", {"react": make_kernel(), **(kernels or {})})
-        check_hooks(hooks, {"react": kernel or make_kernel(), "ask": make_kernel(), **(kernels or {})})
-        self.strategies = Names("strategy", {**BUILT_IN, **READY, **(strategies or {})})
-        self.guards = Names[Guard]("guard", {**GUARDS, **(guards or {})})
-        planners = Planners(planner)
-        self.verifiers = Verifiers(planners, self.tools)
+        self.budget, self.tenants = checked(bounds.budget, ceiling=ceiling), Tenants(tenant_budgets or {}, store=self.store, clock=clock)
+        self.kernels: Names[Kernel] = Names("kernel", kernels, built_in={"react": (react := make_kernel())})
+        check_hooks(hooks, {"react": kernel or react, "ask": react, **(kernels or {})})
+        self.strategies: Names[Strategy] = Names("strategy", strategies, built_in={**BUILT_IN, **READY})
+        self.guards: Names[Guard] = Names("guard", guards, built_in=GUARDS)
+        self.verifiers = Verifiers(planners := Planners(planner), self.tools)
         self.verifiers.add(verifiers or {})
         self.runtime = Runtime(
             store=self.store,
@@ -213,17 +224,20 @@ class Engine:
             tenants=self.tenants,
             worker_host=self.worker_host,
             keep=retention.retain,
+            move=upgrading.move,
+            fire=keep_on,
+            version=checked_version(version),
             policy=house or TieredPolicy(),
             policy_of=governing(house),
             guards_of=partial(guards_for, named=self.guards.get),
             answers=Answers(self.verifiers.of),
-            kernel=kernel or make_kernel(),
+            kernel=kernel or react,
             kernels=self.kernels,
             strategies=self.strategies,
             compactors=Names("compactor", compactors, others=own_compactors),
             clock=clock,
             ids=ids or RandomIds(),
-            watcher=Watcher(self.store),
+            watcher=Watcher(self.store, held := Accounts(self.store, clock)),
             hooks=hooks,
             redact=tuple(redact),
             grants=tuple(grants),
@@ -231,7 +245,7 @@ class Engine:
             capabilities=capabilities,
             worker=worker_name(),
             digest=schema_digest,
-            traffic=Traffic(prices=self.prices, limits=limits_of(models.limits), retries=models.retries),
+            traffic=Traffic(prices=self.prices, limits=models.limits, retries=models.retries, accounts=held, shares=self.tenants.shares),
             titles=models.titles,
             scheduler=None if type(scheduler) is Together else scheduler,
             memories=memories,
@@ -285,14 +299,10 @@ class Engine:
         clock: Clock | None = None,
         ids: Ids | None = None,
     ) -> None:
-        """Wrap every planner and the tools of the runs started here, and replace the clock and the names; for tests.
-
-        Call it before the engine is used, as `detent.testing.simulate` does with its engines.
-        """
+        """Wrap every planner and the tools of the runs started here, and replace the clock and the names; for tests, before the engine is used."""
         there = self.runtime.parts
-        self.runtime.wrap(
-            planner=planner, tools=tools(there.tools) if tools else there.tools, clock=clock or there.clock, ids=ids or there.ids
-        )
+        clock = there.accounts.clock = clock or there.clock
+        self.runtime.wrap(planner=planner, tools=tools(there.tools) if tools else there.tools, clock=clock, ids=ids or there.ids)
 
     @property
     def memory(self) -> EngineMemory:
@@ -301,12 +311,17 @@ class Engine:
 
         return EngineMemory(self.runtime)
 
-    def _workspace_root(self) -> str:
-        """Return the directory that confines the engine's workspace tools, "" without one."""
-        return self.tools.get("read_file").spec.writes_in if "read_file" in self.tools else ""
+    @property
+    def operations(self) -> Operations:
+        """One action over many runs: cancel, reopen, resume, replay or archive those that match a query."""
+        return Operations(self.runtime)
+
+    @property
+    def schedules(self) -> Schedules:
+        """Runs that workers start at the times of cron expressions or intervals."""
+        return Schedules(self.runtime)
 
     # Lifetime -----------------------------------------------------------------------------------------------------------------------
-
     async def __aenter__(self) -> Engine:
         await self.runtime.open()
         return self
@@ -317,18 +332,14 @@ class Engine:
     close = opens(Runtime.close)
     suspend = opens(Runtime.suspend)
 
-    # Run ------------------------------------------------------------------------------------------------------------------------
-
+    # Run, or ask models without a run -------------------------------------------------------------------------------------------
     run = opens(starting.run)
     step = opens(starting.step)
     resume = opens(starting.resume)
-    reopen = opens(starting.reopen)
+    reopen = opens(reopening.reopen)
     fork = opens(forking.fork)
     session = opens(sessions.session)
     sessions = opens(session_list.sessions)
-
-    # Ask models without a run ---------------------------------------------------------------------------------------------------
-
     embed = opens(protocols.embed)
     transcribe = opens(protocols.transcribe)
 
@@ -358,21 +369,22 @@ class Engine:
         def run(observer: StreamingObserver) -> Coroutine[Any, Any, Result]:
             return self.run(agent, goal, observers=(*others, observer), **options)
 
-        def read(run_id: str, after: int, limit: int) -> Coroutine[Any, Any, list[bytes]]:
-            return self.store.read(run_id, after=after, limit=limit)
-
-        async with contextlib.aclosing(follow(run, read, own=self.runtime.underway.hold)) as items:
+        async with contextlib.aclosing(follow(run, partial(_read, self.store), own=self.runtime.underway.hold)) as items:
             async for item in items:
                 yield item
 
     # Work -----------------------------------------------------------------------------------------------------------------------
-
-    submit = opens(working.submit)
+    submit = opens(submitting.submit)
     work = opens(working.work)
     hand = opens(working.hand)
+    fleet = opens(fleet.fleet)
+    health = opens(health.health)
+    pause = opens(holding.pause)
+    unpause = opens(holding.unpause)
+    holds = opens(holding.holds)
+    held = opens(holding.held)
 
     # Answer ---------------------------------------------------------------------------------------------------------------------
-
     approvals = opens(answering.approvals)
     doubts = opens(answering.doubts)
     approve = opens(answering.approve)
@@ -383,8 +395,7 @@ class Engine:
     signal = opens(answering.signal)
     decided = opens(answering.decided)
 
-    # Inspect -----------------------------------------------------------------------------------------------------------------------
-
+    # Inspect and remove -------------------------------------------------------------------------------------------------------------
     load = opens(looking.load)
     records = opens(looking.records)
     follow = opens(looking.follow)
@@ -396,12 +407,17 @@ class Engine:
     diff = opens(looking.diff)
     bisect = opens(looking.bisect)
     check_upgrade = opens(looking.check_upgrade)
+    versions = opens(code_versions.versions)
+    roll_out = opens(code_versions.roll_out)
     verify = opens(upkeep.verify)
     tree = opens(trees.tree)
-
-    # Remove ---------------------------------------------------------------------------------------------------------------------
-
+    waits = opens(looking.waits)
+    why = opens(reasons.why)
     erase = opens(upkeep.erase)
     delete = opens(upkeep.delete)
     retain = opens(retention.retain)
     gc = opens(retention.gc)
+
+
+def _read(store: EventStore, run_id: str, after: int, limit: int) -> Coroutine[Any, Any, list[bytes]]:
+    return store.read(run_id, after=after, limit=limit)

@@ -68,11 +68,13 @@ if TYPE_CHECKING:
     from detent.policies import PolicyPipeline, Rule, RulePolicy, TieredPolicy
     from detent.policies.provenance import ProvenancePolicy
     from detent.stores import open_store
+    from detent.stores.due import due_among
     from detent.stores.heartbeat import Leased
     from detent.tools import Bounded, Happened, NotHappened
     from detent.tools.web.fetch import HeaderSecret, fetch_tool, http_request_tool
     from detent.tools.workspace.skills import skill_tool
     from detent.workers import InProcessHost
+    from detent.workers.restate import RestateHost
 
 BUILDING_BLOCKS = {
     "capabilities": "Capability CapabilityRegistry FunctionSecrets",
@@ -93,11 +95,13 @@ BUILDING_BLOCKS = {
     "policies": "PolicyPipeline Rule RulePolicy TieredPolicy",
     "policies.provenance": "ProvenancePolicy",
     "stores": "open_store",
+    "stores.due": "due_among",
     "stores.heartbeat": "Leased",
     "tools": "Bounded Happened NotHappened",
     "tools.web.fetch": "HeaderSecret fetch_tool http_request_tool",
     "tools.workspace.skills": "skill_tool",
     "workers": "InProcessHost",
+    "workers.restate": "RestateHost",
 }
 """The modules of the adapters."""
 _MODULES = {name: module for module, names in BUILDING_BLOCKS.items() for name in names.split()}
@@ -157,6 +161,7 @@ __all__ = [
     "RandomIds",
     "Record",
     "Request",
+    "RestateHost",
     "Rule",
     "RulePlanner",
     "RulePolicy",
@@ -177,6 +182,7 @@ __all__ = [
     "all_verifiers",
     "answer_is_integer",
     "default_guards",
+    "due_among",
     "events",
     "fetch_tool",
     "fold",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from amounts import in_check
+from amounts import PROFILE, in_check, sampled
 from cli.desk import Desk, Done
 from detent.cli.main import GROUPS
 
@@ -23,9 +23,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "memory": ("list",),
     "submit": ("Go", "--run-id", "two"),
     "worker": ("--until-idle",),
+    "serve": ("--tokens", "none.json"),
+    "eval": ("run", "none.toml"),
+    "ui": ("--agent", "none.toml"),
+    "tokens": ("list",),
     "resume": ("one",),
     "reopen": ("one",),
     "cancel": ("one",),
+    "pause": (),
     "approvals": (),
     "approve": ("one", "main.1.0"),
     "deny": ("one", "main.1.0"),
@@ -34,6 +39,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "list": (),
     "show": ("last",),
     "tail": ("one",),
+    "why": ("one",),
+    "top": ("--once",),
+    "operations": (),
+    "schedule": ("list",),
+    "versions": (),
     "verify": ("last",),
     "replay": ("one",),
     "export": ("last",),
@@ -127,7 +137,8 @@ def python(desk: Desk, words: Sequence[str], **environment: str) -> Done:
 def test_every_command_among_files_that_are_called_like_modules(trapped: Desk) -> None:
     """A file for each standard and each installed module lies in the working directory, and every command is run there."""
     assert set(COMMANDS) >= {name for commands in GROUPS.values() for name in commands}
-    lines = [["--help"], ["--version"], *([name, *words] for name, words in COMMANDS.items()), *([name, "--nonsense"] for name in COMMANDS)]
+    wrong = [[name, "--nonsense"] for name in sampled(COMMANDS, few=5)]
+    lines = [["--help"], ["--version"], *([name, *words] for name, words in COMMANDS.items()), *wrong]
     done = python(trapped, [script(trapped, ONE_AFTER_ANOTHER.format(lines=lines))])
     assert "completed" in done.err, done.err
     assert sprung(trapped) == ""
@@ -137,9 +148,10 @@ def test_every_command_among_files_that_are_called_like_modules(trapped: Desk) -
     "words", [("run", "Go"), *(pytest.param((name,), marks=in_check) for name in ("list", "doctor", "frobnicate"))], ids=" ".join
 )
 def test_the_command_alone_among_files_that_are_called_like_modules(words: tuple[str, ...], trapped: Desk) -> None:
-    """A file sqlite3.py in the working directory, and one for every other module, is imported by `detent`, or by `python -P -m detent`."""
-    python(trapped, [script(trapped), *words])
+    """A file sqlite3.py in the working directory, and one for every other module, is imported by `python -P -m detent`, or by `detent`."""
     python(trapped, ["-P", "-m", "detent", *words])
+    if PROFILE != "default":  # every command is tried above as `detent`
+        python(trapped, [script(trapped), *words])
     assert sprung(trapped) == ""
 
 
@@ -184,7 +196,7 @@ def test_a_distribution_in_the_working_directory(tmp_path: Path) -> None:
     desk.write("detent.toml", 'import_roots = ["lib"]\n')
     desk.write("agent.toml", (desk.home / "agent.toml").read_text().replace('"./tools.py:note"', '"./tools.py:note", "evil"'))
     for words, said in ((("run", "Go"), "evil"), (("list", "--store", "evil:x"), "unknown scheme")):
-        done = desk.detent(*words)
+        done = desk.process(*words)
         assert done.code == 2 and said in done.err, done.err
 
 
@@ -192,7 +204,7 @@ def test_a_module_of_the_working_directory_by_its_name(tmp_path: Path) -> None:
     """An agent file names `tools:note`, and a tools.py lies in the working directory."""
     desk = Desk(tmp_path)
     desk.write("agent.toml", (desk.home / "agent.toml").read_text().replace("./tools.py:note", "tools:note"))
-    done = desk.detent("run", "Go")
+    done = desk.process("run", "Go")
     assert done.code == 2 and "import_roots" in done.err and desk.notes == []
 
 
@@ -208,7 +220,7 @@ def test_a_compiled_file_beside_a_tool_file(tmp_path: Path) -> None:
     source.write_text(real)
     os.utime(source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert python(desk, [script(desk), "run", "Go", "--run-id", "one"], PYTHONPYCACHEPREFIX="").code == 0
-    assert '"written"' in (said := desk.detent("export", "one").out) and "IN TURN" not in said
+    assert '"written"' in (said := desk.process("export", "one").out) and "IN TURN" not in said
 
 
 def test_import_roots_are_behind_what_is_installed(tmp_path: Path) -> None:
@@ -221,10 +233,10 @@ def test_import_roots_are_behind_what_is_installed(tmp_path: Path) -> None:
     desk.write(
         "tools.py", "import colorsys\nfrom sibling import WORD\n" + (desk.home / "tools.py").read_text().replace('"written"', "WORD")
     )
-    assert desk.detent("run", "Go").code == 2, "no root, no sibling"
+    assert desk.process("run", "Go").code == 2, "no root, no sibling"
     desk.write("detent.toml", 'import_roots = ["src"]\n')
-    assert desk.detent("run", "Go", "--run-id", "one").code == 0
-    assert "from the sibling" in desk.detent("export", "one").out
+    assert desk.process("run", "Go", "--run-id", "one").code == 0
+    assert "from the sibling" in desk.process("export", "one").out
     assert sprung(desk) == ""
 
 
@@ -239,8 +251,8 @@ def test_an_agent_writes_what_is_imported_from_a_root(path: str, tmp_path: Path)
         {{ name = "answer", answer = "done" }},
     ]"""
     desk.write("agent.toml", f'name = "planter"\ntools = ["write_file"]\n{rules}\n')
-    desk.detent("run", "Go", "--run-id", "one")
-    assert "protected_path" in desk.detent("export", "one").out
+    desk.process("run", "Go", "--run-id", "one")
+    assert "protected_path" in desk.process("export", "one").out
     assert [str(file.relative_to(desk.home)) for file in (desk.home / "lib").rglob("*")] == ["lib/helper.py"]
 
 
@@ -251,5 +263,5 @@ def test_the_workspace_is_an_import_root(tmp_path: Path) -> None:
     desk.write("agent.toml", 'name = "planter"\ntools = ["write_file"]\nrules = [{ name = "answer", answer = "done" }]\n')
     desk.write("detent.toml", 'import_roots = ["."]\n')
     for words in ((), ("--workspace", "inner")):
-        done = desk.detent("run", *words, "Go")
+        done = desk.process("run", *words, "Go")
         assert done.code == 2 and "import_roots" in done.err, done.err

@@ -65,6 +65,7 @@ MADE_BY_DETENT = {
         "Backtest",
         "Doubt",
         "Erasure",
+        "Fleet",
         "LoadedRun",
         "Replay",
         "Retained",
@@ -72,6 +73,7 @@ MADE_BY_DETENT = {
         "SessionHead",
         "ToolContext",
         "Verification",
+        "Wait",
     ),
     *("Dropped", "Explanation", "Found", "Measured", "Origin"),
 }
@@ -84,6 +86,10 @@ CHECKED_ON_USE = {
     "refuse_behind_cancel": "reads what a store has in an inbox; it is called in an append",
     "refuse_overfull": "the same, in a post",
     "refuse_erased": "reads the listing entry that a store has, in a post",
+    "DueRuns": "what a store answers, each time that a worker looks",
+    "due_among": "reads the listing entries that a store has, each time that a worker looks",
+    "Work": "what an engine gives a host of workers, each time that it looks",
+    "ProgramMove": "what an interpreter answers",
     "Embeddings": "what an embedder answers",
     "Generation": "what a generator answers",
     "Transcript": "what a transcriber answers",
@@ -182,7 +188,14 @@ def given(made: Any, parameter: str, value: Any) -> Callable[[], Any]:
     return call
 
 
-SAMPLE: dict[str, Any] = {"decision": "allow", "side_effect": "read", "kind": "reply", "payload": {}, "allow": ("example.org",)}
+SAMPLE: dict[str, Any] = {
+    "decision": "allow",
+    "action": "cancel",
+    "side_effect": "read",
+    "kind": "reply",
+    "payload": {},
+    "allow": ("example.org",),
+}
 """What else a constructor needs."""
 CASES = {said: (call, word) for said, call, word in wrong()}
 

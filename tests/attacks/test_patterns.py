@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent.core.actions import FinalAnswer
 from detent.core.errors import ConfigError
 from detent.expressions.compiled import ExpressionFailed, Names, compile_expression, evaluate
@@ -16,6 +17,8 @@ from detent.ports import ToolSpec
 from detent.secrecy.redact import Redactor
 from detent.tools.web.addresses import Pattern, parse_url
 from detent.tools.workspace.globbing import Glob
+
+pytestmark = thinned
 
 NEVER = "a" * 5_000 + "!"
 NAMES = Names(variables=("a", "s"), members={})

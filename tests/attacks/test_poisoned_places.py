@@ -16,6 +16,7 @@ import msgspec
 import psycopg
 import pytest
 
+from amounts import crossed
 from attacks.test_poisoning import (
     EVIL,
     MINE,
@@ -154,6 +155,7 @@ async def test_a_program_in_the_sandbox_cannot_change_the_file_of_a_memory_in_th
     await memory.close()
 
 
+@crossed
 @pytest.mark.skipif(bool(WHY_NOT), reason=f"the sandbox is NOT TESTED here: {WHY_NOT}")
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
 @pytest.mark.parametrize("path", ["kept.db", "kept.db-journal", "kept.db-wal", "kept.db-shm", "kept/memory/-/clerk/news.md"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, Engine, FinalAnswer, ToolCall, WorkspaceConfig
 from detent.cli.main import run as detent
 from detent.config.loading import load_agent, load_config
@@ -29,6 +30,8 @@ from detent.tools.workspace.confine import Workspace
 from detent.tools.workspace.process import Executed, execute
 from detent.tools.workspace.sandbox import Sandbox
 from detent.tools.workspace.skills import read_skill, skills_in
+
+pytestmark = thinned
 
 WHY_NOT = boxes.probe().why
 sandboxed = pytest.mark.skipif(bool(WHY_NOT), reason=f"there is no sandbox here: {WHY_NOT}")

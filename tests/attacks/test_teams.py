@@ -41,6 +41,21 @@ def test_a_bound_that_does_not_exist_is_refused() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("schema", [{"type": "nope"}, {"$ref": "http://example.org/s.json"}, {"type": "string", "pattern": "("}])
+def test_a_schema_that_nobody_can_use_is_refused_before_a_child_is_paid(schema: dict[str, Any]) -> None:
+    """As for a run that a person starts: the child would work, and then none of its answers would fit."""
+    boss = Agent(name="boss", tools=["spawn_agent"], subagents={"worker": Agent(name="worker")})
+    planner = Family(boss=[call("spawn_agent", agent="worker", goal="look", output_schema=schema)], worker=[])
+
+    async def main() -> None:
+        async with Engine(planner=planner) as engine:
+            done = await engine.run(boss, "share")
+            assert done.output == ["schema_validation_failed"] and not await below(engine, done.run_id)
+            assert "spawn_agent: output_schema" in str([one.error.message for one in done.steps if one.error])
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("first", ["join_agent", "cancel_agent"])
 def test_two_calls_that_wait_for_one_child_end_no_run(first: str) -> None:
     """A model joins a child twice in one plan: one call would never have an outcome, and the run would fail."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, Engine, tool
 from detent.cli.logged import Word
 from detent.cli.main import GROUPS, run
@@ -113,9 +114,15 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 LOOKING: dict[str, list[str]] = {
     "list": ["list"],
     "sessions": ["sessions"],
+    "tokens": ["tokens", "list"],
     "memory": ["memory", "list"],
     "show": ["show", "last"],
     "tail": ["tail", "last"],
+    "why": ["why", "last"],
+    "top": ["top", "--once"],
+    "operations": ["operations"],
+    "schedule": ["schedule", "list"],
+    "versions": ["versions"],
     "verify": ["verify", "last"],
     "approvals": ["approvals"],
     "export": ["export", "last", "--output", "out.jsonl"],
@@ -123,6 +130,7 @@ LOOKING: dict[str, list[str]] = {
     "diff": ["diff", "last", "last"],
     "bisect": ["bisect", "last", "last"],
     "cancel": ["cancel", "last"],
+    "pause": ["pause", "agent:bob"],
     "copy": ["copy", "last", "--move", "--yes", "--to", "file:copied"],
     "archive": ["archive", "--before", "1s", "--to", "archived", "--yes"],
     "import": ["import", "archived"],
@@ -149,6 +157,9 @@ EXECUTING: dict[str, list[str]] = {
     "chat": ["chat"],
     "submit": ["submit", "Wipe"],
     "worker": ["worker", "--until-idle"],
+    "eval": ["eval", "run", "none.toml"],
+    "ui": ["ui", "--agent", "none.toml"],
+    "serve": ["serve", "--tokens", "none.json"],  # which has none, so that it would end soon
     "resume": ["resume", "last"],
     "reopen": ["reopen", "last"],
     "approve": ["approve", "last", "main.1.0"],
@@ -173,6 +184,7 @@ def test_every_command_is_tried() -> None:
     assert known - {*LOOKING, *EXECUTING, *APART} == set(), "say in LOOKING or EXECUTING what the new command does"
 
 
+@thinned
 @pytest.mark.parametrize("name", LOOKING)
 def test_looking_imports_nothing(name: str, clone: Clone) -> None:
     """A cloned detent.toml names observers, a planner, a policy and tools, and somebody only looks at runs there."""
@@ -184,6 +196,7 @@ def test_looking_imports_nothing(name: str, clone: Clone) -> None:
     assert name in ("doctor", "trust") or "not trusted" not in said, said
 
 
+@thinned
 @pytest.mark.parametrize("name", EXECUTING)
 def test_executing_needs_trust(name: str, clone: Clone) -> None:
     """The same detent.toml, and somebody runs, answers, replays or works there without having trusted it."""
@@ -272,6 +285,7 @@ def test_a_project_names_the_memory(key: str, words: list[str], clone: Clone) ->
     assert code == 2 and f"memory.{key.partition(' ')[0]}" in said and "is not trusted" in said, said
 
 
+@thinned
 @pytest.mark.parametrize("words", [["list"], ["show", "last"], ["verify", "last"], ["run", "Wipe"], ["where"]])
 @pytest.mark.parametrize("url", ["sqlite:///.detent/runs.db", "file:.detent", "ram:"])
 def test_a_project_names_the_store(url: str, words: list[str], clone: Clone) -> None:

@@ -1,4 +1,4 @@
-"""A working directory with an agent whose tools leave traces, and the command line as a subprocess in it."""
+"""A working directory with an agent whose tools leave traces, and the command line in it: in this process, or in one of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from commands import in_process
 from detent.config.state_directory import OPERATORS_FILE, state_directory
 from forked import fork
 
@@ -157,10 +158,12 @@ class Desk:
         return path.read_text().splitlines() if path.exists() else []
 
     def detent(self, *words: str, **environment: str) -> Done:
-        """Run a command to its end, without a terminal."""
-        process = self.start(*words, **environment)
-        out, err = process.communicate(timeout=60)
-        return Done(process.returncode, out, err)
+        """Run a command to its end, without a terminal, in this process."""
+        return Done(*in_process(words, cwd=self.home, env={**self.environment, **environment}))
+
+    def process(self, *words: str, **environment: str) -> Done:
+        """Run a command to its end, without a terminal, in a process of its own."""
+        return ended(self.start(*words, **environment))
 
     def start(self, *words: str, **environment: str) -> Any:
         """Start a command."""
@@ -192,6 +195,6 @@ def told_by(process: Any, words: str) -> str:
 
 
 def ended(process: Any) -> Done:
-    """Wait for a started command."""
-    out, err = process.communicate(timeout=60)
+    """Wait for a started command, as long as a test may take."""
+    out, err = process.communicate(timeout=100)
     return Done(process.returncode, out, err)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import in_check
 from cli.desk import Desk, Done, ended
 from cli.terminals import Sat, at_a_terminal, screen
 from cli.test_models import NO_KEYS
@@ -355,6 +356,7 @@ def test_a_second_sigterm_cuts_a_write_off_and_the_session_says_that_it_is_in_do
     assert desk.notes == [], "nothing is repeated that may have happened"
 
 
+@in_check
 def test_without_prompt_toolkit_a_terminal_has_plain_lines(desk: Desk) -> None:
     """The extra is missing: one line says which, and everything but editing works."""
     hidden = desk.write("hidden/prompt_toolkit/__init__.py", "raise ImportError('not here')\n").parent.parent

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import thinned
 from cli.desk import Desk
 
 ALLOW = '[[rules]]\nid = "all"\ndecision = "allow"\n'
@@ -64,6 +65,7 @@ def test_a_backtest_tries_a_budget_and_takes_a_filter(worked: Desk) -> None:
     assert "0 decisions of 0 runs" in none.out and "no run matches --runs 1999" in none.err
 
 
+@thinned
 @pytest.mark.parametrize(
     ("words", "said"),
     [

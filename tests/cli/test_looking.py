@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled
+from amounts import sampled, thinned
 from cli.desk import Desk, Done, ended
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall, tool
 from detent.cli import looking
@@ -22,9 +22,9 @@ from detent.cli.invocation import Invocation
 from detent.cli.main import run
 from detent.cli.options import Setup
 from detent.cli.progress import Progress
-from detent.cli.trace import make_trace
 from detent.config.state_directory import store_url
 from detent.core.codec import read_log
+from detent.history.traces import make_trace
 from detent.testing import ScriptedPlanner
 
 
@@ -254,7 +254,7 @@ def test_tail_says_what_may_be_the_matter_where_nothing_comes(desk: Desk, monkey
         async with Engine(store="ram:", planner=ScriptedPlanner([Thought(content="hm")] * 9), approver="caller") as engine:
             await engine.run(Agent(name="a", tools=[]), "go", run_id="r", turns=1)
             progress = Progress(invocation.output, verbosity=0, shown=True)
-            following = asyncio.ensure_future(looking._follow(engine, "r", invocation, progress))
+            following = asyncio.ensure_future(looking._follow(engine, "r", invocation, progress.on_record))
             while not any("detent resume r continues it" in line for line in said):
                 await asyncio.sleep(0)
             for _ in range(100):  # it looks again and again
@@ -346,6 +346,7 @@ def commands(run: str) -> dict[str, tuple[str, ...]]:
     }
 
 
+@thinned
 @pytest.mark.parametrize("name", sampled(commands(""), few=9))
 def test_json_is_one_document_and_nothing_else(desk: Desk, name: str) -> None:
     """On success and on failure alike; an error is {"error": {"code", "message"}}."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from amounts import in_check, sampled, thinned
 from cli.desk import Desk, ended
 from detent.cli import invocation, looking
 from detent.cli.main import run
@@ -34,6 +35,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
+@thinned
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -258,7 +260,7 @@ def fill(path: Path) -> None:
                     pass
 
 
-@pytest.mark.parametrize("store", ["sqlite:///disk/runs.db", "file:disk/runs"])
+@pytest.mark.parametrize("store", ["sqlite:///disk/runs.db", pytest.param("file:disk/runs", marks=in_check)])
 def test_a_full_disk_suspends_before_the_effect(desk: Desk, small_disk: Path, store: str) -> None:
     """Exit 5 and no further effect; what was recorded is kept, and with room again the run goes on where it was."""
     desk.steps("note", "pause", "second", "answer")
@@ -334,11 +336,11 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", sampled(STARTS, few=1))
 def test_ctrl_c_while_the_command_line_is_loaded_is_said(start: str) -> None:
     """Loading takes a moment, and somebody may have thought better of it: one line from its first module on, unless Ctrl-C is to be ignored."""
     code = INTERRUPTING.format(start=STARTS[start])
-    for module in ("detent.cli", "msgspec", "detent.cli.output"):
+    for module in sampled(("detent.cli", "msgspec", "detent.cli.output"), few=2):
         done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (5, "", "interrupted; nothing was begun\n"), module
     ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from cli.desk import Desk
 from cli.terminals import at_a_terminal
 from forked import asking
@@ -169,6 +170,7 @@ def test_a_model_behind_an_api_that_calls_no_tools_works_by_an_option_and_is_kno
     assert wrong.code == 2 and "tool_calls has no effect" in wrong.err
 
 
+@thinned
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
@@ -281,9 +283,8 @@ def test_files_are_attached_and_the_model_that_takes_none_of_a_kind_is_named_at_
         assert (done.code, done.json["output"]) == (0, "seen"), done.err
         content = server.requests[0]["messages"][-1]["content"]
         assert "# The plan" in json.dumps(content) and [part["type"] for part in content if part["type"] != "text"] == ["image_url"]
-        refused = desk.detent(
-            "run", "--model", "anthropic:claude-sonnet-4-6", "--attach", "talk.wav", "look", **{**NO_KEYS, "ANTHROPIC_API_KEY": "k" * 20}
-        )
+        key = {"OPENAI_API_KEY": "k" * 20}
+        refused = desk.detent("run", "--model", "openai:gpt-5", "--attach", "talk.wav", "look", **{**NO_KEYS, **key})
         assert refused.code == 2 and "does not accept audio" in refused.err and "nothing was recorded" in refused.err
         missing = desk.detent("run", "--model", "served", "--base-url", server.url, "--attach", "gone.png", "look", **NO_KEYS)
         assert missing.code == 2 and "gone.png" in missing.err and len(server.requests) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import in_check
 from cli.desk import Desk
 
 
@@ -75,6 +76,7 @@ def test_old_runs_are_archived_and_brought_back(desk: Desk) -> None:
     assert desk.detent("show", "last").out == shown
 
 
+@in_check
 def test_commands_work_on_a_postgresql_store(desk: Desk, postgres_url: str) -> None:
     """Run, show, tail, approve, copy out and in; what is to be done next never shows the password."""
     url = postgres_url.replace("detent@", "detent:hidden-word@")

@@ -55,8 +55,10 @@ def test_a_set_is_spelled_out_where_it_stands_and_filled_with_what_was_given() -
 
 
 def test_run_takes_every_option_that_submit_takes() -> None:
-    """A run that is submitted can be described as one that is started here; only what is shown of its progress is not for it."""
-    assert options_of("run") == [*options_of("submit"), "--verbose"]
+    """A run that is submitted can be described as one that is started here; its place in the queue, and what is shown of its progress, are not."""
+    queue = ["--priority", "--fair-key", "--weight", "--dedupe-key", "--on-same", "--debounce"]
+    assert options_of("run") == [*(option for option in options_of("submit") if option not in queue), "--verbose"]
+    assert set(queue) <= set(options_of("submit"))
 
 
 def test_every_command_that_answers_takes_the_same_options_at_the_end() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import in_check
 from cli.desk import Desk, ended, told_by
 from cli.terminals import at_a_terminal
 from detent.tools.workspace.sandbox import probe
@@ -51,6 +52,7 @@ def test_a_signal_lets_a_call_of_an_mcp_server_finish(desk: Desk) -> None:
     assert (desk.home / "effects.txt").read_text().splitlines() == ["held", "write two"]
 
 
+@in_check
 def test_ctrl_c_at_a_terminal_does_not_reach_an_mcp_server(desk: Desk) -> None:
     """The key is for this process. If it ended the server, the call that is waited for would be in doubt."""
     with_a_server(desk)
@@ -156,6 +158,7 @@ head -n 1 <&3
 """
 
 
+@in_check
 @pytest.mark.skipif(bool(probe().why), reason=f"the sandbox is NOT TESTED here: {probe().why}")
 def test_ctrl_c_does_not_reach_the_helper_of_a_sandbox(desk: Desk) -> None:
     """The call that is waited for still gets its way to the network, and the way answers until the call ends: it refuses another host."""

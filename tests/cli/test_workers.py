@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import in_check
 from cli.desk import Desk, ended, told_by
 from cli.test_models import on_a_terminal
 from detent import Engine
@@ -59,6 +60,7 @@ def submitted(desk: Desk, goal: str) -> str:
     return done.out.strip()
 
 
+@in_check
 def test_a_killed_worker_among_three_costs_no_run_and_repeats_no_effect(desk: Desk) -> None:
     """One of three `detent worker` processes dies by SIGKILL in the middle of a tool; the others take its runs to their end."""
     goals = ["slow", "one", "two", "three"]

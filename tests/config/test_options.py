@@ -31,6 +31,7 @@ from detent.config.schema_lines import SCHEMAS, schema_line
 from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
+from detent.evals import Suite
 from detent.policies.documents import PolicyDocument
 from detent.ports.options import takes
 from docs.pages import DOCS, ROOT, Block, blocks, generated, name_of, pages, rows
@@ -169,7 +170,7 @@ def test_examples_fit_the_schemas_and_name_them(file: Path) -> None:
 
 @pytest.mark.parametrize(("page", "block"), WRITTEN, ids=lambda value: f"{value.line}" if isinstance(value, Block) else name_of(value))
 def test_what_the_pages_show_fits_the_schemas(page: Path, block: Block) -> None:
-    """Agent files, `detent.toml`, rules, and parts of them; other files are policies and package metadata."""
+    """Agent files, `detent.toml`, rules, and parts of them; other files are policies, suites, webhooks and package metadata."""
     if block.language == "yaml":
         data = yaml.safe_load(block.text)
         assert problems("rules", data if isinstance(data, list) else [data]) == []
@@ -177,7 +178,8 @@ def test_what_the_pages_show_fits_the_schemas(page: Path, block: Block) -> None:
     data = tomllib.loads(block.text)
     agent, config = set(data) <= set(AgentFile.__struct_fields__), set(data) <= {*Config.__struct_fields__}
     if not agent and not config:
-        assert set(data) <= {*PolicyDocument.__struct_fields__, "project"}
+        suite = {*Suite.__struct_fields__}
+        assert set(data) <= {*PolicyDocument.__struct_fields__, "project"} or set(data) <= suite or set(data) == {"webhook"}
         return
     found = [
         problems("agent", data, part="name" not in data) if agent else ["no agent file"],

@@ -259,13 +259,28 @@ def delegated() -> Log:
     log.add(
         e.ToolStarted(call="main.3.0", tool="join_agent", key="k", digest="d", attempt=1), e.SubagentAwaited(child="c0", call="main.3.0")
     )
-    ended = {"status": "completed", "outcome": "completed", "call": "main.3.0", "sequence": 9, "digest": "e"}
+    asks = {"child": "c0", "status": "asks", "question": "how?"}
+    log.add(e.SubagentReleased(child="c0", call="main.3.0", result=asks, question="how?", signal="child:c0:4"))
+    turn(log).add(planned(ToolCall(tool="message_agent", args={"child": "c0", "text": "so"})))
+    log.add(
+        e.PolicyDecided(call="main.4.0", decision="allow"),
+        e.ToolStarted(call="main.4.0", tool="message_agent", key="k", digest="d", attempt=1),
+        e.SubagentMessaged(child="c0", text="so", call="main.4.0"),
+        e.ToolFinished(call="main.4.0", result=msgspec.Raw(b'{"child":"c0"}')),
+    )
+    turn(log).add(planned(ToolCall(tool="join_agent", args={"child": "c0"})), e.PolicyDecided(call="main.5.0", decision="allow"))
+    log.add(
+        e.ToolStarted(call="main.5.0", tool="join_agent", key="k", digest="d", attempt=1), e.SubagentAwaited(child="c0", call="main.5.0")
+    )
+    ended = {"status": "completed", "outcome": "completed", "call": "main.5.0", "sequence": 9, "digest": "e"}
     log.add(
         e.SubagentJoined(child="c0", output=3, usage=Usage(iterations=2, tool_calls=1), calls_of={"add": 1}, signal="child:c0", **ended)
     )
-    log.add(e.SubagentCancelled(child="c1", why="late", call="main.4.0"))
+    log.add(e.SubagentCancelled(child="c1", why="late", call="main.6.0"))
     error = e.ToolError(code="child_cancelled", message="late")
     log.add(e.SubagentJoined(child="c1", status="stopped", outcome="cancelled", reason="cancelled", partial="half", error=error))
+    told = e.MessageReceived(rule="parent", text="go on", by="20260101-000000-team", via="parent", call="main.9.0", ask_id="a", signal="s")
+    log.add(e.UserAsked(ask_id="a", question="and now?", to="parent"), told)
     return log.add(e.LeftByParent(parent="20260101-000000-team", signal="parent:left"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from crash.processes import answer_of, end, start
 from crash.workload import EXPECTED, RUN, open_calls, story, work, worker
 from detent.core import events as e
@@ -39,6 +39,7 @@ async def whole_story(directory: Path) -> list[bytes]:
     return story(await place.records(RUN))
 
 
+@thinned
 @pytest.mark.parametrize("death", DEATHS, ids=lambda d: "-".join(map(str, d)))
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_a_killed_process_is_succeeded_by_another_at_once(kind: str, death: tuple[Any, ...], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from crash.scenes import every_store, one_call, run_main
 from detent import AskUser, Engine, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
 from detent.config.groups import Bounds
@@ -18,7 +18,7 @@ from detent.core.actions import Schedule
 from laws.checks import check_laws
 from laws.places import Place, agent_of, engine_on
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from crash.child import race_plan, race_tools
 from crash.processes import Gate, answer_of, end, start
 from crash.scenes import every_store, one_call, run_main
@@ -17,6 +18,8 @@ from detent.core import events as e
 from detent.core.errors import Suspended
 from laws.checks import check_laws
 from laws.places import Effects, Place, agent_of, engine_on
+
+pytestmark = thinned
 
 
 @every_store

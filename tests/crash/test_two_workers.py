@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed, times
+from amounts import crossed, thinned, times
 from crash.child import RACER, race_plan, race_tools
 from crash.processes import Gate, answer_of, command, end, start
 from detent import FinalAnswer, ToolCall, View, tool
@@ -21,7 +21,7 @@ from detent.tools.functions.settlement import NotHappened
 from laws.checks import check_laws
 from laws.places import KINDS, Effects, Place, agent_of, engine_on
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 Pair = tuple[Place, Effects, Any, Any]
 
@@ -154,7 +154,7 @@ async def one_pass(run: StrategyRun) -> Passed:
 
 
 @pytest.mark.parametrize("strategy", ["reactive", "one_pass"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[1:])  # in memory the simulation tries it
 def test_a_late_worker_puts_its_outcome_on_the_log(kind: str, strategy: str, tmp_path: Path) -> None:
     """A worker whose claim was taken while its tool ran loses the append after the effect, and the log shows both facts, in the pass of the call."""
 
@@ -191,7 +191,7 @@ def test_a_late_worker_puts_its_outcome_on_the_log(kind: str, strategy: str, tmp
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[1:])  # in memory the simulation tries it
 def test_a_late_outcome_after_the_end_stays_on_the_log_and_changes_nothing(kind: str, tmp_path: Path) -> None:
     """The other worker was told that it did not happen, and finished; the log still shows that it did."""
 

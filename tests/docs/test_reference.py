@@ -11,7 +11,10 @@ from typing import Any, get_args
 
 import pytest
 
+from amounts import in_check, thinned
 from docs.pages import DOCS, ROOT, blocks, generated, name_of, pages, rows
+
+pytestmark = thinned
 
 PACKAGE = ROOT / "src" / "detent"
 KEPT = [
@@ -59,6 +62,7 @@ def first_cells(page: str, name: str) -> list[str]:
 # Generated parts --------------------------------------------------------------------------------------------------------------
 
 
+@in_check
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_generated_parts_are_current(page: Path, generator: ModuleType) -> None:
     """Each is what `scripts/docs.py` makes of the code as it is now."""
@@ -201,7 +205,7 @@ def test_the_help_of_a_command_says_what_the_page_says(name: str, monkeypatch: p
 
     monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setenv("NO_COLOR", "1")
-    shown = CliRunner().invoke(make_app(), [name, "--help"])
+    shown = CliRunner().invoke(make_app(name), [name, "--help"])
     assert shown.exit_code == 0
     text = generated(DOCS / "reference/cli.md", "commands")
     part = re.search(rf"^#### detent {name}\n(.*?)(?=^#{{3,4}} |\Z)", text, re.MULTILINE | re.DOTALL)

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed, thinned
 from detent import Agent, AskUser, Budget, Engine, Host, Stop
 from detent.core.errors import NotAllowedNow, RunContextMismatch, RunNotFound, UnknownName
 from detent.ports import RunQuery, Signal
 from detent.running.working import Worked
 from kernel.runs import END, Desk, Script, call, engine_for, run_async
 from running.waiting import due, resumed
+
+pytestmark = thinned
 
 OWNER = Host(tenant="acme", workspace="lab", principal="ann")
 STRANGERS = (Host(tenant="other", workspace="lab", principal="ann"), Host(workspace="lab", principal="ann"), Host(tenant="Acme"), Host())
@@ -53,15 +56,22 @@ CALLS: dict[str, Callable[[Engine, Host], Any]] = {
     "check_upgrade": lambda n, h: n.check_upgrade("r", host=h),
     "plans": lambda n, h: n.plans("r", host=h),
     "tree": lambda n, h: n.tree("r", host=h),
+    "waits": lambda n, h: n.waits("r", host=h),
+    "why": lambda n, h: n.why("r", host=h),
+    "held": lambda n, h: n.held("r", host=h),
 }
 """Every public method that takes the id of a run, called with a host."""
 
-ABOUT_MANY = {"list_runs", "approvals", "doubts", "backtest", "work", "session", "sessions"}
-"""Public methods that look at runs without naming one; each has a test below, `doubts` in `test_following.py`, the last two in `tests/sessions`.
+ABOUT_MANY = {"list_runs", "approvals", "doubts", "backtest", "work", "session", "sessions", "versions"}
+"""Public methods that look at runs without naming one; each has a test below, `doubts` in `test_following.py`, `session` and `sessions` in
+`tests/sessions`, `versions` in `tests/running`.
 
 `approvals` and `doubts` do both."""
 
-ABOUT_NONE = {"from_config", "close", "suspend", "run_sync", "call_sync", "gc", "retain", "hand", "wrap", "embed", "transcribe"}
+ABOUT_NONE = {
+    *("from_config", "close", "suspend", "run_sync", "call_sync", "gc", "retain", "hand", "wrap", "embed", "transcribe", "roll_out"),
+    *("pause", "unpause", "holds", "fleet", "health"),
+}
 """What concerns this engine or the whole store, and is the operator's; `run_sync` is `run`."""
 
 ADVANCING = ("run", "submit", "step", "stream", "resume", "reopen", "fork")
@@ -114,6 +124,7 @@ def test_every_public_method_is_placed_in_this_file() -> None:
             assert "host" in parameters or "options" in parameters, f"{name} takes no host"
 
 
+@crossed
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("name", CALLS)
 def test_another_tenant_neither_sees_nor_touches_a_run(name: str, situation: str) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent.core.errors import NotAllowedNow
 from detent.expressions import json_schema
 from detent.expressions.json_schema import MOST_REFERENCES, UnusableSchema, check_schema, errors_of, misfit
 from detent.running.admission import fitting_reply
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 DOUBLING = {**{f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}, "d60": {}}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, Engine, ToolCall
 from detent.config.assembly import store_at
 from detent.core.errors import ConfigError
@@ -17,6 +18,8 @@ from detent.testing import ScriptedPlanner
 from detent.tools.workspace import skills
 from detent.tools.workspace.skills import read_skill, skill_tool, skills_in
 from kernel.runs import END, ran
+
+pytestmark = thinned
 
 POINTS = """
 [detent.strategies]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent import Agent, Budget, FinalAnswer
 from detent.config.groups import Bounds
 from detent.core import events as e
@@ -23,6 +24,8 @@ from detent.ports import KernelHooks
 from detent.running.live import LiveWorld
 from detent.stores.ram import RamStore
 from kernel.runs import END, Allow, Desk, Script, call, engine_for, ran, run_async
+
+pytestmark = thinned
 
 force = msgspec.structs.force_setattr
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed, sampled
+from amounts import crossed, sampled, thinned
 from detent import FinalAnswer, Host, ToolCall, tool
 from detent.core import events as e
 from detent.core.budget import Usage
@@ -23,7 +23,7 @@ from detent.testing.faults import Crash, CrashingStore, When
 from history.family import NAMES, Tools, events, finish, make_engine, open_at, parent_of, run_async
 from laws.places import KINDS, Place, agent_of, engine_on
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 
 @pytest.mark.parametrize("kind", KINDS)

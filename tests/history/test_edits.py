@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.errors import BudgetRefused, ConfigError, UnknownName
@@ -13,6 +14,8 @@ from detent.engine import Engine
 from detent.stores.ram import RamStore
 from history.family import NAMES, Tools, events, finish, make_engine, parent_of, run_async
 from laws.places import agent_of, engine_on
+
+pytestmark = thinned
 
 
 async def forked(engine: Engine, at: int, **edits: Any) -> str:

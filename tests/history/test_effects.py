@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import FinalAnswer, ToolCall, View, tool
 from detent.core import events as e
 from detent.stores.ram import RamStore
 from detent.testing.faults import Crash, CrashingStore
 from history.family import STUBBED, Tools, events, finish, make_engine, parent_of, run_async
 from laws.places import Place, agent_of, engine_on
+
+pytestmark = thinned
 
 
 def notes(*texts: str) -> Any:

@@ -168,7 +168,11 @@ def test_what_belongs_to_nothing_is_removed_when_it_is_old_enough(kind: str, tmp
             (tmp_path / "logs" / ".inbox" / "gone.jsonl").write_bytes(b"{}\n")
             (tmp_path / "logs" / ".tmp-1-ab").write_bytes(b"half")
         else:
-            execute(tmp_path / "runs.db", "INSERT INTO inbox VALUES (99, 77, 'x', x'00')", "INSERT INTO snapshots VALUES (77, 1, x'00')")
+            execute(
+                tmp_path / "runs.db",
+                "INSERT INTO inbox (n, run, id, signal) VALUES (99, 77, 'x', x'00')",
+                "INSERT INTO snapshots VALUES (77, 1, x'00')",
+            )
         found = await examined(url)
         assert found.ok and {fault.run_id for fault in found.faults if fault.mend == "delete"} == {"gone", "begins"}
         assert "done" in [fault.run_id for fault in found.faults if fault.mend == "gc"] and not any(fault.damage for fault in found.faults)

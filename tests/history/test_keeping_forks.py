@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent.core import events as e
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog, NotAllowedNow, RunBusy, RunErased, RunNotFound
@@ -22,7 +22,7 @@ from detent.testing.faults import Crash, CrashingStore, T, When
 from history.family import Tools, finish, make_engine, open_at, parent_of, run_async
 from laws.places import KINDS, Place
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 
 async def family(engine: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent.core.codec import read_log, seal, tombstone
 from detent.core.errors import ConfigError, CorruptLog, NewerVersion, NotAllowedNow, RunBusy, RunNotFound
 from detent.core.events import Forked
@@ -22,9 +23,11 @@ from detent.ports import EventStore, RunQuery, Signal
 from detent.running.lineage import segments
 from detent.stores import open_store
 from detent.stores.ram import RamStore
-from detent.testing.conformance.store import head_of
+from detent.testing.conformance.store_places import head_of
 from detent.testing.faults import Crash, CrashingStore, When
 from laws.places import agent_of, engine_on
+
+pytestmark = thinned
 
 HERE = Path(__file__).resolve().parent
 KINDS = ("ram", "file", "sqlite", "postgresql")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, NotExecuted, Plan, Stop, ToolCall, Usage, View, tool
 from detent.core.codec import read_record
 from detent.core.state import RunState
@@ -28,6 +29,8 @@ from detent.ports import Call, ToolSpec, Verdict
 from detent.running.results import Replay
 from detent.stores.ram import RamStore
 from detent.tools.functions.schema import schema_digest
+
+pytestmark = thinned
 
 
 @pytest.mark.parametrize("again", ["resumed", "reopened"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from crash.workload import EXPECTED, RUN, make_tools, work, worker
 from detent import FinalAnswer, ToolCall, View, tool
 from detent.core import events as e
@@ -16,6 +17,8 @@ from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
 from laws.checks import check_laws
 from laws.places import KINDS, Effects, Place, agent_of, engine_on
+
+pytestmark = thinned
 
 
 class NeverAsked:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+from amounts import thinned
 from detent.extend import open_memory
 from detent.memories.files.memory import FileMemory
 from detent.memories.ram import RamMemory
@@ -117,6 +118,7 @@ def test_a_memory_and_a_store_share_a_database(postgres_url: str, *, memory_firs
     asyncio.run(main())
 
 
+@thinned
 class TestPostgresMemory(MemoryContract):
     @pytest.fixture
     def maker(self, postgres: Cluster, postgres_url: str) -> MemoryMaker:

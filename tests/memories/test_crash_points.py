@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from amounts import crossed, sampled
+from amounts import crossed, in_check, sampled
 from detent import Agent, Engine, FinalAnswer, Host, ToolCall, View, tool
 from detent.core import events as e
 from detent.extend import open_memory
@@ -136,7 +136,7 @@ class World:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-@pytest.mark.parametrize("kind", ["sqlite", "file", "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", "file", pytest.param("postgres", marks=in_check)])
 def test_a_death_at_any_write_leaves_one_item_for_a_call_and_one_recall_for_a_query(
     kind: str, scene: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_death_at_any_write_leaves_one_item_for_a_call_and_one_recall_for_a_qu
             assert [told for told, _, _ in log].count(name) >= count, log
         assert sum(name in OF_MEMORY for name in counted.done) >= operations, counted.done
         points = [(at, when) for at in range(1, counted.calls + 1) for when in ("before", "after")]
-        for at, when in sampled(points, few=2 if kind == "postgres" else 4):
+        for at, when in sampled(points, few=3):
             world = World(kind, tmp_path / f"{when}{at}", request)
             await world.fill()
             with pytest.raises(Crash):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from amounts import times
+from amounts import in_check, times
 from detent.core.errors import ItemConflict, ItemNotFound
 from detent.extend import open_memory
 from detent.ports import Memory, MemoryItem, standing_of
@@ -176,6 +176,7 @@ def test_a_memory_is_a_dictionary_with_tombstones(url: str) -> None:
     run_state_machine_as_test(Machine, settings=settings(max_examples=times(20), stateful_step_count=25))
 
 
+@in_check
 def test_the_memory_in_postgres_is_one_too(postgres: Cluster, postgres_url: str) -> None:
     """The same, against a real server."""
 

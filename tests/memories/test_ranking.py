@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from detent.memories import ranking
 from detent.memories.sqlite.memory import SqliteMemory
 from source_code import ROOT
@@ -95,6 +96,7 @@ def halves(directory: Path) -> list[Path]:
     return files
 
 
+@in_check
 def test_the_weight_that_is_chosen_on_half_of_the_questions_is_good_for_the_other_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 from detent.core.errors import StoreFull
 from detent.ports import Reservation, RunQuery, Spent
 from detent.stores.files import logs as file_logs
+from detent.stores.files.spent import Ledger
 from detent.stores.files.store import FileStore
-from detent.testing.conformance.store import head_of, line
+from detent.testing.conformance.store_places import head_of, line
 
 DAY = "2026-03-01"
 ONE = Spent(tenant="acme", day=DAY, tool_calls=1, cost_usd=0.5)
@@ -52,6 +55,28 @@ def test_an_append_that_came_to_nothing_after_its_charge_is_charged_once_when_it
         assert await store.spent("acme", DAY) == Spent(tenant="acme", day=DAY, tool_calls=3, cost_usd=1.5)
 
     on_store(tmp_path / "logs", body)
+
+
+def test_a_charge_of_a_dead_process_is_taken_back_by_an_append_that_charges_nothing(tmp_path: Path) -> None:
+    """The process that resumes the run begins with a record of that. A run whose processes die again and again would else be charged each time."""
+    path, day = tmp_path / "logs", datetime.fromisoformat(f"{DAY}T12:00:00+00:00")
+    of = partial(head_of, "run", tenant="acme", updated_at=day)
+
+    async def before(store: FileStore) -> None:
+        await store.append("run", 0, [line(1)], head=of(1), spent=ONE)
+        await store.append("run", 1, [line(2)], head=of(2))
+
+    async def after(store: FileStore) -> None:
+        Ledger(path / ".spent").add(of(3), 2, ONE, durable=False)  # and then it died
+        assert (await store.spent("acme", DAY)).tool_calls == 2
+        await store.append("run", 2, [line(3)], head=of(3))
+        assert (await store.spent("acme", DAY)).tool_calls == 1
+        await store.append("run", 3, [line(4)], head=of(4), spent=ONE)
+        await store.append("run", 4, [line(5)], head=of(5))
+        assert (await store.spent("acme", DAY)).tool_calls == 2
+
+    on_store(path, before)
+    on_store(path, after)
 
 
 def test_half_a_line_that_a_dying_process_left_spoils_nothing(tmp_path: Path) -> None:

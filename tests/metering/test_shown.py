@@ -6,9 +6,9 @@ import asyncio
 import io
 from typing import Any
 
-from detent.cli.model_calls import told
-from detent.cli.trace import make_trace
 from detent.core.codec import read_log
+from detent.history.model_calls import told
+from detent.history.traces import make_trace
 from detent.observers.console import ConsoleObserver
 from detent.stores.ram import RamStore
 from metering.providers import Caller, Provider, answer, failure, run, used

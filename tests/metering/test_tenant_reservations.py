@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent import Agent, Engine, Host, Result, TenantBudget, Thought, ToolCall, tool
 from detent.core import events as e
 from detent.core.budget import Usage
 from detent.core.errors import BudgetRefused, ModelCallFailure
 from detent.metering.tenants import LAPSES_S
-from detent.ports import Balance, ModelAnswer, Reservation
+from detent.ports import Balance, ModelAnswer, Reservation, Spent
 from detent.stores.ram import RamStore
 from detent.stores.sqlite.store import SqliteStore
 from detent.stores.urls import open_store
@@ -144,7 +144,9 @@ def test_what_one_run_has_reserved_is_not_there_for_another(limits: Any, sibling
         assert (await one.replay("one@acme")).identical and (await two.replay("two@acme")).identical
         spent = await one.tenants.spent("acme")
         assert spent.tokens == 30
-        assert store._shelf.reserved == {}, "nothing stays reserved"
+        await one.close()
+        await two.close()
+        assert await reserved(store) == 0, "nothing stays reserved"
 
     asyncio.run(main())
 
@@ -322,7 +324,9 @@ def test_a_costly_tool_waits_for_what_a_model_call_of_another_run_has_reserved(e
         if ends == "goes on":
             assert (await waiting).status == "completed"
         assert len(bought) == (ends == "goes on")
-        assert store._shelf.reserved == {}
+        await one.close()
+        await two.close()
+        assert await reserved(store) == 0
         again = await two.replay("two@acme")
         assert again.identical, again.divergence
 
@@ -381,7 +385,9 @@ def test_a_run_that_is_taken_on_gives_back_what_it_had_reserved() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_at_any_write_leaves_no_account_wrong_by_more_than_the_call_that_was_open(when: Any, tmp_path: Path) -> None:
-    """What was really used is charged or reserved, too much at most by one reservation; once the run has gone on, nothing is held."""
+    """What was really used is charged or reserved, too much at most by one reservation of the call and one of its process; once the run has gone on,
+    it holds nothing.
+    """
     sent: list[int] = []
 
     async def plan(view: Any) -> Any:
@@ -393,7 +399,7 @@ def test_a_crash_at_any_write_leaves_no_account_wrong_by_more_than_the_call_that
         return END if view.iteration > 2 else Thought(content=str(view.iteration))
 
     def made_on(store: Any, first: int) -> Engine:
-        return engine(Planning(plan), store=store, ids=SequentialIds(first), tenant_budgets={"acme": TenantBudget(max_total_tokens=1000)})
+        return engine(Planning(plan), store=store, ids=SequentialIds(first), tenant_budgets={"acme": TenantBudget(max_total_tokens=400)})
 
     async def account(store: Any) -> tuple[int, int]:
         """Return what the tenant has used, and what is reserved beside it."""
@@ -410,10 +416,11 @@ def test_a_crash_at_any_write_leaves_no_account_wrong_by_more_than_the_call_that
             await place.close()
             then = place.store()
             spent, held = await account(then)
-            assert sum(sent) <= spent + held <= sum(sent) + 30, f"died {when} {at}: {store.done}"
+            assert sum(sent) <= spent + held <= sum(sent) + 60, f"died {when} {at}: {store.done}"
             made, there = made_on(then, 500), await then.head("r@acme") is not None
             result = await (made.resume("r@acme") if there else made.run(AGENT, "go", host=ACME, run_id="r"))
-            assert (result.status, await account(then)) == ("completed", (result.usage.total_tokens, 0))
+            assert (result.status, (await account(then))[0]) == ("completed", result.usage.total_tokens)
+            assert not [name for run_id, name in then._shelf.reserved if run_id == "r@acme"]
             assert sum(sent) <= result.usage.total_tokens <= sum(sent) + 30
             await place.close()
             if not store.crashed:
@@ -488,8 +495,8 @@ def test_a_start_that_is_reserved_elsewhere_and_never_recorded_is_not_waited_for
     async def main() -> None:
         store = RamStore()
         made = engine(Caller(Provider(answer())), store=store, tenant_budgets={"acme": TenantBudget(max_runs=1)})
-        dead = made.tenants.starting("dead", "acme")
-        assert await dead.__aenter__() != ()
+        dead = made.tenants.starting("acme")
+        assert await dead.__aenter__()
         for _ in range(2):
             with pytest.raises(
                 BudgetRefused, match=r"other runs of tenant 'acme' have reserved the last starts.*Start it again.*lapse after 30 s"
@@ -524,6 +531,7 @@ def start(url: str, name: str, runs: int, budget: dict[str, Any]) -> Any:
     return fork(words, env=environment, stdin=subprocess.PIPE)
 
 
+@thinned
 @pytest.mark.parametrize("scheme", ["sqlite:///{}/runs.db", "file:{}/logs", "postgres"])
 @pytest.mark.parametrize("budget", [{"max_runs": 5}, {"max_total_tokens": 200}, {"max_model_calls": 7}, {"max_tool_calls": 7}])
 def test_processes_together_keep_to_the_bound(scheme: str, budget: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -583,6 +591,7 @@ def test_a_tenant_without_bounds_on_models_reserves_nothing() -> None:
         made: Engine = engine(Caller(Provider(answer(), answer())), store=store, tenant_budgets={"acme": TenantBudget(max_tool_calls=9)})
         await made.run(Agent(name="asker"), "go", host=ACME, run_id="r")
         await made.run(Agent(name="asker"), "go", host=Host(tenant="free"), run_id="s")
-        assert reservations == []
+        assert all(amount == Spent(tenant="acme", day=amount.day) for asked in reservations for amount in asked.amounts.values())
+        assert {asked.tenant for asked in reservations} == {"acme"}
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed, stride
+from amounts import crossed, stride, thinned
 from detent import Agent, Budget, Engine, FinalAnswer, Host, Plan, TenantBudget, ToolCall, Usage, View
 from detent.config.engines import Config
 from detent.config.loading import load_config
@@ -27,7 +27,7 @@ from kernel.runs import Desk, Ran, Script, call, engine_for, look, ran
 from laws.places import KINDS, Place
 from metering.providers import MODEL, Caller, Planning, Provider, answer, engine
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 ACME = Host(tenant="acme")
 
@@ -282,7 +282,7 @@ def test_a_crash_at_any_write_charges_what_the_log_says(kind: str, when: Any, tm
 
     async def main() -> None:
         agent, budget = Agent(name="w", tools=["look", "put"]), Budget(max_iterations=3)
-        for at in range(1, 30, stride(3)):
+        for at in range(1, 30, stride(6)):
             directory = tmp_path / str(at)
             directory.mkdir()
             place = Place(kind, directory)
@@ -355,6 +355,7 @@ def test_the_output_of_a_model_call_is_clamped_to_what_the_tenant_has_left() -> 
                 assert "for tenant 'acme'" in result.state.error
         assert provider.limits == [12, 12], "10 tokens are left and the prompt alone takes them"
         assert (await store.spent("acme", "2026-01-01")).tokens == 30
+        await made.close()
         roomier = engine(Caller(provider, input_tokens=4, max_output_tokens=12), store=store, tenant_budgets=budgets, ids=SequentialIds(99))
         await roomier.run(Agent(name="asker"), "go", host=ACME, run_id="d")
         assert provider.limits[-1] == 6

@@ -58,6 +58,14 @@ class Wiping:
         return Plan(actions=(FinalAnswer(content="done"),) if view.results else (ToolCall(tool="wipe", args={"what": "x"}),))
 
 
+class Paying:
+    """Pays, then answers."""
+
+    async def plan(self, view: View) -> Plan:
+        """See `Planner.plan`."""
+        return Plan(actions=(FinalAnswer(content="done"),) if view.results else (ToolCall(tool="pay"),))
+
+
 class Asking:
     """Asks, then says what was replied."""
 
@@ -167,6 +175,33 @@ def test_the_order_of_the_store_decides_and_every_other_answer_is_on_record(plac
     asyncio.run(main())
 
 
+def test_of_two_replies_and_of_two_who_settle_a_call_the_first_counts_and_the_other_is_on_record(place: Bound) -> None:
+    """What the second said would be the user's words, or run a payment again that was made."""
+    ran: list[str] = []
+
+    @tool(side_effect="write")
+    async def pay() -> str:
+        """Pay, and lose the answer."""
+        ran.append("paid")
+        raise RuntimeError("the line is dead")
+
+    async def main() -> None:
+        async with place.engine(planner=Asking()) as engine:
+            await engine.run(Agent(name="asks"), "ask", run_id="r")
+            for name, said in (("ann", "this"), ("bob", "that")):
+                await engine.store.post("r", Signal(id=name, kind="reply", by=name, payload={"ask_id": "main.1", "reply": said}))
+            assert (await engine.resume("r")).output == "this" and await refused(engine) == [("reply", "bob", "not_asked")]
+            assert (await engine.replay("r")).identical
+        async with Engine(store=place.store(), planner=Paying(), tools=[pay]) as engine:
+            assert (await engine.run(Agent(name="payer", tools=["pay"]), "pay", run_id="s")).status == "waiting_for_reconciliation"
+            for name, more in (("ann", {"outcome": "happened", "result": "yes"}), ("bob", {"outcome": "not_happened"})):
+                await engine.store.post("s", Signal(id=name, kind="reconcile", by=name, payload={"call": CALL, **more}))
+            assert (await engine.resume("s")).output == "done" and ran == ["paid"]
+            assert await refused(engine, "s") == [("reconcile", "bob", "not_in_doubt")] and (await engine.replay("s")).identical
+
+    asyncio.run(main())
+
+
 def test_an_approval_does_not_overtake_a_cancellation_that_was_posted_before(place: Bound) -> None:
     """The call does not run, the approval is refused, a second cancellation, too; in the other order the approval counts and nothing runs."""
 
@@ -188,8 +223,12 @@ def test_an_approval_does_not_overtake_a_cancellation_that_was_posted_before(pla
     asyncio.run(main())
 
 
-def test_an_answer_that_came_as_the_run_ended_is_refused_on_its_log(place: Bound) -> None:
-    """It came after the last look into the inbox and before the end was recorded: nobody would ever have decided on it."""
+@pytest.mark.parametrize("turns", [None, 5])
+def test_an_answer_that_came_as_the_run_ended_is_refused_on_its_log(place: Bound, turns: int | None) -> None:
+    """It came after the last look into the inbox and before the end was recorded: nobody would ever have decided on it.
+
+    A caller that wants some turns only does not look again after it has released the claim.
+    """
 
     async def main() -> None:
         async with place.engine(planner=Asking()) as engine, place.engine() as other:
@@ -202,7 +241,8 @@ def test_an_answer_that_came_as_the_run_ended_is_refused_on_its_log(place: Bound
 
             engine.store.append = late  # type: ignore[method-assign]
             await engine.run(Agent(name="asks"), "ask", run_id="r")
-            assert (await engine.reply("r", "this", by="bob")).output == "this"
+            await engine.reply("r", "this", by="bob", resume=False)
+            assert (await engine.run(Agent(name="asks"), "ask", run_id="r", turns=turns)).output == "this"
             assert await refused(engine) == [("reply", "ann", "not_asked")] and await engine.store.signals(["r"]) == {}
             assert (await engine.replay("r")).identical and (await engine.verify("r")).ok
 

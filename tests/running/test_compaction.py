@@ -14,7 +14,7 @@ import pytest
 from msgspec import Raw
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
-from amounts import crossed, sampled, times
+from amounts import crossed, in_check, sampled, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Result, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, ToolCall
@@ -889,7 +889,7 @@ def told_of(events: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("use", ["extractive", "summary"])
-@pytest.mark.parametrize("kind", [*KINDS[1:], "postgresql"])
+@pytest.mark.parametrize("kind", [*KINDS[1:], pytest.param("postgresql", marks=in_check)])
 def test_a_crash_around_a_compaction_compacts_once(kind: str, use: str, when: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Whoever resumes finds the record, or makes the same one again; the replay of the whole log is identical."""
     url = request.getfixturevalue("postgres_url") if kind == "postgresql" else ""
@@ -915,7 +915,7 @@ def test_a_crash_around_a_compaction_compacts_once(kind: str, use: str, when: An
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", [*KINDS[1:], "postgresql"])
+@pytest.mark.parametrize("kind", [*KINDS[1:], pytest.param("postgresql", marks=in_check)])
 def test_a_crash_while_the_small_model_writes_costs_one_call(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The call is charged as one whose end is not known, and made again; the compaction is that of a run to which nothing happened."""
     url = request.getfixturevalue("postgres_url") if kind == "postgresql" else ""

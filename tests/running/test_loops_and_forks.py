@@ -25,6 +25,7 @@ from detent.ports import Signal
 from detent.stores import open_store
 from detent.testing import ScriptedPlanner
 from detent.tools import ThreadPool
+from forked import fork
 
 pytestmark = crossed
 
@@ -201,7 +202,7 @@ def in_child(work: Callable[[], bool]) -> int:
     if (pid := os.fork()) == 0:
         status = 1
         try:
-            signal.alarm(30)
+            signal.alarm(100)
             status = 0 if work() else 2
         finally:
             os._exit(status)
@@ -219,8 +220,9 @@ from running.test_loops_and_forks import {name}
 def in_a_process_of_its_own(name: str, url: str) -> None:
     """Call a function of this file in a process without other threads, from which it may fork."""
     source = FORKING.format(path=[str(Path(__file__).parents[1])], name=name, url=url)
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = fork(["-c", source], stderr=subprocess.PIPE, imports=["running.test_loops_and_forks"])
+    _, said = process.communicate(timeout=100)
+    assert (process.returncode, said) == (0, "")
 
 
 def preloaded(url: str) -> None:
@@ -316,7 +318,7 @@ def test_closing_an_engine_ends_its_idle_tool_threads() -> None:
             async with engine:
                 assert (await engine.run(agent, "Work")).status == "completed"
                 (mine,) = set(threading.enumerate()) - before
-            mine.join(5)
+            mine.join(60)
             assert not mine.is_alive()
 
     asyncio.run(main())

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, AskUser, Engine, FinalAnswer
 from detent.core.errors import NotAllowedNow
 from detent.expressions.patterns import drop_foreign_patterns
 from detent.running.admission import fitting_reply
 from laws.places import PurePlanner
+
+pytestmark = thinned
 
 SLOW = "^(?=a)(a+)+$"
 NEVER = "a" * 64 + "!"

@@ -11,11 +11,11 @@ import pytest
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.cli.approving import request_lines
-from detent.cli.trace import make_trace
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.core.records import Record
 from detent.history.explaining import explain
+from detent.history.traces import make_trace
 from detent.planners.raw_text.planner import OnDevicePlanner
 from detent.running.results import Approval
 from detent.testing import ScriptedPlanner

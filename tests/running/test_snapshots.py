@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from amounts import times
+from amounts import thinned, times
 from core.golden_logs import GOLDEN
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
@@ -26,6 +26,8 @@ from detent.running.snapshots import EVERY, dump_snapshot, restored, state_of
 from detent.stores.ram import RamStore
 from detent.testing.clocks import EPOCH, FakeClock, SequentialIds
 from properties.scripts import CautiousPolicy, Example, drive, examples, make_tools, planner_for
+
+pytestmark = thinned
 
 
 def states_of(lines: Sequence[bytes]) -> list[RunState]:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from detent.config.groups import Bounds
 from detent.core.errors import StoreFull
 from detent.running import watcher
 from detent.stores.ram import RamStore
+from forked import fork
 from kernel.runs import END, Script, call, engine_for, run_async
 from laws.places import PurePlanner
 
@@ -53,7 +53,7 @@ def test_ctrl_c_and_sigterm_suspend_a_run_that_can_be_resumed(tmp_path: Path, nu
     effects, url = tmp_path / "effects", f"sqlite:///{tmp_path / 'runs.db'}"
     root = Path(__file__).resolve().parents[2]
     program = CHILD.format(paths=[str(root / "src"), str(root / "tests")], effects=str(effects), url=url)
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = fork(["-c", program], stderr=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == "hanging\n"
     os.kill(child.pid, number)
     out, err = child.communicate(timeout=60)

@@ -10,6 +10,7 @@ import msgspec
 import pydantic
 import pytest
 
+from amounts import thinned
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
@@ -19,6 +20,8 @@ from detent.running.results import Reason
 from detent.stores.ram import RamStore
 from detent.testing import FakeModel, calls
 from kernel.runs import run_async
+
+pytestmark = thinned
 
 GIVEN = [calls(("final_result", {"name": "Ulm", "people": -1})), calls(("final_result", {"name": "Ulm", "people": 2}))]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import stride
+from amounts import stride, thinned
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, Thought, ToolCall, Usage, View, tool
 from detent.core import events as e
 from detent.core.agent import AgentSpec
@@ -187,6 +187,7 @@ class Corrected(Model):
         return await super().plan(view)
 
 
+@thinned
 @pytest.mark.parametrize("strategy", SCENARIOS)
 def test_the_answer_of_every_strategy_is_checked_and_corrected_whenever_the_worker_dies(strategy: str) -> None:
     """Whichever pass gave it, without a crash and with one before or after some append; the log replays."""
@@ -209,7 +210,7 @@ def test_the_answer_of_every_strategy_is_checked_and_corrected_whenever_the_work
 
     async def main() -> None:
         assert not await crashed(1000, "before")
-        for at in range(1, 60, stride(7)):
+        for at in range(1, 60, stride(25 * scenario.costly)):
             if not any([await crashed(at, "before"), await crashed(at, "after")]):
                 break
 
@@ -786,6 +787,7 @@ def test_the_answer_hook_refuses_aborts_and_is_asked_once() -> None:
     assert stopped.why == ("stopped", "policy_stopped") and stopped.result.error == "not today"
 
 
+@thinned
 @pytest.mark.parametrize("strategy", SCENARIOS)
 def test_the_answer_hook_sees_the_answers_to_the_goal_and_no_step(strategy: str) -> None:
     """A critique or a step is nothing that a user would be told; a hook that refused it would break the strategy."""

@@ -92,7 +92,7 @@ def start(url: str, directory: Path, write: int, when: str) -> Any:
     return fork([str(HERE / "waits.py"), url, str(directory), str(write), when], env=environment, imports=["crash.workload", "laws.places"])
 
 
-@pytest.mark.parametrize("kind", ["file", "sqlite"])
+@pytest.mark.parametrize("kind", [pytest.param("file", marks=in_check), "sqlite"])
 def test_processes_that_are_killed_one_after_another_take_a_waiting_run_to_its_end(kind: str, tmp_path: Path) -> None:
     """A real SIGKILL a few writes into each of them, before and after by turns: every process gets a bit further, and the end is the same."""
     place, effects = Place(kind, tmp_path), Effects(tmp_path / "effects")

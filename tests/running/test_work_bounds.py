@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
 from detent.config.environment import parse_budget
 from detent.core import events as e
@@ -21,7 +21,7 @@ from detent.tools.done import done_tool
 from kernel.runs import Desk, Script, call, engine_for, look, ran
 from laws.places import Place
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 END = FinalAnswer(content="what I have")
 

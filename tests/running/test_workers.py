@@ -324,7 +324,7 @@ def test_an_engine_takes_any_host() -> None:
             told.append(run_id)
 
         async def work(self, backlog: Any, *, until_idle: bool = False) -> None:
-            told.extend([due.run_id for due in await backlog.due()])
+            told.extend([due.run_id for due in (await backlog.due()).runs])
 
     async def main() -> None:
         async with Engine(planner=ScriptedPlanner([FinalAnswer(content="x")]), worker_host=Recorded()) as engine:
@@ -451,29 +451,26 @@ def test_a_run_that_its_store_has_no_room_for_is_said_and_not_counted_as_an_atte
     asyncio.run(main())
 
 
-def test_a_worker_looks_less_often_where_looking_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It rests twenty times as long as a look took, and at most ten times as long as it was told."""
+def test_a_submitted_run_is_claimed_once_by_the_worker_that_begins_it() -> None:
+    """It has made no attempt that could be counted, so nothing is read under a claim of its own first."""
 
-    class Slow(Pile):
-        def __init__(self, look_s: float) -> None:
-            super().__init__()
-            self.look_s, self.pauses = look_s, list[float]()
+    class Counting(RamStore):
+        claims = 0
 
-        async def due(self) -> Any:
-            loop = asyncio.get_running_loop()
-            over = loop.time() + self.look_s
-            monkeypatch.setattr(loop, "time", lambda: over)
-            return await super().due()
+        async def claim(self, run_id: str) -> int:
+            self.claims += run_id == wanted
+            return await super().claim(run_id)
 
-        async def news(self, timeout_s: float) -> None:
-            self.pauses.append(timeout_s)
-            await asyncio.Event().wait()
+    wanted = ""
 
-    async def first_pause(pile: Slow) -> float:
-        working = asyncio.create_task(InProcessHost(poll_s=0.1).work(pile))
-        while not pile.pauses:
-            await asyncio.sleep(0)
-        working.cancel()
-        return pile.pauses[0]
+    async def main() -> None:
+        nonlocal wanted
+        store = Counting()
+        office = Office(store=store)
+        async with office.engine as engine:
+            wanted = await engine.submit(CLERK, "a letter")
+            worked = await engine.work(until_idle=True)
+            assert worked.came_to == {"completed": 1}
+            assert store.claims == 1
 
-    assert [round(asyncio.run(first_pause(Slow(look_s))), 3) for look_s in (0.001, 0.02, 0.06)] == [0.1, 0.4, 1.0]
+    asyncio.run(main())

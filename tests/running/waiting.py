@@ -14,7 +14,7 @@ from detent.running.working import StoreBacklog
 async def due(engine: Engine, *, host: Host | None = None) -> list[str]:
     """Return the waiting runs that can move, the oldest first; nothing is changed."""
     backlog = StoreBacklog(engine.hand(), tenant=host.tenant if host else None, waiting_only=True)
-    return [one.run_id for one in await backlog.due()]
+    return [one.run_id for one in (await backlog.due()).runs]
 
 
 async def resumed(engine: Engine, *, host: Host | None = None) -> list[Result]:

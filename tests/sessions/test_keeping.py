@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, Engine, ToolCall, View, tool
 from detent.core.errors import NotAllowedNow, RunErased, SessionBusy
 from detent.core.records import RunHead
@@ -15,6 +16,8 @@ from detent.history.moving import archive, copy
 from detent.ports import RunQuery
 from detent.stores.ram import RamStore
 from sessions.talks import AGENT, Clerk, Ledger, asks, call, engine_of
+
+pytestmark = thinned
 
 
 async def stored(engine: Engine, run_id: str) -> bytes:

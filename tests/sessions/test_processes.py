@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amounts import PROFILE, crossed, sampled, times
+from amounts import PROFILE, crossed, in_check, sampled, times
 from crash.processes import answer_of, command, end
 from detent import Agent, Engine, Result, tool
 from detent.stores.urls import open_store
@@ -35,7 +35,7 @@ def start(url: str) -> Any:
     return fork([str(HERE / "child.py"), url], env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, imports=["sessions.talks"])
 
 
-@pytest.mark.parametrize("kind", ["file", "sqlite", "postgres"])
+@pytest.mark.parametrize("kind", ["file", "sqlite", pytest.param("postgres", marks=in_check)])
 def test_two_processes_send_to_one_session_at_once(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Otherwise two servers could answer one user in two voices, each without the other's answer. `scripts/soak --matrices` tries it 125 times."""
     place = Place(kind, tmp_path, database=request.getfixturevalue("postgres_url") if kind == "postgres" else "")
@@ -103,7 +103,7 @@ async def check(store: Any, effects: Effects, texts: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", [*KINDS, "postgres"])
+@pytest.mark.parametrize("kind", [*KINDS, pytest.param("postgres", marks=in_check)])
 def test_a_crash_at_any_write_of_a_session_loses_and_doubles_nothing(
     kind: str, when: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_crash_at_any_write_of_a_session_loses_and_doubles_nothing(
         counting = CrashingStore(counted.store(), operations=WRITES)
         (tmp_path / "whole").mkdir()
         await converse(counting, Effects(tmp_path / "whole" / "effects"))
-        for at in sampled(range(1, counting.calls + 1), few=4 if kind == "postgres" else 6):
+        for at in sampled(range(1, counting.calls + 1), few=4):
             directory = tmp_path / str(at)
             directory.mkdir()
             place, effects = Place(kind, directory), Effects(directory / "effects")
@@ -172,6 +172,7 @@ def test_a_long_conversation_survives_many_deaths(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@in_check
 @pytest.mark.timeout(900)
 def test_a_conversation_with_compactions_survives_processes_that_are_killed(tmp_path: Path) -> None:
     """Messages, payments, prompts and replays are as if nobody had died; `scripts/soak --conversation` is the long version."""

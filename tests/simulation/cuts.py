@@ -13,29 +13,43 @@ from typing import Any
 import msgspec
 
 from detent.core import events as e
-from detent.core import fold, settle
+from detent.core import fold
 from detent.core.errors import Conflict, StoreError
 from detent.history import upkeep
 from detent.kernel import deciding, execution, journal
 from detent.kernel.context import KernelContext
 from detent.kernel.journal import Journal
-from detent.metering import tenants
+from detent.metering import prepaid
 from detent.ports import Reservation, Verdict
-from detent.running import advancing, driving, hiding, inbox, late, rules, snapshots, starting
+from detent.running import advancing, children, delegating, driving, family, hiding, inbox, late, remembering, reopening, rules, snapshots
 from detent.running.advancing import Advancing
 from detent.running.snapshots import SnapshotJournal
 from simulation.disks import DiskStore
-from simulation.schedule import Outcome, run_schedule
+from simulation.families import DiskMemory
+from simulation.schedule import Outcome, Setting, run_schedule, tidy
 
 replace = msgspec.structs.replace
 Cut = Callable[[], list[tuple[Any, str, Any]]]
 CUTS: dict[str, Cut] = {}
+WIDE: set[str] = set()
+"""Those that only a tree of runs, or a memory, meets."""
 
 
 def cut(make: Cut) -> Cut:
     """Enter a fault: a function that returns what is to be put in whose place."""
     CUTS[make.__name__] = make
     return make
+
+
+def wide(make: Cut) -> Cut:
+    """Enter a fault of trees of runs, or of the memory."""
+    WIDE.add(make.__name__)
+    return cut(make)
+
+
+def setting_of(name: str) -> Setting:
+    """Return the setting that may find a fault."""
+    return "wide" if name in WIDE else "whole"
 
 
 @contextlib.contextmanager
@@ -55,8 +69,9 @@ def applied(name: str) -> Generator[None]:
 def found_by(name: str, *, first: int = 0, most: int = 10_000) -> tuple[int, Outcome | None]:
     """Return the first seed whose schedule finds a fault that the same schedule does not meet without it, and what it says."""
     for seed in range(first, first + most):
+        tidy(seed)
         outcome = with_fault(name, seed)
-        if outcome.promise and not run_schedule(seed).promise:
+        if outcome.promise and not run_schedule(seed, setting=setting_of(name)).promise:
             return seed, outcome
     return first + most, None
 
@@ -64,7 +79,7 @@ def found_by(name: str, *, first: int = 0, most: int = 10_000) -> tuple[int, Out
 def with_fault(name: str, seed: int) -> Outcome:
     """Run one schedule with a fault; raise `AssertionError` where the fault breaks no promise but Python: it names what is there no more."""
     with applied(name):
-        outcome = run_schedule(seed)
+        outcome = run_schedule(seed, setting=setting_of(name))
     fits = not any(f"{error.__name__}: " in outcome.what for error in (TypeError, AttributeError, NameError))
     assert fits, f"{name} does not fit the engine any more: {outcome.what}"
     return outcome
@@ -230,11 +245,11 @@ def a_claim_is_given_back_at_once() -> list[Any]:
 def an_answer_is_consumed_and_not_recorded() -> list[Any]:
     known = inbox.take
 
-    async def take(signal: Any, run: Any, store: Any) -> None:
+    async def take(signal: Any, run: Any, *others: Any) -> None:
         if signal.kind == "reply":
             run.journal.consume(signal.id)
         else:
-            await known(signal, run, store)
+            await known(signal, run, *others)
 
     from detent.running import live
 
@@ -356,10 +371,6 @@ def people_are_not_asked() -> list[Any]:
 
 @cut
 def a_cancelled_run_goes_on() -> list[Any]:
-    return [(settle, "_cancelled", lambda _run: None)] if "_cancelled" in settle.__dict__ else _goes_on_cancelled()
-
-
-def _goes_on_cancelled() -> list[Any]:
     known = fold._apply
 
     def apply(state: Any, event: Any, envelope: Any) -> Any:
@@ -386,7 +397,7 @@ def every_reservation_is_granted() -> list[Any]:
 
 @cut
 def what_is_reserved_is_kept() -> list[Any]:
-    return [(Journal, "release", _nothing), (tenants.Tenants, "give_back", _nothing_async)]
+    return [(Journal, "release", _nothing), (prepaid.Prepaid, "left", _nothing), (prepaid.Prepaid, "give_back", _nothing_async)]
 
 
 @cut
@@ -403,8 +414,8 @@ def nobody_is_charged() -> list[Any]:
 def everything_is_charged_again() -> list[Any]:
     known = SnapshotJournal._beside
 
-    def beside(self: Any, charged: Any, state: Any, lines: Any) -> Any:
-        return known(self, replace(charged, tool_calls=0), state, lines)
+    def beside(self: Any, before: Any, state: Any, lines: Any) -> Any:
+        return known(self, replace(before, usage=replace(before.usage, tool_calls=0)), state, lines)
 
     return [(SnapshotJournal, "_beside", beside)]
 
@@ -463,7 +474,7 @@ def reopening_forgets_what_was_used() -> list[Any]:
 
 @cut
 def any_run_is_reopened() -> list[Any]:
-    return [(starting, "refuse_reopening", _nothing)]
+    return [(reopening, "refuse_reopening", _nothing)]
 
 
 # Artifacts ------------------------------------------------------------------------------------------------------------------------
@@ -500,3 +511,118 @@ def an_artifact_is_kept_after_its_record() -> list[Any]:
 def an_artifact_has_the_key_of_its_preview() -> list[Any]:
     known = hiding.sha256
     return [(hiding, "sha256", lambda data: known(data[:10]))]
+
+
+# Children -------------------------------------------------------------------------------------------------------------------------
+
+
+async def _no_ends(*_: Any) -> list[Any]:
+    return []
+
+
+@wide
+def a_join_is_lost() -> list[Any]:
+    return [(snapshots, "posts_of", lambda *_: []), (advancing, "ended_children", _no_ends)]
+
+
+@wide
+def a_child_is_another_each_time() -> list[Any]:
+    count = itertools.count()
+    known = delegating.child_id
+    return [(delegating, "child_id", lambda run_id, call: f"{known(run_id, call)}{next(count)}")]
+
+
+@wide
+def a_child_begins_before_its_parent_says_so() -> list[Any]:
+    async def begins(*_: Any) -> bool:
+        return True
+
+    return [(family, "begins", begins)]
+
+
+@wide
+def a_child_that_is_there_is_begun_again() -> list[Any]:
+    known = children.ChildrenHere._begun
+
+    async def begun(self: Any, advancing_: Any, *, starts: Any, alone: bool) -> Any:
+        run = self._runtime.store.disk.runs.get(advancing_.run_id)
+        if run is not None:
+            run.records.clear()
+        return await known(self, advancing_, starts=starts, alone=alone)
+
+    async def nothing(*_: Any) -> None:
+        return None
+
+    return [(children.ChildrenHere, "_begun", begun), (DiskStore, "head", nothing)]
+
+
+@wide
+def nothing_is_reserved_for_a_child() -> list[Any]:
+    from detent.core.budget import NOTHING
+
+    return [(delegating, "sums_of", lambda _budget: NOTHING)]
+
+
+@wide
+def a_reservation_is_given_back_early() -> list[Any]:
+    from detent.core.budget import NOTHING
+
+    known = fold._apply
+
+    def apply(state: Any, event: Any, envelope: Any) -> Any:
+        after = known(state, event, envelope)
+        return replace(after, held=NOTHING) if isinstance(event, e.RunWaiting) else after
+
+    return [(fold, "_apply", apply)]
+
+
+@wide
+def a_child_has_the_bounds_of_its_parent() -> list[Any]:
+    return [(delegating, "portion", lambda first, *_, **__: first)]
+
+
+@wide
+def what_a_child_used_is_not_charged() -> list[Any]:
+    from detent.core.budget import NOTHING
+
+    known = inbox.joins
+
+    async def joins(*args: Any, **options: Any) -> Any:
+        joined = await known(*args, **options)
+        return None if joined is None else replace(joined, usage=NOTHING)
+
+    return [(inbox, "joins", joins)]
+
+
+@wide
+def a_parent_ends_before_its_children() -> list[Any]:
+    return [(driving, "waited_for", lambda _state: []), (driving, "departures", lambda _state: [])]
+
+
+@wide
+def a_join_names_another_end() -> list[Any]:
+    known = inbox.joins
+
+    async def joins(*args: Any, **options: Any) -> Any:
+        joined = await known(*args, **options)
+        return None if joined is None else replace(joined, sequence=max(1, joined.sequence - 1))
+
+    return [(inbox, "joins", joins)]
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------------------
+
+
+@wide
+def an_item_is_not_kept() -> list[Any]:
+    async def change(self: DiskMemory, steps: Any, vectors: Any = None) -> Any:
+        return await self._look(steps)
+
+    return [(DiskMemory, "_change", change)]
+
+
+@wide
+def an_item_is_another_each_time() -> list[Any]:
+    count = itertools.count()
+    known = remembering.item_id
+    return [(remembering, "item_id", lambda run_id, call: known(run_id, f"{call}{next(count)}"))]

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
+from detent.core.state import TERMINAL
+from detent.ports import Balance, DueQuery, DueRuns, Reservation, RunQuery, Signal, Spent, intact, wakes
 from detent.ports.stores import Posts, is_erased, refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
+from detent.stores.due import GIVEN_UP, asked_for, key_of, line_of, microseconds, page_of
 from detent.stores.listing import select, unsealed
 
 LEASE_S = 30.0
@@ -59,6 +62,8 @@ class Disk:
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
         self.undo: dict[str, list[Undo]] = {}
         self.news: dict[asyncio.Future[None], None] = {}
+        self.items: dict[str, Any] = {}
+        self.item_keys: dict[str, set[str]] = {}
         self.erased: Callable[[DiskStore, str], None] = lambda _store, _run_id: None
         self.claimed: Callable[[DiskStore, str, DiskStore | None], None] | None = None
         self.watched: Callable[[DiskStore, str, int, Sequence[bytes], Sequence[str]], None] | None = None
@@ -215,6 +220,7 @@ class DiskStore:
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
@@ -224,6 +230,8 @@ class DiskStore:
         def append() -> None:
             self.refuse_without_claim(run_id, claim)
             self._append(run_id, expected_seq, lines, head, durable or bool(posts), tuple(consumed), spent, released, intent, posts)
+            if reserved is not None and not (lines and self.disk.runs[run_id].torn):
+                self.keep(run_id, reserved)
 
         await self._write("append", append)
 
@@ -312,10 +320,54 @@ class DiskStore:
         )
         return select(heads.values(), query, after=heads.get(query.after) if query.after is not None else None)
 
+    async def due(self, query: DueQuery) -> DueRuns:
+        def look() -> DueRuns:
+            now = microseconds(query.now)
+            heads = [run.head for run in self.disk.runs.values() if run.head is not None]
+            at = {head.run_id: microseconds(head.wake_at) for head in heads if head.wake_at is not None}
+            free = [head for head in heads if self._may_take(head, query)]
+            timed = [
+                (line_of(head), at[head.run_id], head.run_id)
+                for head in free
+                if at.get(head.run_id, now + 1) <= now and not query.holds(head)
+            ]
+            known = {run_id for _, _, run_id in timed}
+            told = [head.run_id for head in free if head.run_id not in known and self._is_told(head, held=query.holds(head))]
+            page, more = page_of(timed, query)
+            by_id = {head.run_id: unsealed(head) for head in free}
+            return DueRuns(
+                runs=tuple(by_id[run_id] for run_id in (*told, *(run_id for _, _, run_id in page))),
+                next_s=min(((wake - now) / 1e6 for wake in at.values() if wake > now), default=None),
+                held=sum(holder is not self for holder in self.disk.claims.values()),
+                more=more,
+                active=dict(Counter(key_of(line_of(head)) for head in heads if self._is_taken(head.run_id))),
+            )
+
+        return await self._read("due", look)
+
+    def _is_taken(self, run_id: str) -> bool:
+        holder = self.disk.claims.get(run_id)
+        return holder is not None and (run_id in self.runs if holder is self else self.lives(holder))
+
+    def _may_take(self, head: RunHead, query: DueQuery) -> bool:
+        return asked_for(head, query) and not self._is_taken(head.run_id)
+
+    def _is_told(self, head: RunHead, *, held: bool) -> bool:
+        inbox = self.disk.runs[head.run_id].inbox.values() if head.status not in TERMINAL else ()
+        return any(wakes(signal) > (held or head.status == GIVEN_UP) for signal in inbox)
+
+    async def wake(self) -> None:
+        self._check()
+        self.disk.told()
+
     # Accounts -------------------------------------------------------------------------------------------------------------------
 
     async def spent(self, tenant: str, since: str) -> Spent:
         return await self._read("spent", lambda: self.disk.used(tenant, since))
+
+    def keep(self, run_id: str, asked: Reservation) -> None:
+        until = self.now() + asked.lasts_s
+        self.disk.reserved.update({(run_id, name): (until, amount) for name, amount in asked.amounts.items()})
 
     async def reserve(self, asked: Reservation) -> Balance:
         def apply() -> Balance:
@@ -325,7 +377,7 @@ class DiskStore:
             held = [(*key, amount) for key, (_, amount) in reserved.items() if amount.tenant == asked.tenant]
             balance = asked.balance(self.disk.used(asked.tenant, asked.since), held)
             if balance.granted:
-                reserved.update({(asked.run_id, name): (now + asked.lasts_s, amount) for name, amount in asked.amounts.items()})
+                self.keep(asked.run_id, asked)
             return balance
 
         return await self._write("reserve", apply)

@@ -74,6 +74,7 @@ TOOLS = [
 ]
 """Made once, for all processes: each call finds its own."""
 NAMES = tuple(made.name for made in TOOLS)
+PLAIN = ("look", "put", "set", "big", "file", "shaky", "wipe")
 
 
 class Plans:
@@ -143,11 +144,13 @@ STRATEGIES: dict[str, Any] = {"in_steps": in_steps, "beside": beside}
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as it is asked for."""
+    """One run as it is asked for. `scripts` has the turns of each run of a tree, by its goal."""
 
     run_id: str
     agent: Agent
+    goal: str = "do it"
     turns: tuple[Any, ...]
+    scripts: dict[str, tuple[Any, ...]] = {}
     usage: Usage
     budget: Budget
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
@@ -20,8 +22,35 @@ MOST_STEPS = 60_000
 """A schedule that is not over then does not come to an end."""
 
 
+MOST_CPU_S = 20.0
+"""What never gives others a turn does not come to an end either, and makes no step: after so much time of the processor it is told."""
+
+
 class Stuck(AssertionError):
     """Nothing can run any more, or nothing comes to an end."""
+
+
+class Handle:
+    """A callback that waits for its turn: what asyncio's own does, without its questions about debugging."""
+
+    __slots__ = ("_args", "_callback", "_context", "cancelled_")
+
+    def __init__(self, callback: Any, args: tuple[Any, ...], context: Context) -> None:
+        self._callback, self._args, self._context, self.cancelled_ = callback, args, context, False
+
+    def cancel(self) -> None:
+        self.cancelled_ = True
+
+    def cancelled(self) -> bool:
+        return self.cancelled_
+
+    def run(self, loop: VirtualLoop) -> None:
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as asyncio has it
+            loop.call_exception_handler({"exception": error})
 
 
 class Machine:
@@ -29,7 +58,7 @@ class Machine:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[Handle] = deque()
         self.held = self.dead = False
 
 
@@ -42,7 +71,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, choices: Choices) -> None:
         self._choices, self._now, self._count, self.steps = choices, 0.0, 0, 0
-        self._timers: list[tuple[float, int, asyncio.TimerHandle, Machine]] = []
+        self._timers: list[tuple[float, int, Handle, Machine]] = []
         self._waiting: list[Machine] = []
         self._closed = False
         self._tasks: list[asyncio.Task[Any]] = []
@@ -66,32 +95,36 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, *, name: Any = None, context: Context | None = None) -> asyncio.Task[Any]:
+        if context is not None and PROCESS not in context:  # a task of a context of its own lives and dies with its process all the same
+            context.run(PROCESS.set, PROCESS.get())
         task: Any = asyncio.Task(coro, loop=self, name=name, context=context)
         task._log_destroy_pending = False  # those of a dead process never end
         self._tasks.append(task)
         return task
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
-        context = context if context is not None else copy_context()
-        handle = asyncio.Handle(callback, args, self, context)
-        self._put(context.get(PROCESS, WORLD), handle)
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:
+        if context is None:
+            context = copy_context()
+        handle = Handle(callback, args, context)
+        machine = context.get(PROCESS, WORLD)
+        if not machine.dead:
+            if not machine.ready:
+                self._waiting.append(machine)
+            machine.ready.append(handle)
         return handle
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Context | None = None) -> Any:
         raise AssertionError(f"a thread has something to say ({callback}): what escapes the loop is not in the schedule")
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Context | None = None) -> Any:
         return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> Any:
         context = context if context is not None else copy_context()
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = Handle(callback, args, context)
         self._count += 1
         heapq.heappush(self._timers, (when, self._count, handle, context.get(PROCESS, WORLD)))
         return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time comes."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -104,6 +137,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Run to the end of `main` and return what it returns; raise `Stuck`, and the first assertion that failed anywhere."""
         WORLD.ready.clear()
         asyncio._set_running_loop(self)
+        watched = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGVTALRM, self._spins) if watched else None
+        if watched:
+            signal.setitimer(signal.ITIMER_VIRTUAL, MOST_CPU_S, 1.0)
         try:
             task = self.create_task(main)
             while not task.done():
@@ -112,10 +149,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     raise self.errors[0]
             return task.result()
         finally:
+            if watched:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+                signal.signal(signal.SIGVTALRM, before)
             self._closed = True
             for left in self._tasks:
                 _end(left)
             asyncio._set_running_loop(None)
+
+    def _spins(self, *_: Any) -> None:
+        error = Stuck(f"something runs for {MOST_CPU_S:.0f} s, and gives nobody a turn")
+        self.errors.append(error)  # the engine may take what is raised in it for a failure of a tool
+        raise error
 
     def step(self) -> None:
         """Run one callback of one process, or let time pass until one can run."""
@@ -127,22 +172,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._pass_time()
             return
         machine = able[self._choices.below(len(able))] if len(able) > 1 else able[0]
-        handle: Any = machine.ready.popleft()
+        handle = machine.ready.popleft()
         if not machine.ready:
             self._waiting.remove(machine)
-        if not handle._cancelled:
-            handle._run()
+        if not handle.cancelled_:
+            handle.run(self)
 
     def _pass_time(self) -> None:
         while self._timers:
             when, _, handle, machine = heapq.heappop(self._timers)
-            if not handle.cancelled() and not machine.dead:
+            if not handle.cancelled_ and not machine.dead:
                 self._now = max(self._now, when)
                 self._put(machine, handle)
                 return
         raise Stuck("nobody can run, and nobody waits for a time")
 
-    def _put(self, machine: Machine, handle: asyncio.Handle) -> None:
+    def _put(self, machine: Machine, handle: Handle) -> None:
         if machine.dead:
             return
         if not machine.ready:

@@ -14,6 +14,7 @@ from detent.ports import Signal
 from detent.testing.clocks import EPOCH, SequentialIds
 from detent.workers.in_process import InProcessHost
 from simulation.disks import Around, DiskStore
+from simulation.families import DiskMemory
 from simulation.inputs import READING, STRATEGIES, TOOLS, Policy
 from simulation.loop import Machine, VirtualLoop, within
 
@@ -81,7 +82,8 @@ class Process(Machine, Around):
             clock=self.clock,
             ids=SequentialIds(self.number * 10_000),
             tenant_budgets=schedule.accounts,
-            worker_host=InProcessHost(poll_s=15.0, concurrency=2),
+            worker_host=InProcessHost(poll_s=15.0, concurrency=2) if schedule.working or not schedule.wide else None,
+            memory=DiskMemory(schedule.disk.items, schedule.disk.item_keys, self) if schedule.wide else None,
         )
         engine.runtime.wrap(planner=None, worker=f"{self.store.host}:{self.name}")
         return engine

@@ -22,11 +22,17 @@ from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Signal
 from simulation.disks import Disk, DiskStore, Kept
+from simulation.families import MANAGING, Families, without_ledger
 from simulation.inputs import READING, Ledger
 
 REPEATABLE = ("set", *READING, "fatal")
 _NO_RUN = Kept()
 PEOPLE = {"wipe": 1, "pair": 2}
+
+
+def repeatable(tool: str) -> bool:
+    """Whether an attempt may follow one that is in doubt."""
+    return tool in REPEATABLE or without_ledger(tool)
 
 
 class Violation(AssertionError):
@@ -72,7 +78,7 @@ class Calls:
                 self._begins(started, what)
                 self.tool[call], self.key[call], self.open[call], self.attempt[call] = tool, started.key, True, started.attempt
                 self.ended.pop(call, None)
-            case e.ToolFinished(call=call, error=error):
+            case e.ToolFinished(call=call, error=error) | e.SubagentJoined(call=call, error=error) if call:
                 demand(call not in self.ended, "an outcome at most once", f"{what} is a second outcome of call {call}")
                 self.open.pop(call, None)
                 self.ended[call] = "done" if error is None else error.code
@@ -91,7 +97,7 @@ class Calls:
                 doubt = f"{what} settles call {call} of {self.tool.get(call)}, by {source}"
                 demand(call in self.open, "doubt is settled once", f"{doubt}, which is not open")
                 stopped = bool(settled.via)  # the holder that was stopped before the retry: its tool had said that nothing happened
-                demand(source != "retry" or stopped or self.tool[call] in REPEATABLE, "no doubt is silently settled", doubt)
+                demand(source != "retry" or stopped or repeatable(self.tool[call]), "no doubt is silently settled", doubt)
                 demand(source != "person" or settled.by, "no doubt is silently settled", f"{doubt}: nobody")
                 del self.open[call]
                 if outcome == "happened":
@@ -124,7 +130,7 @@ class Calls:
             demand(call not in self.undecided, "what was approved is decided once more", what)
             people = len(self.agreed.get(call, ()))
             demand(people >= PEOPLE.get(tool, 0), "an approval before the effect", f"{what}, approved by {people}")
-        if call in self.open and tool not in REPEATABLE:
+        if call in self.open and not repeatable(tool):
             known = started.previous is not None and started.previous.code == "not_executed" and self.open[call]
             demand(known or started.previous is not None, "no doubt is silently settled", f"{what} while the one before it is in doubt")
         demand(self.key.get(call, started.key) == started.key, "one key for all attempts", what)
@@ -141,10 +147,12 @@ class Reference:
         self.damaged: set[str] = set()
         self.erased: set[str] = set()
         self.zombies: set[tuple[str, str]] = set()
-        self.owed: dict[tuple[str, str], DiskStore] = {}
+        self.owed: dict[tuple[str, str], tuple[DiskStore, bytes]] = {}
+        self.began: set[tuple[str, str, DiskStore]] = set()
         self.tell: Callable[[str], Any] | None = None
         self.told: list[tuple[str, int, str]] = []
         self.most_tool_calls: int | None = None
+        self.families, self.wide = Families(self, demand), False
         disk.watched, disk.claimed, disk.erased = self.commit, self.claim, self.erase
 
     # At each commit -------------------------------------------------------------------------------------------------------------
@@ -155,13 +163,18 @@ class Reference:
             return
         state, before = self.state(run_id), self.state(run_id).usage
         calls = self.calls.setdefault(run_id, Calls())
-        demand(state.seq == expected, "the log is what was committed", f"{run_id} has {state.seq} records, {expected} are said")
+        if state.seq != expected:
+            raise Violation("the log is what was committed", f"{run_id} has {state.seq} records, {expected} are said")
         taken: set[str] = set()
+        earlier, events = state, list[Any]()
         try:
             for record in read_log(run_id, lines, previous=state.digest, after=expected):
-                if isinstance(record.event, e.Forked):
+                if isinstance(record.event, e.Forked) or (isinstance(record.event, e.RunStarted) and record.event.parent in self.damaged):
                     self._forget(run_id, self.damaged)
                     return
+                events.append(record.event)
+                if isinstance(record.event, e.ToolStarted):
+                    self.began.add((run_id, record.event.call, store))
                 state = evolve(state, record)
                 calls.hear(record, run_id)
                 if self.tell is not None:
@@ -175,16 +188,21 @@ class Reference:
             raise Violation("what is recorded may follow", f"{run_id}: {error}") from error
         late = all(b'"source":"late_worker"' in line for line in lines)
         holder = self.disk.claims.get(run_id)
-        demand(late or holder is store, "one advancing holder", f"{run_id} is advanced by who does not hold it")
+        if not late and holder is not store:
+            raise Violation("one advancing holder", f"{run_id} is advanced by who does not hold it")
         self._within_bounds(state)
+        if self.wide:
+            self.families.hear(run_id, earlier, state, events)
         now, was = state.usage, before
         grown = now.iterations >= was.iterations and now.tool_calls >= was.tool_calls and now.total_tokens >= was.total_tokens
-        demand(grown, "what was used stays used", f"{run_id}: {was} became {now}")
+        if not grown:
+            raise Violation("what was used stays used", f"{run_id}: {was} became {now}")
         for signal in consumed:
             known = self.disk.runs[run_id].inbox.get(signal)
             moot = known is None or known.kind == "timer" or known.payload.get("decision") == "expired"
-            moot = moot or (known is not None and known.kind == "cancel" and state.cancel is not None)
-            demand(moot or signal in taken, "no answer is lost", f"{run_id}: {known} left the inbox, and no record says so")
+            moot = moot or (known is not None and known.kind == "cancel" and state.cancel is not None) or known.kind == "child"
+            if not moot and signal not in taken:
+                raise Violation("no answer is lost", f"{run_id}: {known} left the inbox, and no record says so")
         self.states[run_id] = state
 
     def claim(self, store: DiskStore, run_id: str, holder: DiskStore | None) -> None:
@@ -226,13 +244,14 @@ class Reference:
         kept, calls = self.disk.runs.get(run_id, _NO_RUN), self.calls.get(run_id)
         for line in lines if calls is not None else ():
             event = read_record(line).event
-            effect = isinstance(event, e.ToolFinished) and calls.tool.get(event.call, "fatal") not in (*READING, "fatal")
-            if effect and line not in kept.records:
-                self.owed[run_id, event.call] = store
+            tool = calls.tool.get(event.call, "fatal") if isinstance(event, e.ToolFinished) else "fatal"
+            effect = tool not in (*READING, "fatal") and not tool.startswith("agent_") and tool not in MANAGING
+            if effect and line not in kept.records and (run_id, event.call, store) in self.began:  # else a guard refused it there
+                self.owed[run_id, event.call] = store, line
 
     def excuse(self, store: DiskStore) -> None:
         """Forget what a process owes: its store has failed since."""
-        self.owed = {key: owes for key, owes in self.owed.items() if owes is not store}
+        self.owed = {key: owes for key, owes in self.owed.items() if owes[0] is not store}
 
     def state(self, run_id: str) -> RunState:
         """Return the state of a run, as far as it is committed."""
@@ -241,9 +260,13 @@ class Reference:
 
     def _within_bounds(self, state: RunState) -> None:
         used, most = state.usage, state.budget
-        for name in ("iterations", "model_calls", "tool_calls"):
-            bound = getattr(most, f"max_{name}")
-            demand(bound is None or getattr(used, name) <= bound, "no bound is exceeded", f"{state.run_id}: {name} {used} of {bound}")
+        for name, bound in (
+            ("iterations", most.max_iterations),
+            ("model_calls", most.max_model_calls),
+            ("tool_calls", most.max_tool_calls),
+        ):
+            if bound is not None and getattr(used, name) > bound:
+                raise Violation("no bound is exceeded", f"{state.run_id}: {name} {used} of {bound}")
 
     def erase(self, store: DiskStore, run_id: str) -> None:
         """Note that a run has no content any more. Whoever erases it holds it, and nobody else holds what goes on from it."""
@@ -251,7 +274,7 @@ class Reference:
         demand(holder is store, "one advancing holder", f"{run_id} is erased by who does not hold it")
         for fork, kept in self.disk.runs.items():
             began = read_record(kept.records[0]).event
-            if isinstance(began, e.Forked) and began.parent == run_id:
+            if isinstance(began, e.Forked) and began.parent == run_id and len(kept.records) > 1:  # else who writes it takes it back
                 self.claim(store, fork, self.disk.claims.get(fork))
         self._forget(run_id, self.erased)
 
@@ -275,6 +298,7 @@ class Reference:
                 calls.hear(record, run_id)
             self.states[run_id], self.calls[run_id] = state, calls
         self.what_was_told()
+        self.families.survive()
         if not self.damaged and not self.erased:
             intended = {key for calls in self.calls.values() for key in calls.key.values()}
             for name, key in self.ledger.order:
@@ -319,15 +343,15 @@ class Reference:
             repeated = signal.kind == "cancel" and calls.cancels
             there = signal.id in heard or signal.id in kept.inbox or repeated
             demand(there, "no accepted answer is lost", f"{run_id}: {signal.kind} {signal.payload} of {signal.by} is nowhere")
-        for (run, call), store in self.owed.items():
-            late = run != run_id or store.dead or call in calls.late
+        for (run, call), (store, line) in self.owed.items():
+            late = run != run_id or store.dead or call in calls.late or line in kept.records  # the last where a claim was altered, and back
             demand(
                 late,
                 "a late outcome is on record",
                 f"{run_id}: {call} ended in a process that had lost the run, and the log does not say how",
             )
         for call, name in calls.tool.items():
-            if name in READING or name == "fatal":
+            if name in READING or name == "fatal" or without_ledger(name):
                 continue
             did = self.ledger.done[name, calls.key[call]]
             end = calls.ended.get(call)

@@ -14,7 +14,8 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import Context
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -35,17 +36,24 @@ from detent.core.errors import (
     StoreFull,
     Suspended,
 )
+from detent.memories import keeping
 from detent.metering.tenants import TenantBudget
 from detent.ports import Signal
-from detent.running import snapshots, watcher
+from detent.running import children, snapshots, watcher
 from detent.running.results import Result
+from detent.testing.clocks import EPOCH
 from simulation.choices import Choices
 from simulation.disks import DISKS, LEASE_S
+from simulation.families import FamilyPlans, family_of, members
 from simulation.inputs import Ledger, Plans, Task, task_of
-from simulation.loop import Stuck, VirtualLoop, within
+from simulation.loop import PROCESS, WORLD, Stuck, VirtualLoop, within
 from simulation.processes import Died, Process
 from simulation.reference import Reference, Violation, demand
 
+Setting = Literal["whole", "small", "wide"]
+"""`small`: one run of two turns, nobody works by himself, and people say little. `wide`: a tree of runs with a memory, in three processes."""
+LEAST_DECISIONS = 30
+"""People go on until so many were made."""
 FAULTS = ("crash", "busy", "full", "pause", "partition", "clock", "power", "flip")
 ALLOWED = (RunBusy, Conflict, Suspended, StoreBusy, StoreFull, NotAllowedNow, RunNotFound, RunErased, BudgetRefused, CancelWaits)
 """What a command may raise when others are faster, or the weather is bad."""
@@ -53,22 +61,32 @@ HARMLESS = ("RunBusy", "Conflict", "Suspended", "StoreBusy", "StoreFull", "RunEr
 CALM_ROUNDS = 80
 
 
+def setting_of(seed: int, asked: str = "mixed") -> Setting:
+    """Return the setting of a seed: as it is asked for, or where that is mixed, each fourth one is wide."""
+    return ("wide" if seed % 4 == 3 else "whole") if asked == "mixed" else cast("Setting", asked)
+
+
 class Schedule:
     """See the module. `trace` is what happened, line by line."""
 
-    def __init__(self, choices: Choices, *, trace: bool = False, small: bool = False) -> None:
-        """`small`: one run of two turns, nobody works by himself, and people say little."""
-        self.choices, self.trace, self.small = choices, list[str](), small
+    def __init__(self, choices: Choices, *, trace: bool = False, setting: Setting = "whole") -> None:
+        """Set up processes, a disk and the weather, as the choices say."""
+        self.choices, self.trace = choices, list[str]()
+        self.small, self.wide = setting == "small", setting == "wide"
         self.loop = VirtualLoop(choices)
         self.loop.errors = Violation.raised
         self.stormy, self.full = True, False
-        self.weather = tuple(fault for fault in FAULTS if choices.chance(0.3))
+        faults = FAULTS[:-1] if setting == "wide" else FAULTS  # a parent of a damaged run waits until somebody removes it
+        self.weather = tuple(fault for fault in faults if choices.chance(0.3))
         self.disk, self.ledger = choices.one_of(DISKS)(), Ledger()
         self.reference = Reference(self.disk, self.ledger)
         self.reference.tell = self.tell if trace else None
+        self.reference.wide = self.wide
         self._tracing = trace
-        self.tasks = [task_of(choices, number, small=small) for number in range(1 + (not small and choices.chance(0.25)))]
-        self.tenant = not small and choices.chance(0.15)
+        alone = self.small or self.wide
+        many = range(1 + (not alone and choices.chance(0.25)))
+        self.tasks = [family_of(choices)] if self.wide else [task_of(choices, number, small=self.small) for number in many]
+        self.tenant = not alone and choices.chance(0.15)
         self.accounts = {"*": TenantBudget(max_tool_calls=3)} if self.tenant else {}
         if self.tenant:
             self.tasks = [task_of(choices, number) for number in range(2)]
@@ -79,14 +97,14 @@ class Schedule:
             }:  # with these a reservation may lapse before what it is for is recorded
                 self.reference.most_tool_calls = 3
         self.every = choices.one_of([1000, 3, 7])
-        self.working = not small and choices.chance(0.5)
+        self.working = not self.small and choices.chance(0.5)
         self.roles: list[Process] = []
         self.started = self.turn = 0
         self.violation: BaseException | None = None
         self.outlived: asyncio.Task[None] | None = None
         self.beside: list[asyncio.Task[None]] = []
         self.flipped: dict[str, Callable[[], bool]] = {}
-        self.answer = ("", "")
+        self.answer = ("", "", "")
         """By run, whether what was altered is there yet: power loss may have taken it, or a later write replaced it."""
 
     def tell(self, line: str) -> None:
@@ -96,6 +114,8 @@ class Schedule:
 
     def planner_of(self, process: Process) -> Any:
         """Return who plans in a process: by the agent's task."""
+        if self.wide:
+            return FamilyPlans(self.tasks[0], process.breathe)
         return Plans({task.run_id: (task.turns, task.usage) for task in self.tasks}, process.breathe)
 
     # Processes --------------------------------------------------------------------------------------------------------------------
@@ -172,7 +192,9 @@ class Schedule:
         process.held = True
         back = LEASE_S + 1.0 + (0.0, 0.03, 0.06, 0.1, 0.2, 2.0)[self.choices.below(6)]
         self.loop.call_later(back, self._go_on, process, "held", context=Context())
-        self.outlived = self.loop.create_task(self._take_over(process, run_id), context=Context())
+        world = Context()
+        world.run(PROCESS.set, WORLD)  # nothing of the process is in it
+        self.outlived = self.loop.create_task(self._take_over(process, run_id), context=world)
 
     async def _take_over(self, process: Process, run_id: str) -> None:
         await asyncio.sleep(LEASE_S + 1.0)
@@ -216,7 +238,7 @@ class Schedule:
                 by = self.altered(signal.by.encode() or b"x").decode(errors="replace")
                 run.inbox[one] = given = msgspec.structs.replace(signal, by=by)
                 self.flipped[name] = lambda: run.inbox.get(one) is given
-                self.answer = name, one
+                self.answer = name, one, signal.by
             case 5 if name in self.disk.claims:
                 self.disk.numbers[name] ^= 1 << 61  # who has the run finds that it is lost; nothing else may come of it
                 return
@@ -240,27 +262,33 @@ class Schedule:
         """Start the runs, and say this and that."""
         for task in self.tasks:
             await self.begin(task)
-        for _ in range(self.choices.below(3 if self.small else 8)):
+        left = self.choices.below(3 if self.small else 8)
+        while left > 0 or len(self.choices.made) < LEAST_DECISIONS:
+            left -= 1
             await asyncio.sleep((0.0, 0.05, 1.0)[self.choices.below(3)])
-            task, what = self.choices.one_of(self.tasks), self.choices.below(5 if self.small else 14)
+            run_id, what = self.choices.one_of(self.members()), self.choices.below(5 if self.small else 14)
             if what == 13:
-                self.beside.append(self.loop.create_task(self.erase_beside(task)))
+                self.beside.append(self.loop.create_task(self.erase_beside(run_id)))
             else:
-                await self.say(task, what)
+                await self.say(run_id, what)
+
+    def members(self) -> list[str]:
+        """Return the runs that there are to say something about: those that were begun, and the runs below them."""
+        return [run_id for task in self.tasks for run_id in members(list(self.disk.runs), task.run_id)]
 
     async def begin(self, task: Task) -> None:
         """Have a run started, if need be by another process."""
         options: dict[str, Any] = {"run_id": task.run_id, "budget": task.budget}
         for _ in range(30):
             method = "submit" if self.working and self.choices.below(2) else "run"
-            said = await self.command(method, lambda engine, m=method: getattr(engine, m)(task.agent, "do it", **options))
+            said = await self.command(method, lambda engine, m=method: getattr(engine, m)(task.agent, task.goal, **options))
             if task.run_id in self.disk.runs or isinstance(said, BudgetRefused):
                 return
             await asyncio.sleep(1.0)
 
-    async def say(self, task: Task, what: int, *, calm: bool = False) -> None:
+    async def say(self, run_id: str, what: int, *, calm: bool = False) -> None:
         """Do one of the things that people do with a run."""
-        run_id, state = task.run_id, self.reference.state(task.run_id)
+        state = self.reference.state(run_id)
         self.turn += calm
         by = ("ann", "bob", "cat")[self.turn % 3 if calm else self.choices.below(3)]
         resume = calm or bool(self.choices.below(2))
@@ -272,7 +300,7 @@ class Schedule:
                 else:
                     await self.command("approve", lambda engine: engine.approve(run_id, call, by=by, resume=resume))
             elif state.in_doubt:
-                await self.tell_the_truth(task, state.in_doubt[0], by, resume=resume)
+                await self.tell_the_truth(run_id, state.in_doubt[0], by, resume=resume)
             elif state.asks:
                 ask = self.choices.one_of(list(state.asks))
                 await self.command("reply", lambda engine: engine.reply(run_id, "well", by=by, ask_id=ask, resume=resume))
@@ -289,25 +317,23 @@ class Schedule:
         else:
             await self.command("erase", lambda engine: engine.erase(run_id, by=by, why="asked for"))
 
-    async def erase_beside(self, task: Task) -> None:
+    async def erase_beside(self, run_id: str) -> None:
         """Erase a run while a fork of it is advanced."""
-        run_id = task.run_id
         await self.command("fork", lambda engine: engine.fork(run_id, child_id=f"{run_id}-fork", resume=False))
         going_on = self.loop.create_task(self.command("resume", lambda engine: engine.resume(f"{run_id}-fork")))
         await asyncio.sleep((0.0, 0.03, 0.06)[self.choices.below(3)])
-        await self.say(task, 12)
+        await self.say(run_id, 12)
         await going_on
 
-    async def tell_the_truth(self, task: Task, call_id: str, by: str, *, resume: bool) -> None:
+    async def tell_the_truth(self, run_id: str, call_id: str, by: str, *, resume: bool) -> None:
         """Settle a call in doubt as the world has it."""
-        calls = self.reference.calls.get(task.run_id)
+        calls = self.reference.calls.get(run_id)
         key = calls.key.get(call_id, "") if calls else ""
-        process = self.disk.claims.get(task.run_id)
+        process = self.disk.claims.get(run_id)
         if process is not None and not process.dead:
             return  # somebody may be doing it yet: nobody knows the truth
         did = self.ledger.happened(key)
         result = "it did" if did else None
-        run_id = task.run_id
         await self.command("reconcile", lambda engine: engine.reconcile(run_id, call_id, happened=did, result=result, by=by, resume=resume))
 
     async def command(self, name: str, begin: Callable[[Engine], Awaitable[Any]]) -> Any:
@@ -335,8 +361,9 @@ class Schedule:
 
     async def main(self) -> None:
         """Run the schedule."""
-        self.roles = [self.start(role) for role in range(2)]
-        keepers = [self.loop.create_task(self.keep_alive(role)) for role in range(2)]
+        many = 3 if self.wide else 2
+        self.roles = [self.start(role) for role in range(many)]
+        keepers = [self.loop.create_task(self.keep_alive(role)) for role in range(many)]
         blowing = self.loop.create_task(self.blow())
         await self.person()
         await blowing
@@ -356,22 +383,21 @@ class Schedule:
             process.clock.offset_s = max(0.0, process.clock.offset_s)
         self.roles = [self.start(role) if process.dead else process for role, process in enumerate(self.roles)]
         for round_ in range(CALM_ROUNDS):
-            left = [task for task in self.tasks if not self.over(task.run_id)]
+            left = [run_id for run_id in self.members() if not self.over(run_id)]
             if not left:
                 return
-            for task in left:
-                await self.say(task, 0, calm=True)
+            for run_id in left:
+                await self.say(run_id, 0, calm=True)
             await asyncio.sleep(10.0 if round_ > 3 else 1.0)
             if round_ == CALM_ROUNDS // 2:
                 await asyncio.sleep(10_000.0)  # a clock may have been an hour ahead when a timer was set
-        for task in left:
-            state = self.reference.state(task.run_id)
+        for run_id in left:
+            state = self.reference.state(run_id)
             shown = {"waiting_for_approval": state.approvals, "waiting_for_user": state.asks, "waiting_for_schedule": state.timers}
-            what = f"{task.run_id} is {state.status} after {state.seq} records, and nothing is open"
+            shown["waiting_for_subagent"] = {child for child, known in state.children.items() if known.status == "open"}
+            what = f"{run_id} is {state.status} after {state.seq} records, and nothing is open"
             demand(shown.get(state.status, True), "a run waits for what is shown", what)
-            raise Violation(
-                "every run ends", f"{task.run_id} is {state.status} after {state.seq} records and {CALM_ROUNDS} rounds of answers"
-            )
+            raise Violation("every run ends", f"{run_id} is {state.status} after {state.seq} records and {CALM_ROUNDS} rounds of answers")
 
     def over(self, run_id: str) -> bool:
         """Whether nothing is to be expected of a run any more."""
@@ -380,11 +406,12 @@ class Schedule:
 
     def refused(self, run_id: str) -> None:
         """Check that an answer that was altered in its inbox, and was taken up, was refused."""
-        run, (name, signal) = self.disk.runs[run_id], self.answer
+        run, (name, signal, by) = self.disk.runs[run_id], self.answer
         if name != run_id or signal in run.inbox or run_id in self.reference.erased:
             return
         taken = [event for line in run.records if getattr(event := read_record(line).event, "signal", "") == signal]
-        demand(all(getattr(event, "code", "") == "altered" for event in taken), "an altered byte is found", f"{run_id}: {taken}")
+        sound = all(getattr(event, "code", "") == "altered" or event.by == by for event in taken)  # its holder may have read it before
+        demand(sound, "an altered byte is found", f"{run_id}: {taken}")
 
     async def check(self) -> None:
         """Check what is left."""
@@ -418,6 +445,7 @@ class Schedule:
             demand(not isinstance(again, CorruptLog), "a fork has what it goes on from", f"{run_id}: {again}")
             demand(getattr(again, "identical", False), "replays are equal", f"{run_id}: {getattr(again, 'divergence', again)}")
         self.reference.what_was_told()
+        self.reference.families.survive()
         if self.tenant:
             self.reference.accounts("")
 
@@ -441,15 +469,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     trace: list[str] = []
 
 
-def run_schedule(seed: int | None = None, *, given: Sequence[int] = (), trace: bool = False, small: bool = False) -> Outcome:
+def run_schedule(seed: int | None = None, *, given: Sequence[int] = (), trace: bool = False, setting: Setting = "whole") -> Outcome:
     """Run one schedule, by a seed or by its decisions."""
     choices = Choices(seed, given=given)
     random.seed(0)
     Violation.raised = []  # what earlier schedules left behind is none of this one's
     promise = what = ""
     with _alone() as said:
-        schedule = Schedule(choices, trace=trace, small=small)
+        schedule = Schedule(choices, trace=trace, setting=setting)
         snapshots.EVERY = schedule.every
+        keeping.utcnow = lambda: EPOCH + timedelta(seconds=schedule.loop.time())
         main: Coroutine[Any, Any, None] = schedule.main()
         try:
             schedule.loop.run(main)
@@ -465,6 +494,12 @@ def run_schedule(seed: int | None = None, *, given: Sequence[int] = (), trace: b
         finally:
             main.close()
     return Outcome(promise=promise, what=what, made=choices.made, steps=schedule.loop.steps, weather=schedule.weather, trace=schedule.trace)
+
+
+def tidy(seed: int) -> None:
+    """Collect what schedules left behind, where nobody else does: every few of them, as long as it is in the processor's cache, and all at times."""
+    if not seed % 5:
+        gc.collect(0 if seed % 100 else 2)
 
 
 class _Listening(logging.Handler):
@@ -492,9 +527,10 @@ def _alone() -> Generator[list[str]]:
     """Hold what is the whole program's for the time of one schedule: logging, snapshots, what tasks of dead processes leave behind."""
     log, listening = logging.getLogger("detent"), _Listening()
     before, every, poll = (log.handlers[:], log.propagate, log.level, log.disabled), snapshots.EVERY, watcher.POLL_S
+    look, utcnow = children.LOOK_S, keeping.utcnow
     hook, collects = sys.unraisablehook, gc.isenabled()
     log.handlers, log.propagate = [listening], False
-    watcher.POLL_S = 5.0
+    watcher.POLL_S = children.LOOK_S = 5.0
     sys.unraisablehook = lambda _unraisable: None
     gc.disable()
     try:
@@ -503,7 +539,7 @@ def _alone() -> Generator[list[str]]:
         if collects:
             gc.enable()
         log.handlers, log.propagate, log.level, log.disabled = before
-        snapshots.EVERY, watcher.POLL_S = every, poll
+        snapshots.EVERY, watcher.POLL_S, children.LOOK_S, keeping.utcnow = every, poll, look, utcnow
         sys.unraisablehook = hook
 
 

@@ -10,7 +10,7 @@ from detent.core.errors import DetentError
 from detent.stores import open_store
 from detent.testing import ScriptedPlanner
 
-LEASE_S = 0.4
+LEASE_S = 1.2
 
 
 @tool(side_effect="write")

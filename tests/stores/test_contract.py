@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from detent.ports import EventStore
-from detent.stores import open_store
 from detent.stores.ram import RamStore
 from detent.testing.conformance.store import Place, StoreContract
+from stores.url_places import UrlPlace
 
 
 class RamPlace(Place):
@@ -26,20 +25,6 @@ class RamPlace(Place):
         self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
     ) -> EventStore:
         return self._first.sibling()
-
-
-class UrlPlace(Place):
-    """Stores that a URL names."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.child = f"from detent.stores import open_store; store = open_store({url!r})"
-
-    def store(
-        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
-    ) -> EventStore:
-        options: dict[str, Any] = {name: clock for name, clock in (("now", now), ("monotonic", monotonic)) if clock is not None}
-        return open_store(self.url, **options, host=host)
 
 
 class TestRamStore(StoreContract):

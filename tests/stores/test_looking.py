@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from amounts import thinned
 from detent.cli.main import run
 from detent.core.errors import ConfigError, StoreError
 from detent.ports import Looks, RunQuery, Signal, look_at
@@ -24,8 +25,7 @@ from detent.stores import open_store
 from detent.stores.postgres.schema import SCHEMA_VERSION, migrate
 from detent.stores.sqlite.schema import MIGRATIONS, READABLE_FROM, TABLES
 from detent.stores.sqlite.schema import SCHEMA_VERSION as SQLITE_VERSION
-from detent.testing.conformance.store import line
-from detent.testing.conformance.store_places import write
+from detent.testing.conformance.store_places import line, write
 
 LOOKING = (
     ("list", "--json"),
@@ -130,7 +130,8 @@ def test_an_earlier_sqlite_store_is_left_as_it_is_by_who_looks(version: int, tmp
     db.execute("PRAGMA journal_mode=WAL")
     for statement in [*TABLES.split(";"), *(s for v in range(2, version + 1) for s in MIGRATIONS[v].split(";"))]:
         db.execute(statement)
-    db.execute("INSERT INTO runs VALUES (1, 'run', 2, 1, 'running', '', 'run', '', ?)", (HEAD,))
+    columns = "id, run_id, seq, created, status, tenant, goal_id, agent, head"
+    db.execute(f"INSERT INTO runs ({columns}) VALUES (1, 'run', 2, 1, 'running', '', 'run', '', ?)", (HEAD,))
     db.execute("INSERT INTO records (key, data) VALUES (4294967297, ?), (4294967298, ?)", (line(1), line(2)))
     db.execute(f"PRAGMA application_id={APPLICATION_ID}")
     db.execute(f"PRAGMA user_version={version}")
@@ -151,6 +152,7 @@ def test_an_earlier_sqlite_store_is_left_as_it_is_by_who_looks(version: int, tmp
     db.close()
 
 
+@thinned
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
 def test_an_earlier_schema_is_read_as_it_is(version: int, postgres_url: str) -> None:
     """Listings, records, blobs, snapshots and signals of each version; who changes runs upgrades it."""
@@ -199,7 +201,7 @@ from detent.ports import RunQuery
 from detent.stores import open_store
 from detent.stores.files import store as files
 from detent.stores.sqlite import store as sqlite
-from detent.testing.conformance.store import line
+from detent.testing.conformance.store_places import line
 from detent.testing.conformance.store_places import write
 
 if not os.geteuid():  # root may write anything

@@ -45,7 +45,10 @@ class Model:
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """`calls`: the exact number of model calls; `scopes`: the passes in order; `works`: a pass in which tools are offered, "" for none."""
+    """`calls`: the exact number of model calls; `scopes`: the passes in order; `works`: a pass in which tools are offered, "" for none.
+
+    `costly`: how many times fewer points are tried by default, because each starts processes.
+    """
 
     strategy: str
     answers: dict[str, Any]
@@ -56,6 +59,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     sends: bool = True
     goal: str = GOAL
     options: dict[str, Any] = {}
+    costly: int = 1
 
 
 def look(city: str) -> ToolCall:
@@ -162,6 +166,20 @@ SCENARIOS = {
             output="2,620,000",
             calls=2,
             scopes=["plan", "tools", "tools#2", "answer"],
+        ),
+        Scenario(
+            strategy="code-action",
+            answers={
+                "program": "```python\n"
+                "total = population('Paris') + population('Lyon')\n"
+                "send(to='ann', text=str(total))\n"
+                "print(total)\n```",
+                "program#2": "2,620,000",
+            },
+            output="2,620,000",
+            calls=2,
+            scopes=["program", "call", "call#2", "call#3", "program#2"],
+            costly=5,
         ),
         Scenario(
             strategy="self-consistent",

@@ -97,7 +97,7 @@ def test_a_call_that_is_approved_while_those_before_it_run_is_decided_before_it_
         async def slow() -> int:
             """Run until the call behind it is approved."""
             try:
-                await asyncio.wait_for(approved.wait(), 3)
+                await asyncio.wait_for(approved.wait(), 25)
             finally:
                 for x in await events_of(made.store, "r"):
                     print(repr(x)[:200])

@@ -18,16 +18,23 @@ from strategies.scenarios import GOAL, Model, events, passes, scores, thoughts
 
 
 def go(
-    strategy: str, answers: dict[str, Any] | Any, *tools: Any, goal: str = GOAL, options: dict[str, Any] | None = None, **more: Any
+    strategy: str,
+    answers: dict[str, Any] | Any,
+    *tools: Any,
+    goal: str = GOAL,
+    options: dict[str, Any] | None = None,
+    replays: bool = True,
+    **more: Any,
 ) -> Any:
-    """Run as "r"; return (result, engine, model)."""
+    """Run as "r", and replay that; return (result, engine, model)."""
     model = answers if hasattr(answers, "plan") else Model(answers)
     engine = Engine(planner=model, tools=tools, approver="caller")
     fields = {"tools": [t.name for t in tools], **more.pop("fields", {})}
     agent = Agent(name="a", strategy=strategy, strategy_options=options or {}, **fields)
     result = asyncio.run(engine.run(agent, goal, run_id="r", **more))
-    replayed = asyncio.run(engine.replay("r"))
-    assert replayed.identical, replayed.divergence
+    if replays:
+        replayed = asyncio.run(engine.replay("r"))
+        assert replayed.identical, replayed.divergence
     return result, engine, model
 
 

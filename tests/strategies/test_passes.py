@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import virtual_time
+from amounts import crossed
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Plan, ToolCall, Usage, View, tool
 from detent.config.groups import Bounds
 from detent.core import events as e
@@ -111,6 +112,7 @@ def test_an_ask_refuses_what_it_does_not_take(given: dict[str, Any]) -> None:
     assert f"run.ask() has no argument '{next(iter(given))}'" in result.error and "limits" in result.error
 
 
+@crossed
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("at", range(1, 9))
 def test_a_crash_at_any_write_repeats_no_pass(at: int, when: Any) -> None:
@@ -157,6 +159,25 @@ def test_parallel_passes_share_what_is_left_and_come_back_in_order() -> None:
     assert result.usage.tool_calls == 3 and result.iterations == 6
     replayed = virtual_time.run(engine.replay("r"))
     assert replayed.identical, replayed.divergence
+
+
+@pytest.mark.parametrize("left", range(1, 8))
+def test_parallel_passes_have_no_more_together_than_is_left(left: int) -> None:
+    """Also if less than one call is left for each, and the planners tell what they used only afterwards: the last passes get none."""
+
+    class Calls:
+        async def plan(self, view: View) -> Plan:
+            await asyncio.sleep(0)
+            return Plan(actions=(FinalAnswer(content=view.scope),), usage=Usage(model_calls=1))
+
+    async def wide(run: StrategyRun) -> Any:
+        return [p.output or p.reason for p in await run.parallel(*(Branch(label=f"b{n}") for n in range(3)))]
+
+    engine = engine_with(wide, Calls())
+    result = run(engine, budget=Budget(max_model_calls=left))
+    assert result.output == [f"b{n}" if n < left else "budget_exhausted" for n in range(3)]
+    assert result.usage.model_calls == min(left, 3)
+    assert virtual_time.run(engine.replay("r")).identical
 
 
 def test_parallel_passes_wait_only_when_none_can_move() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent import Budget, Plan, View
 from detent.core.state import transition
 from detent.kernel.act import act
@@ -22,6 +23,8 @@ from planners.model.function_models import Asked
 from strategies.scenarios import GOAL, Model, Scenario, engine_of, run, scores, thoughts
 from strategies.test_each_strategy import go
 from strategies.test_strategies import EVERY, WORKING
+
+pytestmark = thinned
 
 
 class Rendering(Model):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from amounts import crossed
 from detent import Agent, AskUser, Budget, Engine, ToolCall, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, NotAllowedNow, PassFailed
@@ -79,6 +80,7 @@ def test_a_reply_is_what_was_expected(expected: Any, said: Any, reply: Any) -> N
     assert result.output == {"reply": reply} and asyncio.run(engine.replay("r")).identical
 
 
+@crossed
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("at", range(1, 6))
 def test_a_crash_at_any_write_asks_nobody_twice(at: int, when: Any) -> None:

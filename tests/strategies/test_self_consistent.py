@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amounts import stride
+from amounts import crossed, stride
 from detent import Agent, Budget, Engine, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.codec import read_log
@@ -167,6 +167,7 @@ def test_no_bound_of_the_run_is_exceeded_by_episodes_side_by_side() -> None:
         assert (result.status, result.reason, len(model.views)) == ("stopped", "budget_exhausted", most)
 
 
+@crossed
 @pytest.mark.parametrize("at", range(1, 40, stride(4)))
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_at_any_write_asks_for_no_recorded_turn_again(at: int, when: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from detent import Abstain, Budget, ToolCall, tool
+from detent import Abstain, Budget, Thought, ToolCall, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError
 from strategies.scenarios import events, passes
@@ -54,6 +54,16 @@ def test_a_way_that_fails_hands_on_what_it_found_and_does_nothing_twice() -> Non
     asked = next(view.task for view in model.views if view.scope == "plan")
     assert 'mail({"to":"ann"}) -> sent to ann' in asked and "broken failed 3 times" in asked
     assert result.usage.model_calls == len(model.views)
+
+
+@pytest.mark.parametrize("again", [MAIL, (Thought(content="hm"),)])
+def test_a_loop_is_left_before_its_turns_are_used_up(again: Any) -> None:
+    """The same call, or thought, again and again brings nothing new: told once, the next way takes over."""
+    desk = Desk()
+    result, engine, _ = go("switching", {"main": [again] * 9, "plan": PLAN, "step-b": "b", "answer": "ok"}, *desk.tools)
+    (event,) = events(engine, e.StrategySwitched)
+    assert event.why.startswith("no_progress: ") and "after 1 reflections" in event.why and result.output == "ok"
+    assert len(events(engine, e.Reflected)) == 1 and len(desk.done) <= 7
 
 
 def test_it_switches_at_most_twice() -> None:

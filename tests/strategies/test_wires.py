@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, ToolCall, ToolFailed, Usage, View, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, UnknownName
@@ -16,6 +17,8 @@ from detent.strategies.reflexion import same
 from detent.strategies.wording import CRITIC
 from strategies.scenarios import GOAL, Model, events, passes, scores, thoughts
 from strategies.test_each_strategy import Generic, go
+
+pytestmark = thinned
 
 
 class Desk:

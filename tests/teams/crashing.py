@@ -11,6 +11,7 @@ from amounts import sampled
 from detent import Agent, Engine, Result
 from detent.core import events as e
 from detent.core.codec import read_log
+from detent.history.tree_checks import verify_tree
 from detent.ports import RunQuery
 from detent.stores.ram import RamStore
 from detent.testing.faults import Crash, CrashingStore
@@ -38,7 +39,9 @@ async def run_and_check(engine: Engine, agent: Agent, goal: str) -> Result:
 
 
 async def check_tree(engine: Engine) -> None:
-    """Each run replays, and each child was started and joined once, at the end of its log."""
+    """The tree verifies, each run replays, and each child was started and joined once, at the end of its log."""
+    wrong = [one for one in await verify_tree(engine.runtime, RUN) if not one.ok]
+    assert not wrong, wrong
     for head in await engine.store.list_runs(RunQuery()):
         events = [record.event for record in read_log(head.run_id, await engine.store.read(head.run_id))]
         assert sum(isinstance(event, e.RunStarted) for event in events) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from detent import Agent, Engine
-from detent.config.demands import agent_demands, config_demands
+from detent.config.demands import agent_demands, config_demands, listing
 from detent.config.loading import load_agent, load_config, recorded, subagent_files
 from detent.core.errors import ConfigError
 
@@ -83,6 +83,11 @@ def test_an_engine_made_from_a_file_knows_its_agents(tmp_path: Path) -> None:
         ("[subagents.helper]\ntoools = []", "subagents.helper: toools: unknown key; did you mean 'tools'?"),
         ('[subagents]\nhelper = "missing.toml"', "failed to read agent file"),
         ('[subagents.helper]\nworkspace = "elsewhere"', "a team works in one"),
+        ("[subagents.helper]\nagent = 5", "subagents.helper: agent is 5"),
+        ('[subagents.helper]\nagent = "fine.toml"\ntools = []', "subagents.helper names another agent with 'agent'; leave out tools"),
+        ('[subagents.helper]\non_parent_end = "waits"', "did you mean 'wait'?"),
+        ('[subagents.helper]\nauto_background = "soon"', "auto_background is 'soon'"),
+        ('[subagents.helper]\nauto_background = "2m"', "add 'join_agent' to tools"),
     ],
 )
 def test_mistakes_name_the_file_and_the_key(boss: str, told: str, tmp_path: Path) -> None:
@@ -91,6 +96,18 @@ def test_mistakes_name_the_file_and_the_key(boss: str, told: str, tmp_path: Path
     with pytest.raises(ConfigError) as refused:
         load_agent(tmp_path / "boss.toml")
     assert (told in str(refused.value) and "boss.toml" in str(refused.value)) or "missing.toml" in str(refused.value)
+
+
+@pytest.mark.parametrize("entry", ['agent = "below/helper.toml"', RULES.replace("[[rules", "[[subagents.helper.rules")])
+def test_a_table_of_a_subagent_has_the_defaults_of_calls(entry: str, tmp_path: Path) -> None:
+    """Beside the path of its file, or beside the keys of the agent itself; a file that is named so needs trust like any other."""
+    options = 'on_parent_end = "wait"\nauto_background = "2m"\n'
+    write(tmp_path, boss=f'name = "boss"\ntools = ["join_agent"]\n[subagents.helper]\n{options}{entry}\n')
+    write(tmp_path, below__helper=f'name = "helper"\n{RULES}')
+    said = load_agent(tmp_path / "boss.toml").spec().subagents["helper"]
+    assert (said["on_parent_end"], said["auto_background"], said["rules"][0]["name"]) == ("wait", 120, "done")
+    below = [tmp_path / "below/helper.toml"] if entry.startswith("agent") else []
+    assert subagent_files(tmp_path / "boss.toml", {}) == below and ("below/helper.toml" in listing(tmp_path).files) == bool(below)
 
 
 def test_what_tables_of_subagents_ask_for_needs_trust_like_the_file(tmp_path: Path) -> None:

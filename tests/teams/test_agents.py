@@ -324,7 +324,7 @@ def test_a_crash_starts_no_child_twice() -> None:
         last = await run.agent("last", "other", "z")
         return [*outcomes(found), last.output]
 
-    assert survives(BOSS, answers, strategies={"mine": mine}, few=8) == [*["completed"] * 4, "failed", "other z"]
+    assert survives(BOSS, answers, strategies={"mine": mine}, few=4) == [*["completed"] * 4, "failed", "other z"]
 
 
 def test_another_task_under_a_known_label_is_a_divergence() -> None:

@@ -9,17 +9,24 @@ from typing import Any
 
 import pytest
 
-from amounts import times
+from amounts import thinned, times
 from detent import Agent, Engine, FinalAnswer, Host, Plan, ToolCall, tool
 from detent.core import events as e
-from detent.core.budget import Budget, Usage
+from detent.core.budget import Budget
 from detent.core.codec import read_record
+from detent.core.errors import UnknownName
 from detent.core.fold import evolve
+from detent.core.settle import charged
 from detent.core.state import RunState
 from detent.metering.tenants import TenantBudget
-from detent.running.delegating import SUMS
+from detent.ports import Branch, ModelAnswer, StrategyRun
+from detent.running.delegating import portion, sums_of
 from detent.stores.ram import RamStore
+from metering.providers import MODEL, PRICES, answer, used
+from teams.bounds import Prefix
 from teams.family import Family, call, start
+
+pytestmark = thinned
 
 
 @tool(side_effect="write", cost_usd=0.01)
@@ -85,31 +92,6 @@ def three_levels() -> Agent:
     return Agent(name="top", tools=[pay, fails, "spawn_agent", "join_agent", "cancel_agent"], subagents={"next": middle})
 
 
-def used_below(run_id: str, states: dict[str, RunState], own: dict[str, Usage]) -> Usage:
-    """Return what a run and all runs below it have really used, joined or not."""
-    found = own[run_id]
-    for child in states[run_id].children:
-        if child in states:
-            found = found.plus(used_below(child, states, own))
-    return found
-
-
-def minus(used: Usage, before: Usage) -> Usage:
-    """Return the sums that were used since."""
-    since = {name: (getattr(used, name) or 0) - (getattr(before, name) or 0) for name in SUMS if name != "total_tokens"}
-    return Usage(**since)
-
-
-def over(used: Usage, bounds: Budget) -> list[str]:
-    """Return the sums that are above their bounds. Failures are not among them: a batch whose calls all fail is known only when it is over."""
-    return [
-        f"{name}: {value} of {bound}"
-        for name in SUMS
-        if name != "failures"
-        if (bound := getattr(bounds, f"max_{name}")) is not None and (value := getattr(used, name) or 0) > bound + 1e-9
-    ]
-
-
 @pytest.mark.parametrize("seed", range(times(40)))
 def test_no_bound_of_the_tree_is_exceeded_at_any_record(seed: int) -> None:
     """Whatever is cut off when: what a run has used, with what its open children used, is never above its bound; nor is what it counts."""
@@ -126,23 +108,88 @@ def test_no_bound_of_the_tree_is_exceeded_at_any_record(seed: int) -> None:
     async def main() -> None:
         async with Engine(store=store, planner=Wild(seed), approver="caller") as engine:
             done = await engine.run(three_levels(), "top", budget=budget, host=Host(tenant="acme"))
-            states: dict[str, RunState] = {}
-            own: dict[str, Usage] = {}
-            for run_id, lines in store.commits:
+            tree = Prefix()
+            for _, lines in store.commits:
                 for record in map(read_record, lines):
-                    before = states.get(run_id, RunState(run_id=run_id))
-                    states[run_id] = evolve(before, record)
-                    if not isinstance(record.event, e.SubagentJoined):
-                        own[run_id] = own.get(run_id, Usage()).plus(minus(states[run_id].usage, before.usage))
-                    for one in states.values():
-                        assert not (wrong := over(one.counted, one.budget)), (run_id, record.envelope.seq, one.run_id, wrong)
-                        below = used_below(one.run_id, states, own)
-                        assert not (wrong := over(below, one.budget)), (run_id, record.envelope.seq, one.run_id, wrong)
+                    tree.add(record)
+            states = tree.states
             assert states[done.run_id].usage == done.usage
             made = Counter(item.tool for one in states.values() for known in one.passes.values() for item in known.results if item.executed)
             assert all(made[name] <= most for name, most in dict(budget.max_calls_of or ()).items()), (made, budget)
 
     asyncio.run(main())
+
+
+class Greedy(Wild):
+    """Asks a model before each plan, which uses all that it may. Passes that are side by side start agents only."""
+
+    async def plan(self, view: Any) -> Any:
+        """Return a batch for this run, pass and turn."""
+        random = Random(f"{self.seed} {view.goal} {view.scope} {view.iteration}")
+
+        async def send(limit: int | None) -> ModelAnswer:
+            for _ in range(random.randrange(5)):
+                await asyncio.sleep(0)
+            return answer(usage=used(10, limit or 0))
+
+        await view.models.call(MODEL, send, input_tokens=10, max_output_tokens=random.randint(1, 60))
+        if not view.scope.startswith("side"):
+            return await super().plan(view)
+        if random.random() < 0.3:
+            return FinalAnswer(content="done")
+        return Plan(actions=tuple([start("next", goal=f"{view.scope}/{view.iteration}.{n}") for n in range(random.randint(1, 2))]))
+
+
+async def wide(run: StrategyRun) -> Any:
+    """Let three passes start agents side by side."""
+    return [one.output or one.reason for one in await run.parallel(*(Branch(label=f"side{n}", task=f"part {n}") for n in range(3)))]
+
+
+@pytest.mark.parametrize("strategy", ["reactive", "wide"])
+@pytest.mark.parametrize("seed", range(times(40)))
+def test_models_never_exceed_a_bound_of_the_tree(seed: int, strategy: str) -> None:
+    """What is reserved for children, and for calls of models that are in progress, is not there for a call or for another child."""
+    random, store, agent = Random(seed), Kept(), three_levels()
+    tokens = {"max_total_tokens": random.choice([None, 500, 2000]), "max_output_tokens": random.choice([None, 300, 900])}
+    tokens |= {"max_input_tokens": random.choice([None, 200, 800])}
+    cost, calls = random.choice([None, 2.0, 8.0]), random.choice([5, 20, 60])
+    budget = Budget(max_iterations=60, max_tool_calls=100, max_cost_usd=cost, max_model_calls=calls, **tokens)
+    if strategy == "wide":
+        agent = Agent(name="top", subagents=agent.subagents, strategy="wide")
+
+    async def main() -> None:
+        options: dict[str, Any] = {"model_prices": PRICES, "strategies": {"wide": wide}}
+        async with Engine(store=store, planner=Greedy(seed), approver="caller", **options) as engine:
+            await engine.run(agent, "top", budget=budget)
+            tree = Prefix()
+            for _, lines in store.commits:
+                for record in map(read_record, lines):
+                    tree.add(record)
+            for run_id in tree.states:
+                again = await engine.replay(run_id)
+                assert again.identical, (run_id, again.divergence)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ({"max_total_tokens": 100}, (0, 100)),
+        ({"max_total_tokens": 100, "max_output_tokens": 30}, (70, 30)),
+        ({"max_total_tokens": 100, "max_input_tokens": 300}, (100, 0)),
+        ({"max_total_tokens": 100, "max_input_tokens": 300, "max_output_tokens": 100}, (75, 25)),
+        ({"max_total_tokens": 100, "max_input_tokens": 30, "max_output_tokens": 40}, (30, 40)),
+        ({"max_input_tokens": 30, "max_output_tokens": 40}, (30, 40)),
+    ],
+)
+def test_a_reservation_covers_whatever_tokens_its_bounds_allow(asked: dict[str, int], given: tuple[int, int]) -> None:
+    """Input, output and total are three bounds, and a reservation has two numbers: the bounds of a child are made to fit these."""
+    bounds = portion(Budget(), Budget(), Budget(**asked), 1)  # pyright: ignore[reportArgumentType] - integers
+    held = sums_of(bounds)
+    assert (held.input_tokens, held.output_tokens) == given
+    for bound, reserved in ((bounds.max_input_tokens, given[0]), (bounds.max_output_tokens, given[1])):
+        assert bound is None or bound <= reserved
 
 
 def test_a_tenants_account_has_what_children_used_once() -> None:
@@ -233,5 +280,66 @@ def test_a_call_that_costs_more_than_is_left_is_not_begun() -> None:
         async with Engine(planner=Pays(), approver="caller") as engine:
             done = await engine.run(Agent(name="one", tools=[pay]), "pay", budget=Budget(max_cost_usd=0.025))
             assert done.reason == "budget_exhausted" and done.usage.cost_usd == pytest.approx(0.02)
+
+    asyncio.run(main())
+
+
+def test_a_reading_of_the_account_while_a_child_works_counts_the_child_once() -> None:
+    """The reading has what the child has used so far. Added again when the child is joined, it would end a run whose tenant has enough left."""
+    paid, read = asyncio.Event(), asyncio.Event()
+    worker = Agent(name="worker", tools=[pay])
+    boss = Agent(name="boss", tools=[pay, "spawn_agent", "join_agent"], subagents={"worker": worker})
+
+    class Pays:
+        async def plan(self, view: Any) -> Any:
+            if view.agent.name == "worker":
+                if len(view.results) < 2:
+                    return call("pay", cents=1)
+                paid.set()
+                await read.wait()
+                return FinalAnswer(content="paid")
+            match len(view.results):
+                case 0:
+                    return call("spawn_agent", agent="worker", goal="pay")
+                case 1:
+                    await paid.wait()
+                    return call("pay", cents=3)
+                case 2:
+                    read.set()
+                    return call("join_agent", child=view.results[0].content["child"])
+                case _:
+                    return FinalAnswer(content="done")
+
+    async def main() -> None:
+        for most in (6, 5):
+            paid.clear()
+            read.clear()
+            async with Engine(planner=Pays(), approver="caller", tenant_budgets={"acme": TenantBudget(max_tool_calls=most)}) as engine:
+                done = await engine.run(boss, "pay", host=Host(tenant="acme"))
+                assert done.usage.tool_calls == (await engine.tenants.spent("acme")).tool_calls == 5, (done.error, done.usage)
+                assert (done.output, done.reason) == (("done", "final_answer") if most == 6 else (None, "budget_exhausted")), done.error
+                state = RunState(run_id=done.run_id)
+                for line in await engine.store.read(done.run_id):
+                    state = evolve(state, read_record(line))
+                    for known in [known for known in state.passes.values() if known.balance is not None]:
+                        assert charged(state, known, known.balance).tool_calls <= 5
+
+    asyncio.run(main())
+
+
+def test_a_bound_may_name_what_an_agent_below_calls() -> None:
+    """The bounds of the first run hold for its whole tree, so they name the tools of any agent in it, and no others."""
+    leaf = Agent(name="leaf")
+    middle = Agent(name="middle", subagents={"leaf": leaf, "other": "known"})
+    boss = Agent(name="boss", subagents={"middle": middle})
+
+    async def main() -> None:
+        calls = {"boss": [start("middle")], "middle": [start("leaf"), start("leaf")], "leaf": []}
+        async with Engine(agents=[Agent(name="known", subagents={"far": leaf})], planner=Family(**calls), approver="caller") as engine:
+            named = {"agent_middle": 2, "agent_leaf": 2, "agent_far": 1, "spawn_agent": 1}
+            done = await engine.run(boss, "go", budget=Budget(max_calls_of=named))
+            assert done.usage.tool_calls == 2 and next(iter(done.state.children.values())).status == "bound_reached"
+            with pytest.raises(UnknownName, match=r"agent_lead.*agent_leaf"):
+                await engine.run(boss, "go", budget=Budget(max_calls_of={"agent_lead": 1}))
 
     asyncio.run(main())

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, Plan, SpawnSubagent, ToolCall, tool
 from detent.core import events as e
 from detent.core.codec import read_log
 from detent.ports import RunQuery
+from detent.running.joining import joins
+from detent.running.posting import ending
+from detent.stores.ram import RamStore
 
 DONE: list[int] = []
 
@@ -67,5 +71,37 @@ def test_a_child_is_a_run_of_its_own_and_its_answer_an_observation(actions: tupl
                 assert (await engine.replay(head.run_id)).identical
             assert (await engine.replay(done.run_id)).identical
             assert done.usage.tool_calls == 2 * len(actions) and done.usage.iterations == 2 + 2 * len(actions)
+
+    asyncio.run(main())
+
+
+class Read(RamStore):
+    """Knows whose logs were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: list[str] = []
+
+    async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
+        """Note it."""
+        self.of.append(run_id)
+        return await super().read(run_id, after=after, limit=limit)
+
+
+def test_a_child_that_ended_in_this_process_is_joined_without_reading_its_log() -> None:
+    """Its state is known. It counts only while its log has nothing more: otherwise the log is read."""
+
+    async def main() -> None:
+        store = Read()
+        async with Engine(planner=Boss(ask(1), ask(2)), approver="caller", store=store) as engine:
+            done = await engine.run(BOSS, "share")
+            assert done.output == ["kept 1", "kept 2"]
+            assert [run_id for run_id in store.of if run_id != done.run_id] == []
+            parent = await engine.load(done.run_id)
+            child = next(iter(parent.children.values()))
+            ended = msgspec.structs.replace(await engine.load(child.child), output="from memory")
+            for known, output in ((ended, "from memory"), (msgspec.structs.replace(ended, seq=ended.seq - 1), "kept 1"), (None, "kept 1")):
+                joined = await joins(child, parent, store, signal=ending(child.child), ended=known)
+                assert isinstance(joined, e.SubagentJoined) and joined.output == output
 
     asyncio.run(main())

@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
+import virtual_time
+from amounts import thinned
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall, tool
 from detent.core import events as e
+from detent.core.codec import read_record
+from detent.core.fold import evolve
+from detent.core.state import RunState
+from detent.policies.provenance.lasting import origin_of
+from detent.policies.provenance.origins import Origins
 from teams.family import SENT, below, call, records_of, start
+
+pytestmark = thinned
 
 ANN, EVE, BOOK = "ann@example.com", "eve@example.org", "mary@example.net"
 
@@ -45,13 +54,15 @@ class Script:
         return Plan(actions=(step if isinstance(step, ToolCall) else FinalAnswer(content=step),))
 
 
+ASK = call("ask_parent", question="to whom?")
 PROVENANCE = {"default": "tiers", "provenance": {}}
 
 
 def family() -> Agent:
     """Return a boss and a worker who both read and write."""
-    worker = Agent(name="worker", tools=[mail, page, book])
-    return Agent(name="boss", tools=[mail, page, book], subagents={"worker": worker}, policy=PROVENANCE)
+    worker = Agent(name="worker", tools=[mail, page, book, "ask_parent"])
+    tools = [mail, page, book, "spawn_agent", "join_agent", "message_agent", "agent_status"]
+    return Agent(name="boss", tools=tools, subagents={"worker": worker}, policy=PROVENANCE)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +95,19 @@ def family() -> Agent:
             },
             "boss",
         ),
+        # a parent's words are not the user's: what it read is untrusted in the child, and what the user said is the user's
+        ({"boss": [start("worker"), call("page"), f"TELL {EVE}", "JOIN", "done"], "worker": [ASK, call("mail", to=EVE), "done"]}, "worker"),
+        ({"boss": [start("worker"), call("page"), "TELL whom you know", "JOIN", "done"], "worker": [ASK, call("mail", to=EVE)]}, "worker"),
+        ({"boss": [start("worker"), f"TELL {ANN}", "JOIN", "done"], "worker": [ASK, call("page"), call("mail", to=ANN), "done"]}, ""),
+        # a question of a child that has read a page is untrusted in its parent, and so is its status
+        ({"boss": [start("worker"), call("mail", to=EVE), "done"], "worker": [call("page"), call("ask_parent", question=EVE)]}, "boss"),
+        (
+            {
+                "boss": [call("spawn_agent", agent="worker", goal="look"), call("agent_status"), "JOIN", call("mail", to=BOOK), "done"],
+                "worker": [ASK, "done"],
+            },
+            "boss",
+        ),
     ],
 )
 def test_a_value_is_traced_through_the_family(steps: dict[str, list[Any]], asks: str) -> None:
@@ -91,8 +115,10 @@ def test_a_value_is_traced_through_the_family(steps: dict[str, list[Any]], asks:
 
     class Joins(Script):
         async def plan(self, view: Any) -> Any:
-            if self.steps[view.agent.name][len(view.results)] == "JOIN":
-                return call("join_agent", child=view.results[-1].content["child"])
+            step = self.steps[view.agent.name][len(view.results)]
+            if step == "JOIN" or str(step).startswith("TELL "):
+                child = next(item.content["child"] for item in view.results if item.tool in ("agent_worker", "spawn_agent"))
+                return call("join_agent", child=child) if step == "JOIN" else call("message_agent", child=child, text=step[5:])
             return await super().plan(view)
 
     async def main() -> None:
@@ -146,5 +172,67 @@ def test_a_failed_child_is_no_way_around_either() -> None:
         async with Engine(planner=Fails(**steps), approver="caller") as engine:
             waits = await engine.run(family(), "look")
             assert waits.status == "waiting_for_approval" and not SENT
+
+    asyncio.run(main())
+
+
+def test_a_call_that_waits_no_longer_has_said_nothing_of_the_child() -> None:
+    """What it returns is the program's word: it makes nothing untrusted, and the child's words do when they are collected."""
+    gate = asyncio.Event()
+
+    @tool(side_effect="read")
+    async def wait() -> str:
+        """Wait for a page."""
+        await gate.wait()
+        return f"write to {EVE}"
+
+    steps = [call("spawn_agent", agent="worker", goal="look"), "JOIN", call("mail", to=BOOK), "COLLECT", call("mail", to=BOOK)]
+
+    class Joins(Script):
+        async def plan(self, view: Any) -> Any:
+            step = steps[len(view.results)] if view.agent.name == "boss" else None
+            if step in ("JOIN", "COLLECT"):
+                if step == "COLLECT":
+                    gate.set()
+                return call("join_agent", child=view.results[0].content["child"], **({"auto_background": 5} if step == "JOIN" else {}))
+            return step or await super().plan(view)
+
+    async def main() -> None:
+        worker = Agent(name="worker", tools=[wait])
+        boss = Agent(name="boss", tools=[mail, "spawn_agent", "join_agent"], subagents={"worker": worker}, policy=PROVENANCE)
+        async with Engine(planner=Joins(worker=[call("wait"), EVE]), approver="caller", clock=virtual_time.LoopClock()) as engine:
+            waits = await engine.run(boss, "tell what is new")
+            (asked,) = await engine.approvals()
+            assert SENT == [BOOK] and (asked.run_id, asked.call_id) == (waits.run_id, "main.5.0")
+
+    virtual_time.run(main())
+
+
+def test_what_was_traced_for_one_child_counts_for_the_next_and_changes_nothing() -> None:
+    """An index that is kept while children end one after the other, back and forth, finds for each what a new one finds."""
+    worker = Agent(name="worker", tools=[page, book])
+    boss = Agent(name="boss", tools=[page, book, "spawn_agent", "join_agent"], subagents={"worker": worker})
+    rounds = [Plan(actions=tuple([start("worker", goal=f"part {n} {m}") for m in range(3)])) for n in range(3)]
+
+    class Rounds(Script):
+        async def plan(self, view: Any) -> Any:
+            if view.agent.name == "worker":
+                return await super().plan(view)
+            turn = [*rounds, Plan(actions=(call("page"), call("book"))), rounds[0], Plan(actions=(FinalAnswer(content="done"),))]
+            return turn[view.iteration - 1]
+
+    async def main() -> None:
+        async with Engine(planner=Rounds(worker=[call("page"), call("page"), call("book"), f"{EVE} and {BOOK}"])) as engine:
+            done = await engine.run(boss, "tell what is new")
+            kept, told = Origins(), [{"goal": "write to somebody"}, {"goal": f"write to {EVE}"}, f"{BOOK} {EVE} or nobody"]
+            for run_id in (done.run_id, *list(done.state.children)[-2:]):
+                states, state = list[RunState](), RunState(run_id=run_id)
+                for line in await engine.store.read(run_id):
+                    state = evolve(state, read_record(line))
+                    states.append(state)
+                for one in [*states[::2], *states[::-7]]:
+                    for content in told:
+                        assert origin_of(one, "", content, origins=kept, worst=True) == origin_of(one, "", content, worst=True)
+                        assert origin_of(one, "", content, origins=kept) == origin_of(one, "", content)
 
     asyncio.run(main())

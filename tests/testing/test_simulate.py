@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amounts import times
+from amounts import in_check, thinned, times
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, NotExecuted, ToolCall, ToolContext, View, tool
 from detent.config.groups import Bounds
 from detent.core import events as e
@@ -30,6 +30,7 @@ def kinds(report: Report) -> set[str]:
 # Sound agents -------------------------------------------------------------------------------------------------------------------
 
 
+@thinned
 @pytest.mark.parametrize("kind", ["idempotent", "reconciled", "plain"])
 def test_nothing_is_found_where_nothing_is_wrong(kind: str) -> None:
     """An idempotent tool, one that can be asked and one of which nobody knows: no problem at any fault point, and the effect is there once."""
@@ -61,6 +62,7 @@ def test_calls_in_doubt_are_told_and_are_no_problem_by_themselves() -> None:
         report.raise_for_problems(in_doubt=True)
 
 
+@in_check
 def test_the_log_of_every_trial_keeps_the_laws() -> None:
     """Each trial is a run like any other: its log folds, has one exit, and no outcome twice."""
     bank = Bank()
@@ -704,7 +706,14 @@ def test_an_error_after_the_effect_is_settled_by_looking_at_the_world() -> None:
     assert report.trials[0].effects == {"5": 1}
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=list(SCENARIOS))
+BY_DEFAULT = ("reactive", "plan-execute", "tree-of-thought")
+"""One pass, several, and passes side by side: `test_strategies` lets every strategy crash."""
+
+
+@thinned
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(s, id=name, marks=() if name in BY_DEFAULT else in_check) for name, s in SCENARIOS.items()]
+)
 def test_every_strategy_survives_what_is_simulated(scenario: Scenario) -> None:
     """No effect is repeated by any strategy of the house, none is lost unsaid, and every answer is that of the undisturbed run."""
     world = World()
@@ -720,7 +729,7 @@ def test_every_strategy_survives_what_is_simulated(scenario: Scenario) -> None:
             agent,
             scenario.goal,
             faults=["crash", "store_conflict", "duplicate", "tool_timeout", "slow_model"],
-            at_most=times(16),
+            at_most=times(max(1, 16 // scenario.costly)),
             effects=lambda: world.sent,
             reset=reset,
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+SIGNED_IN = {"authorization": "Bearer a secret"}
 
 
 class Service:
@@ -27,24 +28,30 @@ class Service:
         """Return the status and the answer to a request; with a body it is a POST."""
         with closing(HTTPConnection("127.0.0.1", self._port, timeout=60)) as connection:
             sent = None if body is None else json.dumps(body)
-            connection.request("GET" if body is None else "POST", path, sent, {"content-type": "application/json"})
+            connection.request("GET" if body is None else "POST", path, sent, {"content-type": "application/json", **SIGNED_IN})
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
 
+    def start(self, goal: str) -> Any:
+        """Start a run, and return it once it waits or has ended."""
+        return self.ask("/runs", {"agent": "support", "goal": goal, "wait_s": 30})[1]
+
     def until(self, run_id: str, *wanted: str) -> Any:
-        """Follow a run until it has one of these statuses, and return its status."""
+        """Follow a run until it has one of these statuses, and return the run."""
         with closing(HTTPConnection("127.0.0.1", self._port, timeout=60)) as connection:
-            connection.request("GET", f"/runs/{run_id}/events")
+            connection.request("GET", f"/runs/{run_id}/events", headers=SIGNED_IN)
             for line in connection.getresponse():
-                if line.startswith(b"data: ") and (said := json.loads(line[6:])).get("status") in wanted:
-                    return said
+                if line.startswith(b"data: ") and json.loads(line[6:]).get("envelope", {"status": wanted[0]}).get("status") in wanted:
+                    run = self.ask(f"/runs/{run_id}")[1]
+                    if run["status"] in wanted:
+                        return run
         raise AssertionError(f"the stream ended, and the run is none of {wanted}")
 
 
 @contextmanager
 def service(place: Path, listener: socket.socket) -> Iterator[Service]:
     """Run the service in a directory. It is killed in the end, as by a machine that goes away."""
-    environment = {name: value for name, value in os.environ.items() if name != "MODEL"}
+    environment = {name: value for name, value in os.environ.items() if name != "MODEL"} | {"TOKEN": "a secret"}
     command = [sys.executable, "-m", "uvicorn", "app:app", "--fd", str(listener.fileno()), "--log-level", "warning"]
     process = subprocess.Popen(command, cwd=place, env=environment, pass_fds=[listener.fileno()])
     try:
@@ -64,23 +71,21 @@ def test_runs_and_approvals_survive_a_restart(tmp_path: Path) -> None:
     place = copied(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with service(place, listener) as first:
-            status, started = first.ask("/runs", {"goal": "Close the account of bob"})
-            assert status == 202
+            started = first.start("Close the account of bob")
             run_id = started["run_id"]
-            first.until(run_id, "waiting_for_approval")
+            assert started["status"] == "waiting_for_approval"
         with service(place, listener) as second:
-            _, (asked,) = second.ask("/approvals")
+            (asked,) = second.ask("/approvals")[1]["approvals"]
             assert (asked["run_id"], asked["tool"], asked["args"]) == (run_id, "close_account", {"address": "bob@example.com"})
             assert not (place / "closed.txt").exists()
-            decide = f"/runs/{run_id}/approvals/{asked['call_id']}"
-            assert second.ask(decide, {"approved": True, "digest": "0" * 32, "by": "ann"})[0] == 409, "this is not what ann saw"
-            second.ask(decide, {"approved": True, "digest": asked["digest"], "by": "ann"})
+            approve = f"/runs/{run_id}/approve"
+            assert second.ask(approve, {"call_id": asked["call_id"], "digest": "0" * 32})[0] == 409, "this is not what ann saw"
+            second.ask(approve, {"call_id": asked["call_id"], "digest": asked["digest"]})
             assert second.until(run_id, "completed")["output"] == "closed bob@example.com"
-            denied = second.ask("/runs", {"goal": "Close the account of ann"})[1]["run_id"]
-            second.until(denied, "waiting_for_approval")
-            _, (asked,) = second.ask("/approvals")
-            second.ask(f"/runs/{denied}/approvals/{asked['call_id']}", {"approved": False, "digest": asked["digest"], "by": "ann"})
-            assert second.until(denied, "completed", "failed", "stopped")["status"] == "stopped"
+            denied = second.start("Close the account of ann")
+            (asked,) = denied["approvals"]
+            second.ask(f"/runs/{denied['run_id']}/deny", {"call_id": asked["call_id"], "digest": asked["digest"]})
+            assert second.until(denied["run_id"], "stopped", "completed", "failed")["status"] == "stopped"
             assert second.ask("/runs/none")[0] == 404
             assert (place / "closed.txt").read_text() == "bob@example.com\n"
 
@@ -93,20 +98,19 @@ def test_a_call_in_doubt_waits_for_a_person(tmp_path: Path) -> None:
     (place / "tools.py").write_text(dies)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with service(place, listener) as first:
-            run_id = first.ask("/runs", {"goal": "Close the account of bob"})[1]["run_id"]
-            first.until(run_id, "waiting_for_approval")
-            _, (asked,) = first.ask("/approvals")
+            started = first.start("Close the account of bob")
+            run_id, (asked,) = started["run_id"], started["approvals"]
             with suppress(OSError, HTTPException):  # the service may be gone before it has answered
-                first.ask(f"/runs/{run_id}/approvals/{asked['call_id']}", {"approved": True, "digest": asked["digest"], "by": "ann"})
+                first.ask(f"/runs/{run_id}/approve", {"call_id": asked["call_id"], "digest": asked["digest"]})
             first.process.wait(60)
         (place / "tools.py").write_text(tools)
         with service(place, listener) as second:
             second.until(run_id, "waiting_for_reconciliation")
-            _, (doubt,) = second.ask("/doubts")
+            (doubt,) = second.ask("/approvals")[1]["doubts"]
             assert (doubt["run_id"], doubt["tool"], doubt["args"]) == (run_id, "close_account", {"address": "bob@example.com"})
-            assert second.ask(f"/runs/{run_id}/doubts/none", {"happened": True, "by": "ann"})[0] == 409, "no such call is in doubt"
-            found = {"happened": True, "result": "closed bob@example.com", "by": "ann"}
-            assert second.ask(f"/runs/{run_id}/doubts/{doubt['call_id']}", found)[0] == 202
+            assert second.ask(f"/runs/{run_id}/reconcile", {"call_id": "none", "happened": True})[0] == 409, "no such call is in doubt"
+            found = {"call_id": doubt["call_id"], "happened": True, "result": "closed bob@example.com"}
+            assert second.ask(f"/runs/{run_id}/reconcile", found)[0] == 200
             assert second.until(run_id, "completed")["output"] == "closed bob@example.com"
-            assert second.ask("/doubts") == (200, [])
+            assert second.ask("/approvals") == (200, {"approvals": [], "doubts": []})
             assert (place / "closed.txt").read_text() == "bob@example.com\n"

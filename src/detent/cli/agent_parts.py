@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from detent.config.agents import Agent, starts_of
+from detent.config.agents import Agent, starts_of, with_starts
 from detent.config.engines import Config, allowed_servers
 from detent.config.imports import load_tool
 from detent.config.loading import AGENT_FILE, IMPORTS, path_of_agent
@@ -20,7 +20,8 @@ from detent.core.errors import ConfigError, UnknownName
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.ports.verifying import Stated
-from detent.running.delegating import subagents_of, tool_for
+from detent.running.delegating import subagents_of
+from detent.running.overseeing import tool_of
 
 replace = msgspec.structs.replace
 
@@ -44,7 +45,7 @@ def import_parts(engine: Engine, meta: dict[str, Any], where: str) -> None:
 def with_allowed_servers(agent: Agent, config: Config) -> Agent:
     """Return the agent, and those that it may start, with what the operator allows their servers."""
     starts = {name: one if isinstance(one, str) else with_allowed_servers(one, config) for name, one in starts_of(agent.subagents).items()}
-    return replace(agent, mcp=allowed_servers(agent.mcp, config), subagents=starts)
+    return with_starts(replace(agent, mcp=allowed_servers(agent.mcp, config)), starts)
 
 
 def states_below(state: RunState) -> list[RunState]:
@@ -58,7 +59,7 @@ def refuse_unknown_tools(engine: Engine, agent: Agent, path: Path | str) -> None
     """Raise `ConfigError` for a tool that is neither here nor a server's; one of a plug-in package is registered."""
     kernel = engine.kernels.get(agent.kernel) if agent.kernel else engine.runtime.parts.kernel
     spec = agent.spec()
-    for name in {name for name in agent.tool_names() if tool_for(name, spec) is None} - {tool.name for tool in kernel.meta_tools}:
+    for name in {name for name in agent.tool_names() if tool_of(name, spec, None) is None} - {tool.name for tool in kernel.meta_tools}:
         with contextlib.suppress(UnknownName):  # reported below, with all known names
             engine.tools.get(name)  # a meta-tool, or a tool of a plug-in package
         if name not in engine.tools and not engine.servers.claims(name):

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from detent.cli.invocation import Invocation
-from detent.cli.output import FURTHER, LEAST, as_json, as_text, broken, clean, room_of, shortened
+from detent.cli.output import LEAST, as_json, broken, clean, room_of
 from detent.core.errors import NotAllowedNow
 from detent.core.events import Source
+from detent.expressions.display import FURTHER, as_text, shortened
 from detent.ports.remembering import told
 from detent.running.results import Approval
 

@@ -24,10 +24,9 @@ from detent.cli.drawing import show_answer
 from detent.cli.invocation import Invocation, operator
 from detent.cli.looking import traced
 from detent.cli.memory import item_table
-from detent.cli.model_calls import spent
 from detent.cli.option_sets import Without
 from detent.cli.orders import ForWhom
-from detent.cli.output import Output, as_json, clean, code_of_error, code_of_status, counted, shortened, style_of
+from detent.cli.output import Output, as_json, clean, code_of_error, code_of_status, style_of
 from detent.cli.progress import Progress
 from detent.cli.prompting import Editor, Lines, Prompt, Reader
 from detent.cli.questions import Unfit, meant, offered, question_lines
@@ -44,6 +43,8 @@ from detent.core.budget import Budget
 from detent.core.errors import ConfigError, DetentError, Suspended
 from detent.core.state import Ask, RunState
 from detent.engine import Engine
+from detent.expressions.display import counted, shortened
+from detent.history.model_calls import spent
 from detent.history.sessions import Forking, Session
 from detent.ports.private_files import private_file
 from detent.running.conversing import number_of, run_of, session_of_run

@@ -13,13 +13,14 @@ import typer
 from detent.cli import options as o
 from detent.cli.ids import LAST, LISTED
 from detent.cli.invocation import Invocation
-from detent.cli.output import as_json, as_text, clean, counted, plain, shortened, style_of
+from detent.cli.output import as_json, clean, style_of
 from detent.config.agents import Agent
 from detent.core.agent import AgentSpec
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError
 from detent.core.state import Item, RunState
 from detent.engine import Engine
+from detent.expressions.display import as_text, counted, plain, shortened
 from detent.history.session_list import SessionHead
 from detent.history.sessions import Session
 from detent.ports.conversing import Message

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from detent.cli.output import FAILED, WAITING, Output, counted, room_of
+from detent.cli.output import FAILED, WAITING, Output, room_of
 from detent.cli.packaged import packaged, texts, written
 from detent.config.demands import listing
 from detent.config.state_directory import made_state_directory, store_url
@@ -32,6 +32,7 @@ from detent.core.events import ToolReconciled, ToolStarted
 from detent.core.fold import fold
 from detent.core.records import Record
 from detent.core.state import RunState
+from detent.expressions.display import counted
 from detent.running.results import result_of
 from detent.stores.urls import open_store
 

@@ -14,7 +14,7 @@ import typer
 from detent.cli import options as o
 from detent.cli import surroundings
 from detent.cli.invocation import Invocation
-from detent.cli.output import FAILED, Output, clean, shortened
+from detent.cli.output import FAILED, Output, clean
 from detent.cli.store_report import examine_store
 from detent.cli.surroundings import Extra, Program, Provider, Server
 from detent.config.agents import Agent
@@ -23,6 +23,7 @@ from detent.config.imports import add_import_roots
 from detent.config.loading import AGENT_FILE, CONFIG_FILE, find_config, load_agent, path_of_agent, subagent_files
 from detent.config.trust import Trust
 from detent.core.errors import ConfigError, DetentError
+from detent.expressions.display import shortened
 from detent.memories.sqlite.vectors import way_here
 from detent.ports import RunQuery, look_at
 from detent.ports.passwords import without_password
@@ -48,6 +49,14 @@ class StoreCheck(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker host that is configured here, and what its server says; a host without one says nothing."""
+
+    name: str
+    says: str = ""
+    problem: str = ""
+
+
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """All findings; `ok` if a run can start and nothing is broken. `memory` says how a memory in SQLite searches here."""
 
@@ -60,6 +69,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     memory: str
     files: list[File]
     store: StoreCheck
+    worker_host: HostCheck = HostCheck(name="in_process")
     next: list[str]
 
 
@@ -107,12 +117,13 @@ def examine(*, agent: str | None, config: Path | None) -> Findings:
     invocation, files = _files(agent, config)
     unread = StoreCheck(url=without_password(environment.get("DETENT_STORE", "")), exists=False, problem="not checked")
     checked = _store(invocation) if invocation is not None else unread
+    host = _worker_host(invocation) if invocation is not None else HostCheck(name="")
     usable = [f for f in files if f.kind == "agent" and not f.problem]
     broken = [f for f in files if f.problem]
     planned = invocation is not None and invocation.config.planner is not None
     can_run = any(p.usable for p in providers) or any(s.answers and s.models for s in servers) or planned or any(f.plans_by for f in usable)
     return Findings(
-        ok=can_run and not broken and not (checked.problem and invocation is not None),
+        ok=can_run and not broken and not (checked.problem and invocation is not None) and not host.problem,
         version=surroundings.version_of_this(),
         providers=providers,
         servers=servers,
@@ -121,6 +132,7 @@ def examine(*, agent: str | None, config: Path | None) -> Findings:
         memory=way_here(),
         files=files,
         store=checked,
+        worker_host=host,
         next=[*_next(providers, servers, extras, files, checked), *_private(invocation)],
     )
 
@@ -203,6 +215,25 @@ def _store(invocation: Invocation) -> StoreCheck:
     return StoreCheck(url=url, exists=there)
 
 
+def _worker_host(invocation: Invocation) -> HostCheck:
+    name, check = invocation.config.worker.host or "in_process", getattr(invocation.engine.worker_host, "check", None)
+    if check is None:
+        return HostCheck(name=name)
+
+    async def look() -> str:
+        try:
+            return await check()
+        finally:
+            await invocation.engine.close()
+
+    try:
+        return HostCheck(name=name, says=asyncio.run(asyncio.wait_for(look(), STORE_S)))
+    except TimeoutError:
+        return HostCheck(name=name, problem=f"it did not answer within {STORE_S:g} s")
+    except Exception as error:  # noqa: BLE001 - foreign code: a host may raise anything, and here it is a finding
+        return HostCheck(name=name, problem=without_password(str(error)) or type(error).__name__)
+
+
 def _private(invocation: Invocation | None) -> list[str]:
     """Return a recommendation if goals may contain text that should disappear when a run is erased."""
     config = invocation.config if invocation is not None else Config()
@@ -254,7 +285,9 @@ def _show(found: Findings, output: Output, *, everything: bool) -> None:
     said = "not used" if not store.url else store.problem or ("exists" if store.exists else "does not exist yet; the first run creates it")
     files = [(f.path, f.problem or (f"plans by {f.plans_by}" if f.plans_by else "valid"), not f.problem) for f in found.files]
     nothing = [(f"{CONFIG_FILE}, {AGENT_FILE}", "none here", True)]
-    _part(output, "Files and store", [*(files or nothing), (store.url or "store", said, not store.problem)])
+    host = found.worker_host
+    hosts = [(f"worker host {host.name}", host.problem or host.says, not host.problem)] if host.problem or host.says else []
+    _part(output, "Files and store", [*(files or nothing), (store.url or "store", said, not store.problem), *hosts])
     output.show()
     for line in found.next:
         output.show(f"next: {shortened(line, None)}", "" if found.ok else "yellow")

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
-from detent.cli.output import Output, as_json, as_text, coloured, room_of
+from detent.cli.output import Output, as_json, coloured, room_of
 from detent.core.errors import DetentError
-from detent.expressions.display import clean
+from detent.expressions.display import as_text, clean
 
 MOST_CHARS = 100_000
 """A longer answer is shown as it is, because layout takes time."""

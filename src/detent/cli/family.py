@@ -11,11 +11,12 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.invocation import Invocation
-from detent.cli.model_calls import reserved
-from detent.cli.output import clean, coloured, counted, plain, style_of
+from detent.cli.output import clean, coloured, style_of
 from detent.core.budget import NOTHING, Usage
 from detent.engine import Engine
+from detent.expressions.display import counted, plain
 from detent.history import trees
+from detent.history.model_calls import reserved
 from detent.history.trees import Branch, Cost, Tree
 
 

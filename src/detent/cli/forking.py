@@ -11,7 +11,7 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.invocation import Invocation
-from detent.cli.output import as_text, clean, shortened
+from detent.cli.output import clean
 from detent.cli.progress import Progress
 from detent.cli.running import advance
 from detent.cli.standing import report
@@ -20,6 +20,7 @@ from detent.core.agent import AgentSpec
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError, DetentError, UnknownName
 from detent.engine import Engine
+from detent.expressions.display import as_text, shortened
 from detent.history.comparing import Diff, Difference, Parting
 from detent.history.upgrading import Upgrade, Upgraded, open_runs
 from detent.running.branching import EDITABLE, OF_AGENT
@@ -249,16 +250,16 @@ def check_upgrade(
         return found
 
     wanted = first.drive(named) if run is not None else first.drive(named, missing=[])
-    found = [_checked(run_id, setup) for run_id in wanted]
+    found = [checked(run_id, setup) for run_id in wanted]
     first.output.document({"runs": [{**msgspec.structs.asdict(one), "goes_on": one.goes_on} for one in found]})
     for one in found:
-        _tell(one, first)
+        tell(one, first)
     stranded = len(Upgrade(runs=tuple(found)).stranded)
     first.output.show(f"{len(found)} open runs, {stranded} cannot continue", "red" if stranded else "green")
     return 1 if stranded else 0
 
 
-def _checked(run_id: str, setup: o.Setup) -> Upgraded:
+def checked(run_id: str, setup: o.Setup) -> Upgraded:
     """Check one run in its own invocation, because each run has its own tools."""
     invocation = Invocation(setup)
 
@@ -274,7 +275,8 @@ def _checked(run_id: str, setup: o.Setup) -> Upgraded:
     return invocation.drive(work)
 
 
-def _tell(one: Upgraded, invocation: Invocation) -> None:
+def tell(one: Upgraded, invocation: Invocation) -> None:
+    """Print whether a run can continue with the code here, and what keeps it from that."""
     out = invocation.output
     out.show(f"{invocation.short(one.run_id)}  {one.status.replace('_', ' ')}, {one.records} records: {'can continue' if one.goes_on else 'cannot continue'}",
              "green" if one.goes_on else "red")  # fmt: skip

@@ -11,14 +11,15 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.invocation import Invocation
-from detent.cli.looking import since_of, statuses_of
-from detent.cli.output import as_text, clean, counted, shortened
+from detent.cli.output import clean
 from detent.config.environment import parse_budget
 from detent.core.errors import ConfigError
 from detent.engine import Engine
+from detent.expressions.display import as_text, counted, shortened
 from detent.history.backtest import Backtest
 from detent.history.explaining import Explanation, Step, follow
 from detent.history.explaining import explain as explained
+from detent.history.selecting import since_of, statuses_of
 from detent.ports import RunQuery
 from detent.running.lineage import history
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from detent.cli.output import shortened
 from detent.core.errors import ConfigError, CorruptLog, DetentError, RunNotFound
 from detent.core.records import RunHead
+from detent.expressions.display import shortened
 from detent.history.trees import without_children
 from detent.ports import EventStore, RunQuery
 

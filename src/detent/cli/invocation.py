@@ -37,10 +37,10 @@ from detent.cli.output import Output
 from detent.cli.stopping import Stops
 from detent.cli.surroundings import unused_stores
 from detent.cli.trusting import ask, attended
-from detent.config.agents import Agent, starts_of
+from detent.config.agents import Agent, starts_of, with_starts
 from detent.config.assembly import made_workspace
 from detent.config.demands import config_demands, govern
-from detent.config.engines import DEFAULTS, Config, LimitsConfig, OutputConfig, StoreConfig, WorkspaceConfig, allowed_servers
+from detent.config.engines import DEFAULTS, Config, LimitsConfig, OutputConfig, StoreConfig, WorkerConfig, WorkspaceConfig, allowed_servers
 from detent.config.environment import config_from_environment
 from detent.config.imports import add_import_roots, load_skills
 from detent.config.loading import (
@@ -64,6 +64,7 @@ from detent.engine import Engine
 from detent.ports import RunQuery, ToolSpec, look_at
 from detent.ports.passwords import without_password
 from detent.running.interrupts import on_signals
+from detent.running.overseeing import Wait
 from detent.running.results import Result, result_of
 from detent.running.starting import add_imported
 from detent.tools.mcp.offered import ServerTool
@@ -103,6 +104,7 @@ class Invocation:
         asks: bool = True,
         lent: Mapping[str, Any] | None = None,
         drain_s: float | None = None,
+        worker_host: str | None = None,
     ) -> None:
         self.output = Output(json_wanted=setup.json_wanted)
         self.suffix = _suffix(setup.store, setup.config)
@@ -112,9 +114,8 @@ class Invocation:
         asked = partial(ask, self.output) if asks and attended(self.output) else None
         self.trust = Trust(environment=self.filed.environment or (), vouched=setup.trust, ask=asked)
         if project is not None:
-            passed = (*DECIDING, "workspace") if bare else ()
-            if setup.store or environment.store.url:  # the file's is not used
-                passed += ("store",)
+            unused = ("store",) if setup.store or environment.store.url else ()
+            passed = (*DECIDING, "workspace", *unused) if bare else unused
             self.trust.need_config(project, config_demands(project, without=(*passed, "agents")))  # an agent that is used is asked about
         given = Config(
             store=StoreConfig(url=setup.store or None),
@@ -122,14 +123,14 @@ class Invocation:
             agent=agent or None,
             output=OutputConfig(verbosity=setup.verbose or None),
             limits=LimitsConfig(drain_s=drain_s),
+            worker=WorkerConfig(host=worker_host),
         )
         self.said = given.over(environment)
         wanted = self.said.over(self.filed).over(DEFAULTS)
         self.config = wanted if patient else wanted.over(Config(store=StoreConfig(**impatient(wanted.store.url or ""))))
-        self.run_id = ""
+        self.run_id, self.waits = "", list[Wait]()
         self._names: dict[str, str] = {}
-        self.changes, self.creates, self.begins, self.there = changes, False, False, True
-        self.bare = bare
+        self.changes, self.creates, self.begins, self.there, self.bare = changes, False, False, True, bare
         for line in unused_stores(Path.cwd()) if self.config.store.url is None else ():
             self.output.say(line, "yellow")
         self.engine = Engine.from_config(
@@ -305,12 +306,12 @@ class Invocation:
         add_import_roots(self.config.import_roots or ())
         return path, with_allowed_servers(load_agent(path, agents=agents), self.config)
 
-    def agent(self, asked: Asked = NOT_ASKED) -> Agent:
+    def agent(self, asked: Asked = NOT_ASKED, named: str | None = None) -> Agent:
         """Return the agent to run, with its tools registered and its workspace recorded; raise `ConfigError`.
 
-        It is the agent of the agent file, overridden by the options, or without a file an agent made from the options alone.
+        It is the agent of the agent file (`named`, or that of the configuration), overridden by the options; without a file, one of the options alone.
         """
-        named = self.config.agent or (AGENT_FILE if Path(AGENT_FILE).is_file() else None)
+        named = named or self.config.agent or (AGENT_FILE if Path(AGENT_FILE).is_file() else None)
         if asked.model is not None and self.engine.planner is not None:
             raise ConfigError(
                 f"--model {asked.model}: the configuration names a planner ({self.config.planner}), which plans for every agent; remove it from there"
@@ -333,7 +334,7 @@ class Invocation:
         starts = {
             name: one if isinstance(one, str) else self._furnished(one, one.meta.get("agent_file", path), root) for name, one in below
         }
-        agent = replace(agent, subagents=starts)
+        agent = with_starts(agent, starts)
         try:
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
         except ConfigError as error:

@@ -61,7 +61,7 @@ class Word:
         said, own = self._meta.get("agent_file"), own_agents(self._config)
         file = Path(said).resolve() if isinstance(said, str) and said else None
         if self._own and file not in own:
-            file = next((one for one in own if _name(one) == self._agent.name), None)
+            file = next((one for one in own if name_in(one) == self._agent.name), None)
         if file is None or not place_of(file)[0].is_file():
             return None, {}
         self._trust.need_agent(file, logged=file not in own and file.parent != self._here)
@@ -139,7 +139,8 @@ class Word:
         return any(place.resolve().is_relative_to(root.resolve()) for root in roots)
 
 
-def _name(file: Path) -> str:
+def name_in(file: Path) -> str:
+    """Return the name of the agent in a file, "" if it cannot be read."""
     try:
         return recorded(file).get("name", "")
     except ConfigError:

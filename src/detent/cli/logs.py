@@ -42,7 +42,9 @@ class Shown(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: `time`, `level`, `logger`, `message`, and `traceback` if there is one."""
+    """One JSON object per line: `time`, `level`, `logger`, `message`; `traceback` if there is one; where OpenTelemetry is in use, the run's `trace_id`
+    and `span_id`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object on one line, cleaned."""
@@ -56,4 +58,12 @@ class JsonLines(logging.Formatter):
         }
         if trace:
             said["traceback"] = trace
-        return clean(json.dumps(said, ensure_ascii=False))
+        return clean(json.dumps(said | _traced(), ensure_ascii=False))
+
+
+def _traced() -> dict[str, str]:
+    """Return the trace and the span of whoever logs, if OpenTelemetry is in use."""
+    if (trace := sys.modules.get("opentelemetry.trace")) is None:
+        return {}
+    context = trace.get_current_span().get_span_context()
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context.is_valid else {}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import difflib
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -17,25 +15,27 @@ from detent.cli.approving import request_lines
 from detent.cli.conversations import exported, find_session, session_of
 from detent.cli.invocation import Invocation
 from detent.cli.option_sets import Without
-from detent.cli.output import FAILED, as_text, clean, code_of_status, counted, plain, shortened, style_of
+from detent.cli.output import FAILED, as_json, clean, code_of_status, style_of
+from detent.cli.pausing import say_holds
 from detent.cli.progress import Progress
 from detent.cli.rendering import render
-from detent.cli.standing import headline, next_commands, waits_for
-from detent.cli.trace import Trace, make_trace
-from detent.core.durations import seconds
+from detent.cli.standing import answers, headline, next_commands, waits_for, whom
 from detent.core.errors import ConfigError, CorruptLog, Divergence
-from detent.core.records import RunHead
-from detent.core.state import TERMINAL, WAITING, RunState
+from detent.core.records import Record, RunHead
+from detent.core.state import RunState
 from detent.engine import Engine
-from detent.history.looking import looks
-from detent.history.trees import without_children
+from detent.expressions.display import as_text, counted, plain, shortened
+from detent.history.selecting import since_of, statuses_of
+from detent.history.traces import Trace, make_trace
+from detent.history.trees import looks_at_tree, without_children
 from detent.ports import ERASED, PARENT_ERASED, RunQuery, ToolSpec
+from detent.ports.holding import Hold
 from detent.ports.private_files import private_file
 from detent.running.conversing import session_of_run
+from detent.running.overseeing import Wait
 from detent.running.results import Approval, Replay
 from detent.running.snapshots import base_of
 
-STATUSES = ("running", *WAITING, *TERMINAL)
 POLL_S = 0.2
 QUIET_S = 10.0
 """After this many seconds without a record, `tail` prints possible reasons."""
@@ -75,7 +75,10 @@ def list_runs(
         limit=None if goal or session else most,
     )
 
-    async def work(engine: Engine) -> tuple[list[RunHead], dict[str, RunState], list[Approval]]:
+    held: list[Hold] = []
+
+    async def work(engine: Engine) -> tuple[list[RunHead], dict[str, RunState], list[Approval], dict[str, list[Wait]]]:
+        held.extend(await engine.holds() if invocation.there else ())
         if session is not None:
             wanted = (await find_session(invocation, session)).id
             found = await invocation.heads(msgspec.structs.replace(query, starts_with=(f"{wanted.partition('@')[0]}.",)))
@@ -92,28 +95,45 @@ def list_runs(
         }
         told = await engine.store.signals([h.run_id for h in found if h.status == "waiting_for_approval"])
         asked = [one for run_id, signals in told.items() if signals for one in await engine.approvals(run_id=run_id)]
-        return found, dead, [one for one in asked if one.answered_by]
+        below = {h.run_id: await engine.waits(h.run_id) for h in found if h.status == "waiting_for_subagent"}
+        return found, dead, [one for one in asked if one.answered_by], below
 
-    heads, dead, answered = invocation.drive(work) if session is not None else invocation.drive(work, missing=([], {}, []))
-    invocation.output.document([{**plain(h), "why": dead[h.run_id].dead_letter} if h.run_id in dead else h for h in heads])
+    heads, dead, answered, below = invocation.drive(work) if session is not None else invocation.drive(work, missing=([], {}, [], {}))
+    more = {name: {"why": state.dead_letter} for name, state in dead.items()} | {
+        name: {"waits_for": found} for name, found in below.items()
+    }
+    invocation.output.document([{**plain(h), **more[h.run_id]} if h.run_id in more else h for h in heads])
     if not heads:
         where = invocation.engine.store.url
         invocation.output.say(f"no matching runs in {where}" if invocation.there else f"no runs yet: {where} does not exist")
+        say_holds(held, invocation.output)
         return 0
     rows = [
-        (invocation.short(h.run_id), h.status, str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h)) for h in heads
+        (invocation.short(h.run_id), _status(h, below), str(h.iterations), f"{h.created_at:%Y-%m-%d %H:%M:%S}", h.agent, _about(h))
+        for h in heads
     ]
     head = ("RUN", "STATUS", "TURNS", "STARTED (UTC)", "AGENT", "GOAL")
     invocation.output.table(head, rows, [style_of(h.status) for h in heads], spare=("STARTED (UTC)", "TURNS", "AGENT"))
+    say_holds(held, invocation.output)
     for state in dead.values():
         invocation.output.say(f"run {invocation.short(state.run_id)}: {waits_for(state)[-1]}", style_of(state.status))
         invocation.output.say(f"  next: {invocation.command('reopen', state.run_id)}")
+    persons = {(wait.run_id, wait.about): (run_id, wait) for run_id, waits in below.items() for wait in waits if wait.on == "person"}
+    for run_id, wait in persons.values():
+        invocation.output.say(f"run {invocation.short(run_id)}: {whom(wait)}", style_of(wait.status))
+        invocation.output.say(f"  next: {answers(wait, invocation)}")
     for asked in answered:
         invocation.output.say(f"run {invocation.short(asked.run_id)}: call {asked.call_id} was {_answered(asked)}")
         invocation.output.say(f"  next: {invocation.command('resume', asked.run_id)}")
     if most is not None and len(heads) == most:
         invocation.output.say(f"the newest {most}; --limit 0 shows all")
     return 0
+
+
+def _status(head: RunHead, below: dict[str, list[Wait]]) -> str:
+    """Return the status of a run in the list. Of one that waits for children, say whether one of these waits for a person."""
+    needs = any(wait.on == "person" for wait in below.get(head.run_id, ()))
+    return f"{head.status}: person" if needs else head.status
 
 
 def _about(head: RunHead) -> str:
@@ -133,9 +153,12 @@ def show(
     invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> tuple[Trace, RunState]:
-        return await traced(engine, await invocation.find(run))
+        run_id = await invocation.find(run)
+        invocation.waits = await engine.waits(run_id)
+        return await traced(engine, run_id)
 
     trace, state = invocation.drive(work)
+    trace.waits_for = invocation.waits
     if iteration is not None and all(turn.iteration != iteration for turn in trace.iterations):
         raise ConfigError(f"run {trace.run_id!r} has {len(trace.iterations)} iterations; there is no number {iteration}")
     if iteration is not None:
@@ -152,30 +175,53 @@ async def traced(engine: Engine, run_id: str) -> tuple[Trace, RunState]:
     return make_trace(await engine.records(run_id), base), await engine.load(run_id)
 
 
-def tail(run: o.RunArgument, *, setup: Annotated[o.Setup, Without("workspace", "json_wanted")]) -> int:
-    """Follow a run that another process advances, until it ends, and exit with its exit code. Ctrl-C stops following, not the run."""
+def tail(
+    run: o.RunArgument,
+    *,
+    events: Annotated[
+        bool, typer.Option("--events", help="Write each record of the run and of all runs below it to stdout, as one line of JSON.")
+    ] = False,
+    setup: Annotated[o.Setup, Without("workspace", "json_wanted")],
+) -> int:
+    """Follow a run that another process advances, with the runs below it, until it ends, and exit with its exit code.
+
+    Ctrl-C stops following, not the run.
+    """
     invocation = Invocation(setup, bare=True)
     progress = Progress(invocation.output, verbosity=invocation.verbosity, shown=True)
 
+    def show(record: Record, then: RunState) -> None:
+        if events:
+            invocation.output.show(as_json(_event(record, then), indent=None))
+        else:
+            progress.on_record(record, then)
+
     async def work(engine: Engine) -> RunState:
-        return await _follow(engine, await invocation.find(run), invocation, progress)
+        return await _follow(engine, await invocation.find(run), invocation, show)
 
     state = invocation.drive(work)
-    if state.output is not None:
+    if state.output is not None and not events:
         invocation.output.show(as_text(state.output).rstrip("\n"))
     invocation.output.say(f"{headline(state)} · run {invocation.short(state.run_id)}", style_of(state.status))
     return code_of_status(state.status)
 
 
-async def _follow(engine: Engine, run_id: str, invocation: Invocation, progress: Progress) -> RunState:
-    """Show the records of a run as they are committed, until it ends; return its state."""
+def _event(record: Record, then: RunState) -> dict[str, Any]:
+    """Return a record as one line of a tree's stream of events."""
+    place = record.envelope
+    known = {"run": then.run_id, "parent": then.parent, "root": then.goal_id, "agent": then.agent.name, "iteration": place.iteration}
+    return {**known, "sequence": place.seq, "at": place.at, "status": then.status, "event": record.event}
+
+
+async def _follow(engine: Engine, run_id: str, invocation: Invocation, show: Callable[[Record, RunState], None]) -> RunState:
+    """Show the records of a run and of those below it as they are committed, until it ends; return its state."""
     state, told = RunState(run_id=run_id), ""
     clock = asyncio.get_running_loop().time
     quiet_from: float | None = clock()  # None: already reported
-    async for state, new in looks(engine.store, run_id, POLL_S):
-        quiet_from = clock() if new else quiet_from
+    async for states, new in looks_at_tree(engine.store, run_id, POLL_S):
+        state, quiet_from = states[run_id], clock() if new else quiet_from
         for record, then in new:
-            progress.on_record(record, then)
+            show(record, then)
         if state.status != told and state.status.startswith("waiting"):
             for line in [headline(state), *waits_for(state), *(f"next: {c}" for c in next_commands(state, invocation))]:
                 invocation.output.say(f"  {line}", "magenta")
@@ -419,31 +465,3 @@ def _first_line(spec: ToolSpec) -> str:
 
 
 # Values -------------------------------------------------------------------------------------------------------------------------
-
-
-def statuses_of(asked: list[str]) -> tuple[str, ...]:
-    """Return the statuses for these words (`waiting`: all waiting ones); raise `ConfigError`."""
-    found: list[str] = []
-    for name in asked:
-        if name == "waiting":
-            found += WAITING
-        elif name in STATUSES:
-            found.append(name)
-        else:
-            near = difflib.get_close_matches(name, ["waiting", *STATUSES], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: waiting, {', '.join(STATUSES)}"
-            raise ConfigError(f"{name!r} is not a run status; {hint}")
-    return tuple(found)
-
-
-def since_of(text: str, *, option: str = "--since") -> datetime:
-    """Return the time that `30m`, `12h`, `7d` or an ISO date means; a date without a zone is UTC. Errors name `option`."""
-    with contextlib.suppress(ConfigError, OverflowError):
-        return datetime.now(UTC) - timedelta(seconds=seconds(text.strip(), option))
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise ConfigError(
-            f"{option} {text!r} is not a time; write 30m, 12h, 7d, or a date such as 2026-01-31 or 2026-01-31T08:00"
-        ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

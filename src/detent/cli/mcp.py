@@ -23,23 +23,28 @@ class Action(StrEnum):
     PIN = "pin"
     LOGIN = "login"
     LOGOUT = "logout"
+    SERVE = "serve"
 
 
 def mcp(
-    action: Annotated[Action, typer.Argument(metavar="ACTION", help="pin, login or logout.", show_default=False)],
+    action: Annotated[Action, typer.Argument(metavar="ACTION", help="pin, login, logout or serve.", show_default=False)],
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="The server. Without one, pin covers all servers.", show_default=False)
     ] = None,
     agent: o.AgentFile = None,
     *,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the login address; do not open a browser.")] = False,
-    setup: Annotated[o.Setup, Without("store", "verbose")],
+    setup: Annotated[o.Setup, Without("verbose")],
 ) -> int:
-    """Pin the tool declarations of MCP servers, or log in to one.
+    """Pin the tool declarations of MCP servers, or log in to one; or be one.
 
     `pin` starts the servers, shows what has changed since the last time, and records each tool's description, schemas and hints. From then on,
     a tool that is new or declares anything else is not offered. `login` opens a browser and keeps the token for this user; `logout` removes it.
+
+    `serve` is what an MCP host starts: each agent is a tool, over the standard streams. `--agent FILE` names one, else those of detent.toml.
     """
+    if action is Action.SERVE:
+        return _serve(setup, agent)
     invocation = Invocation(setup, agent=agent)
     invocation.add_agents_servers()
     if action is Action.PIN:
@@ -47,6 +52,28 @@ def mcp(
     if name is None:
         raise ConfigError(f"mcp {action.value}: name the server; known: {', '.join(invocation.engine.servers.names()) or 'none'}")
     return _log_in(invocation, name, browser=not no_browser) if action is Action.LOGIN else _log_out(invocation, name)
+
+
+def _serve(setup: o.Setup, agent: str | None) -> int:
+    from detent.cli.serving import INSTALL, engine_for, know_agents
+    from detent.running.people import me
+
+    try:
+        from detent.server import Caller, ServerSettings
+        from detent.server.callers import ROLES, only
+        from detent.server.mcp import serve_stdio
+        from detent.server.served import Served
+    except ImportError as error:
+        raise ConfigError(INSTALL) from error
+    invocation, advance = engine_for(setup, None)
+    know_agents(invocation, [agent] if agent is not None else [])
+    caller = Caller(principal=me(), roles=ROLES)
+
+    async def work(engine: Engine) -> None:
+        await serve_stdio(Served(engine, authenticate=only("", caller), settings=ServerSettings(), work=advance(engine)), caller)
+
+    invocation.drive(work)
+    return 0
 
 
 def _pin(invocation: Invocation, names: list[str]) -> int:

@@ -18,10 +18,10 @@ import typer
 from detent.cli import options as o
 from detent.cli.approving import BAR
 from detent.cli.invocation import Invocation, operator
-from detent.cli.looking import since_of, written
+from detent.cli.looking import written
 from detent.cli.memory_options import READS, Action, Which
 from detent.cli.orders import given_goal
-from detent.cli.output import Output, broken, clean, counted, room_of, shortened
+from detent.cli.output import Output, broken, clean, room_of
 from detent.cli.removing import confirm
 from detent.cli.trusting import attended
 from detent.core.agent import Host
@@ -29,7 +29,9 @@ from detent.core.codec import encode
 from detent.core.errors import ConfigError
 from detent.core.events import Origin
 from detent.engine import Engine
+from detent.expressions.display import counted, shortened
 from detent.history.memory import Forgetting
+from detent.history.selecting import since_of
 from detent.ports.remembering import Explanation, Found, Kind, MemoryItem, Standing, key_of, standing_of
 from detent.running.remembering import FORGETS
 

@@ -10,14 +10,15 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.invocation import Invocation, impatient
-from detent.cli.looking import since_of
-from detent.cli.output import counted
+from detent.cli.operations import Where, over_many
 from detent.cli.removing import confirm
 from detent.config.assembly import store_at
 from detent.core.errors import ConfigError, DetentError
 from detent.engine import Engine
+from detent.expressions.display import counted
 from detent.history import moving
-from detent.history.families import belongs_above
+from detent.history.families import Known, belongs_above
+from detent.history.selecting import since_of
 from detent.ports import EventStore, RunQuery
 
 T = TypeVar("T")
@@ -63,7 +64,8 @@ async def _copy(
     """Copy the given runs, or all runs if none are given. Of several, report and count each that cannot be copied."""
     run_ids = asked
     if not asked:
-        heads = [head for head in await source.list_runs(RunQuery()) if not await belongs_above(source, head)]
+        known = Known()
+        heads = [head for head in await source.list_runs(RunQuery()) if not await belongs_above(source, head, known)]
         run_ids = [head.run_id for head in reversed(heads) if move or head.status in moving.TERMINAL]
         if len(run_ids) < len(heads):
             stay = counted(len(heads) - len(run_ids), "unfinished run")
@@ -96,15 +98,29 @@ def _left(count: int) -> str:
 
 def archive(
     *,
-    before: Annotated[str, typer.Option("--before", metavar="WHEN", help="Only runs last changed before: 30d, 12h, or a date (UTC).")],
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="WHEN", help="Only runs last changed before: 30d, 12h, or a date (UTC).")
+    ] = None,
+    where: Where = None,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The directory for the archives; created if it does not exist.")],
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only runs of this tenant.")] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
     yes: o.Yes = False,
     setup: o.Looking,
 ) -> int:
-    """Write finished runs into compressed files, one per run, and remove them from the store. `detent import` brings them back."""
+    """Write finished runs into compressed files, one per run, and remove them from the store. `detent import` brings them back.
+
+    With --where, it archives every finished run that matches. `detent operations` lists what was done, and resumes it.
+    """
+    if (before is None) == (not where):
+        raise ConfigError("give --before WHEN, or --where KEY=VALUE for every finished run that matches")
     invocation = Invocation(setup, changes=True, bare=True)
+    if before is None:
+        if tenant is not None or dry:
+            raise ConfigError(
+                "--tenant and --dry-run are for --before: write --where tenant=NAME; with --where the runs are shown before it asks"
+            )
+        return over_many(invocation, "archive", where or (), yes=yes, to=to)
     moment = since_of(before, option="--before")
     heads = invocation.drive(lambda engine: moving.finished_before(engine.store, moment, tenant=tenant), missing=[])
     if dry or not heads:

@@ -18,12 +18,8 @@ import sys
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, cast
 
-import msgspec
-
 from detent.core import errors as e
-from detent.core.codec import encode
-from detent.core.events import ToolError
-from detent.expressions.display import clean
+from detent.expressions.display import clean, counted, plain
 
 COMPLETED, FAILED, USAGE, WAITING, STOPPED, SUSPENDED = range(6)
 """The exit codes."""
@@ -36,8 +32,6 @@ STYLES = {"completed": "green", "failed": "red", "stopped": "yellow", "running":
 LEAST = 20
 """The minimal width of the last column of a table on a narrow terminal; with less, the table changes its layout."""
 INDENT = "  "
-FURTHER = " " * 12
-"""The indentation of the second and further lines of a text."""
 
 
 def code_of_status(status: str) -> int:
@@ -52,49 +46,20 @@ def code_of_error(error: BaseException) -> int:
     return SUSPENDED if isinstance(error, _SUSPENDED) else FAILED
 
 
-def plain(value: Any) -> Any:
-    """Return structs, dates and our own sequences as plain JSON data."""
-    return msgspec.json.decode(encode(value))
-
-
-def as_text(value: Any) -> str:
-    """Return a value as readable text: text as it is, anything else as JSON."""
-    return clean(value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False), lines=True)
-
-
 def as_json(value: Any, *, indent: int | None = 2) -> str:
     """Return a value as a JSON document that is safe to show and parses to the same data."""
     return clean(json.dumps(plain(value), ensure_ascii=False, indent=indent), lines=True)
 
 
-def fault(error: ToolError | None) -> str:
-    """Return a call's error as one text, with its code once, at the beginning."""
-    if error is None:
-        return ""
-    return error.message if error.message.startswith(error.code) else f"{error.code}: {error.message}"
-
-
-def shortened(text: str, limit: int | None) -> str:
-    """Return `text` cleaned, on one line of at most `limit` characters (None: all of it, with further lines indented by `FURTHER`)."""
-    if limit is None:
-        return clean(text, lines=True).replace("\n", f"\n{FURTHER}")
-    line = clean(text.strip()[: limit + 1].replace("\n", "⏎ ").replace("\t", " "))
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
-
-
-def gist(args: Any) -> str:
-    """Return a short summary of a call: its first text argument, then its numbers and booleans by name."""
-    if not isinstance(args, dict):
-        return ""
-    given = cast("dict[str, Any]", args)
-    texts = [value for value in given.values() if isinstance(value, str)]
-    figures = [f"{name}={json.dumps(value)}" for name, value in given.items() if isinstance(value, (int, float))]
-    return clean(" ".join([*(shortened(text, 50) for text in texts[:1]), *figures]))
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun: "1 call", "2 calls"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def lasted(seconds: float | None) -> str:
+    """Return a duration in a suitable unit."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h" if seconds < 86400 else f"{seconds / 86400:.1f} d"
 
 
 class Output:

@@ -12,13 +12,14 @@ from typing import Any
 
 from detent.cli.drawing import diff_of, present, style_of_line
 from detent.cli.live_lines import LiveLines
-from detent.cli.output import Output, as_text, clean, coloured, counted, fault, gist, shortened
+from detent.cli.output import Output, clean, coloured
 from detent.cli.retries import Retries
-from detent.cli.trace import compacted_told
 from detent.core import events as e
 from detent.core.actions import ToolCall
 from detent.core.records import Record
 from detent.core.state import Item, RunState
+from detent.expressions.display import as_text, counted, fault, gist, shortened
+from detent.history.traces import compacted_told
 from detent.ports import Chunk
 
 WIDTH = 160
@@ -125,7 +126,7 @@ class Progress:
             case e.ContextCompacted() | e.Reflected():
                 said = "no progress: told to reflect" if isinstance(event, e.Reflected) else compacted_told(event)
                 self._line(f"{iteration:>4}  {said}", "yellow")
-            case e.ToolFinished() | e.ToolReconciled() | e.SubagentJoined():
+            case e.ToolFinished() | e.ToolReconciled() | e.SubagentJoined() | e.SubagentReleased():
                 self._call(event, iteration or int(event.call.split(".")[-2] or 0) if event.call else 0, state)
             case e.ToolInDoubt(call=call, why=why):
                 self._ended(call)
@@ -229,7 +230,9 @@ class Progress:
             for line in clean(event.text.strip(), lines=True).split("\n"):
                 self._line(f"      {line}")
 
-    def _call(self, event: e.ToolFinished | e.ToolReconciled | e.SubagentJoined, iteration: int, state: RunState) -> None:
+    def _call(
+        self, event: e.ToolFinished | e.ToolReconciled | e.SubagentJoined | e.SubagentReleased, iteration: int, state: RunState
+    ) -> None:
         call_id = event.call
         self._ended(call_id)
         call = state.call(call_id)

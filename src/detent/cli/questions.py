@@ -14,9 +14,10 @@ from typing import Any, cast
 import msgspec
 
 from detent.cli.approving import BAR
-from detent.cli.output import Output, as_json, as_text, broken, clean, room_of, shortened
+from detent.cli.output import Output, as_json, broken, clean, room_of
 from detent.core.errors import NotAllowedNow
 from detent.core.state import Ask
+from detent.expressions.display import as_text, shortened
 from detent.running.admission import fitting_reply
 
 MOST_CHOICES = 100

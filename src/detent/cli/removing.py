@@ -9,9 +9,11 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.invocation import Invocation, operator
-from detent.cli.output import Output, counted
+from detent.cli.output import Output
 from detent.core.errors import ConfigError
+from detent.core.records import RunHead
 from detent.engine import Engine
+from detent.expressions.display import counted
 from detent.history.retention import Retained
 from detent.running.results import Erasure
 
@@ -75,12 +77,17 @@ def delete(run: o.RunArgument, *, yes: o.Yes = False, setup: o.Looking) -> int:
     run_id = invocation.drive(lambda _: invocation.find(run))
     confirm(f"Remove run {run_id} with its whole log?", yes=yes)
 
-    async def work(engine: Engine) -> None:
+    async def work(engine: Engine) -> RunHead | None:
         await engine.delete(run_id)
+        return await engine.store.head(run_id)
 
-    invocation.drive(work)
-    invocation.output.document({"run_id": run_id, "deleted": True})
-    invocation.output.say(f"deleted run {invocation.short(run_id)}")
+    kept = invocation.drive(work)
+    invocation.output.document({"run_id": run_id, "deleted": kept is None})
+    if kept is None:
+        invocation.output.say(f"deleted run {invocation.short(run_id)}")
+        return 0
+    invocation.output.say(f"erased run {invocation.short(run_id)}: it was started by run {kept.parent}, whose log names its digests")
+    invocation.output.say(f"`{invocation.command('delete', kept.parent)}` removes them together", "yellow")
     return 0
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from detent.cli.invocation import Invocation
-from detent.cli.model_calls import reserved, spent, told
-from detent.cli.output import INDENT, Output, as_text, clean, counted, gist, shortened, style_of
+from detent.cli.output import INDENT, Output, clean, style_of
 from detent.cli.standing import headline, made_files, next_commands, waits_for
-from detent.cli.trace import Audit, Call, Iteration, Trace
 from detent.core.budget import Exhausted
 from detent.core.state import RunState
+from detent.expressions.display import as_text, counted, gist, shortened
+from detent.history.model_calls import reserved, spent, told
+from detent.history.traces import Audit, Call, Iteration, Trace
 from detent.running.receipts import lines_of, who
 
 SHORT = 240
@@ -58,7 +59,7 @@ def _what_next(trace: Trace, state: RunState, invocation: Invocation) -> None:
     out = invocation.output
     for line in made_files(trace.artifacts, trace.run_id, invocation):
         out.show(f"  {line}")
-    for line in waits_for(state):
+    for line in waits_for(state, invocation.waits):
         out.show(f"  {'' if line.startswith(' ') else 'waits':<9} {line}")
     for command in next_commands(state, invocation):
         if command == invocation.command("show", state.run_id):

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from detent.cli.output import clean, shortened
+from detent.cli.output import clean
 from detent.core import events as e
+from detent.expressions.display import shortened
 
 WIDTH = 160
 PROVIDER = 40

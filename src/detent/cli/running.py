@@ -14,8 +14,10 @@ from detent.cli import options as o
 from detent.cli.approving import diff_lines, refuse_unseen, request_lines
 from detent.cli.drawing import diff_of, present
 from detent.cli.invocation import Invocation, operator
+from detent.cli.operations import RunOrWhere, Where, over_many, refuse_both
 from detent.cli.orders import Order
 from detent.cli.output import clean, code_of_status
+from detent.cli.pausing import end_pause
 from detent.cli.progress import Progress
 from detent.cli.questions import Later, reply_to
 from detent.cli.standing import document, headline, report
@@ -25,6 +27,7 @@ from detent.config.environment import parse_budget
 from detent.core.errors import ConfigError, NotAllowedNow, RunBusy
 from detent.core.state import RunState
 from detent.engine import Engine
+from detent.ports.holding import held_name
 from detent.running.answering import refuse_not_here, saying_posted
 from detent.running.results import Answered, Approval, Result, approvals_of
 
@@ -50,7 +53,15 @@ def run(goal: o.Goal = None, *, order: Order, verbose: o.Verbose = 0) -> int:
 
 
 def resume(
-    run: o.RunArgument,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN | KIND:NAME",
+            help=f"{o.RUN_HELP}; or what `detent pause` stopped: agent:NAME, tenant:NAME, tool:NAME, provider:NAME.",
+            show_default=False,
+            autocompletion=o.complete_run,
+        ),
+    ],
     *,
     agent: o.AgentFile = None,
     budget: o.Bounds = None,
@@ -62,10 +73,20 @@ def resume(
             help="Accept that a tool now declares a lower side-effect level than the run has recorded. Repeatable.",
         ),
     ] = None,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Move the run to the version of the code here, also a pinned one, if it can continue with it.")
+    ] = False,
     by: o.By = None,
     setup: o.Setup,
 ) -> int:
-    """Continue a run from the end of its log: after a crash, a suspension, or an answer given with --no-resume."""
+    """Continue a run from the end of its log: after a crash, a suspension, or an answer given with --no-resume.
+
+    With agent:NAME, tenant:NAME, tool:NAME or provider:NAME: end its pause, for all workers of the store.
+    """
+    if held_name(run) is not None:
+        if agent is not None or budget or accept_level:
+            raise ConfigError(f"{run} is not a run: --agent, --budget and --accept-level are for runs; leave them out")
+        return end_pause(run, setup)
     invocation = Invocation(setup, changes=True)
     bounds = parse_budget(budget) if budget else None
     pairs = [one.partition("=") for one in accept_level or ()]
@@ -73,26 +94,37 @@ def resume(
 
     async def work(engine: Engine, progress: Progress) -> Result:
         state = await invocation.outfit(run, agent_file=agent)
-        return await engine.resume(state.run_id, budget=bounds, accept_levels=levels, by=by or operator(), observers=[progress])
+        options: dict[str, Any] = {"budget": bounds, "accept_levels": levels, "upgrade": upgrade, "by": by or operator()}
+        return await engine.resume(state.run_id, **options, observers=[progress])
 
     return advance(invocation, work)
 
 
 def reopen(
-    run: o.RunArgument,
+    run: RunOrWhere = None,
     *,
+    where: Where = None,
+    yes: o.Yes = False,
     budget: o.Bounds = None,
     why: o.Why = "",
     by: o.By = None,
     no_resume: Annotated[bool, typer.Option("--no-resume", help="Leave the run to a worker; do not continue it here.")] = False,
     setup: o.Setup,
 ) -> int:
-    """Open a failed, stopped or given-up run again. Its usage so far still counts, so raise a limit that was reached (--budget)."""
-    invocation = Invocation(setup, changes=True)
+    """Open a failed, stopped or given-up run again. Its usage so far still counts, so raise a limit that was reached (--budget).
+
+    With --where, it opens every run that matches and leaves them to workers. It first shows how many there are, and asks. `detent operations` lists what
+    was done, and resumes it.
+    """
+    refuse_both(run, where)
     bounds = parse_budget(budget) if budget else None
+    if run is None:
+        bare = Invocation(setup, changes=True, bare=True)
+        return over_many(bare, "reopen", where or (), yes=yes, why=why, by=by, budget=bounds)
+    named, invocation = run, Invocation(setup, changes=True)
 
     async def work(engine: Engine, progress: Progress) -> Result:
-        state = await invocation.outfit(run)
+        state = await invocation.outfit(named)
         return await engine.reopen(state.run_id, by=by or operator(), why=why, budget=bounds, resume=not no_resume, observers=[progress])
 
     if not no_resume:
@@ -104,8 +136,10 @@ def reopen(
 
 
 def cancel(
-    run: o.RunArgument,
+    run: RunOrWhere = None,
     *,
+    where: Where = None,
+    yes: o.Yes = False,
     tree: Annotated[
         bool,
         typer.Option("--tree", help="Also cancel the children that the run's end would wait for, or leave to themselves, at any depth."),
@@ -114,11 +148,21 @@ def cancel(
     by: o.By = None,
     setup: o.Quiet,
 ) -> int:
-    """End a run. A waiting or suspended run ends at once; else the process that advances it stops. An ended run stays as it is."""
+    """End a run. A waiting or suspended run ends at once; else the process that advances it stops. An ended run stays as it is.
+
+    With --where, it ends every unfinished run that matches. It first shows how many there are, and asks. `detent operations` lists what was done, and
+    resumes it.
+    """
+    refuse_both(run, where)
     invocation = Invocation(setup, changes=True, bare=True)
+    if run is None:
+        if tree:
+            raise ConfigError("--tree is for one run; with --where children end as their parents' agents say")
+        return over_many(invocation, "cancel", where or (), yes=yes, why=why, by=by)
+    named = run
 
     async def work(engine: Engine) -> Result:
-        run_id = await invocation.find(run)  # cancelling needs no tools
+        run_id = await invocation.find(named)  # cancelling needs no tools
         before = await invocation.result(run_id)
         if before.state.terminal and before.reason != "cancelled":
             ended = f"nothing to cancel: run {invocation.short(run_id)} has already ended, {headline(before.state)}"
@@ -240,8 +284,14 @@ def advance(invocation: Invocation, work: Work) -> int:
 
 def watched(invocation: Invocation, work: Work) -> Result:
     """Do `work` with live progress."""
+
+    async def done(engine: Engine) -> Result:
+        result = await work(engine, progress)
+        invocation.waits = await engine.waits(result.run_id) if result.status == "waiting_for_subagent" else []
+        return result
+
     with shown(invocation) as progress:
-        return invocation.drive(lambda engine: work(engine, progress))
+        return invocation.drive(done)
 
 
 @contextlib.contextmanager

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from detent.cli.approving import request_lines
 from detent.cli.drawing import show_answer
 from detent.cli.invocation import Invocation
-from detent.cli.model_calls import reserved, spent
-from detent.cli.output import FURTHER, as_text, clean, counted, shortened, style_of
+from detent.cli.output import clean, style_of
 from detent.core.budget import Exhausted
 from detent.core.events import ArtifactRef
 from detent.core.state import RunState
+from detent.expressions.display import FURTHER, as_text, counted, shortened
+from detent.history.model_calls import reserved, spent
+from detent.running.delegating import BACKGROUND
+from detent.running.overseeing import Wait
 from detent.running.results import Result, approvals_of, doubts_of
+
+
+def whom(wait: Wait) -> str:
+    """Return what a run below another waits for, and whether that needs a person."""
+    who = f"{clean(' > '.join(wait.path))} (run {wait.run_id})"
+    if wait.on == "work":
+        return f"{who}, which needs no person: it works"
+    about = f" ({wait.about})" if wait.status == "waiting_for_approval" else ""
+    said = f"{shortened(wait.what, 200)}{about}"
+    if wait.on == "person":
+        return f"{who}, which waits for a person: {said}"
+    return f"{who}, which needs no person: it waits for {'its parent: ' if wait.on == 'parent' else ''}{said}"
+
+
+def answers(wait: Wait, invocation: Invocation) -> str:
+    """Return the command with which a person answers what a run below another waits for."""
+    if wait.status == "waiting_for_approval":
+        return invocation.command("approvals", wait.run_id)
+    return (
+        invocation.command("reply", wait.run_id, "TEXT") if wait.status == "waiting_for_user" else invocation.command("show", wait.run_id)
+    )
+
+
+def below(state: RunState, waits: Sequence[Wait]) -> list[Wait]:
+    """Return those of what a run waits for that runs below it wait for."""
+    return [wait for wait in waits if wait.run_id != state.run_id]
 
 
 def document(result: Result, invocation: Invocation) -> dict[str, Any]:
@@ -37,6 +67,7 @@ def document(result: Result, invocation: Invocation) -> dict[str, Any]:
         "in_doubt": state.in_doubt,
         "approvals": approvals_of(state),
         "questions": [{"ask_id": a.ask_id, "question": a.question} for a in state.asks.values()],
+        "waits_for": invocation.waits,
         "records": state.seq,
         "digest": state.digest,
         "receipt": result.receipt,
@@ -64,7 +95,7 @@ def report(result: Result, invocation: Invocation) -> None:
         output.say(f"  reserved for children that have not ended: {held}")
     if result.partial and result.output is None:
         output.say(f"  best text so far: {shortened(result.partial, 200)}")
-    for line in (*made_files(result.artifacts, result.run_id, invocation), *waits_for(result.state)):
+    for line in (*made_files(result.artifacts, result.run_id, invocation), *waits_for(result.state, invocation.waits)):
         output.say(f"  {line}")
     commands = next_commands(result.state, invocation)
     if commands and invocation.engine.store.url == "ram:":
@@ -72,7 +103,7 @@ def report(result: Result, invocation: Invocation) -> None:
         commands = []
     for command in commands:
         output.say(f"  next: {command}")
-    if why := why_waiting(result.state):
+    if why := why_waiting(result.state, invocation.waits):
         output.say(why, style_of(result.status))
 
 
@@ -87,7 +118,7 @@ def headline(state: RunState) -> str:
     return "suspended, can be resumed" if state.status == "running" else state.status.replace("_", " ")
 
 
-def why_waiting(state: RunState) -> str:
+def why_waiting(state: RunState, waits: Sequence[Wait] = ()) -> str:
     """Return one line that says what a waiting run waits for, "" for any other run."""
     if not state.status.startswith("waiting"):
         return ""
@@ -96,13 +127,19 @@ def why_waiting(state: RunState) -> str:
     reasons += [f"an answer: {shortened(ask.question, 200)}" for ask in state.asks.values()]
     reasons += [f"someone to check whether call {call} happened" for call in state.in_doubt]
     reasons += [f"someone to accept {clean(name)} as {level}" for name, level in state.lowered.items()]
-    reasons += [f"{due:%Y-%m-%d %H:%M:%S} UTC" for due in state.timers.values()]
-    reasons += [f"child run {child.child}" for child in state.children.values() if child.status == "open"]
+    reasons += [f"{due:%Y-%m-%d %H:%M:%S} UTC" for due in sleeps(state)]
+    children = [f"child run {child.child}" for child in state.children.values() if child.status == "open"]
+    reasons += [whom(wait) for wait in below(state, waits)] or children
     reasons += [f"an operator, because its workers gave up: {shortened(state.dead_letter, 200)}"] if state.dead_letter else []
     return f"the run waits for {' and '.join(reasons)}" if reasons else headline(state)
 
 
-def waits_for(state: RunState) -> list[str]:
+def sleeps(state: RunState) -> list[datetime]:
+    """Return the times that a run sleeps until; not those after which a call waits no longer."""
+    return [] if state.terminal else [due for name, due in state.timers.items() if not name.endswith(BACKGROUND)]
+
+
+def waits_for(state: RunState, waits: Sequence[Wait] = ()) -> list[str]:
     """Return a line for each thing that an unfinished run waits for; for an ended run, its calls in doubt."""
     lines: list[str] = []
     for asked in approvals_of(state):
@@ -119,8 +156,9 @@ def waits_for(state: RunState) -> list[str]:
         lines.append(f"in doubt: call {doubt.call_id}: {what}; check whether it happened")
     for name, level in ({} if state.terminal else state.lowered).items():
         lines.append(f"tool {clean(name)} is declared {level} now; {state.levels[name]} holds until a person accepts the lower level")
-    lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in (() if state.terminal else state.timers.values())]
-    lines += [f"child run {child.child}: {child.status}" for child in state.children.values() if child.status == "open"]
+    lines += [f"sleeps until {due:%Y-%m-%d %H:%M:%S} UTC" for due in sleeps(state)]
+    children = [f"child run {child.child}: {child.status}" for child in state.children.values() if child.status == "open"]
+    lines += [f"child {whom(wait)}" for wait in below(state, waits)] or children
     if state.dead_letter and not state.terminal:
         lines.append(f"given up by its workers: {shortened(state.dead_letter, None)}")
     return lines
@@ -156,6 +194,7 @@ def next_commands(state: RunState, invocation: Invocation) -> list[str]:
     found += [command("resume", run, "--accept-level", f"{name}={level}") for name, level in state.lowered.items()]
     if state.dead_letter:
         return [command("show", run), command("reopen", run), command("cancel", run)]
+    found += dict.fromkeys(answers(wait, invocation) for wait in below(state, invocation.waits) if wait.on == "person")
     return found or [command("resume", run)]
 
 

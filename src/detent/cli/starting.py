@@ -38,7 +38,8 @@ TEMPLATES = {
     "model": Template("a model with tools", 'detent run "How many people live in Paris and Lyon?"'),
     "coding": Template("an agent that works on code and asks before it runs a program", 'detent run "Make check_greeting.py pass"'),
     "service": Template(
-        "a web service with approvals (FastAPI)", "pip install -r requirements.txt && uvicorn app:app --timeout-graceful-shutdown 3"
+        "a web service with approvals, from your own program",
+        "pip install -r requirements.txt && TOKEN=$(openssl rand -hex 32) uvicorn app:app --timeout-graceful-shutdown 3",
     ),
     "tests": Template("a test suite for an agent", "python -m pytest"),
 }

@@ -13,11 +13,11 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.invocation import Invocation
-from detent.cli.looking import since_of
-from detent.cli.output import clean
+from detent.cli.output import clean, lasted
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
 from detent.engine import Engine
+from detent.history.selecting import since_of
 from detent.history.trees import is_child
 from detent.ports import RunQuery
 
@@ -117,21 +117,10 @@ def _rows(figures: Iterable[tuple[str, dict[str, Any]]]) -> list[tuple[str, ...]
             clean(name),
             *(str(told[key]) for key in ("runs", "completed", "failed", "stopped", "open")),
             "-" if told["success"] is None else f"{told['success']:.0%}",
-            _duration(told["median_s"]),
-            _duration(told["p95_s"]),
+            lasted(told["median_s"]),
+            lasted(told["p95_s"]),
             str(told["turns"]),
             f"{told['cost_usd']:.4f}" if told["cost_usd"] else "-",
         )
         for name, told in figures
     ]
-
-
-def _duration(seconds: float | None) -> str:
-    """Return a duration in a suitable unit."""
-    if seconds is None:
-        return "-"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h" if seconds < 86400 else f"{seconds / 86400:.1f} d"

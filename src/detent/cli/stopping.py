@@ -6,6 +6,7 @@ The first signal lets these calls finish and suspends the runs, the second cuts 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from detent.cli.output import Output, clean
@@ -23,6 +24,8 @@ class Stops:
     def __init__(self, output: Output, engine: Engine) -> None:
         self._output, self._heard = output, list[str]()
         self.engines, self.drawn = [engine], False
+        self.ends: Callable[[], bool] = lambda: False
+        """What the first signal ends beside the engine's work; it returns whether the command then ends by itself."""
 
     @property
     def by(self) -> str:
@@ -32,7 +35,9 @@ class Stops:
     def hear(self, name: str, task: asyncio.Task[Any]) -> None:
         """Stop the command's work; cancel `task` if no run is in progress, or after too many signals."""
         self._heard.append(name)
-        if not self.engines[0].suspend(name) or len(self._heard) > TWICE:
+        in_progress = self.engines[0].suspend(name)
+        ending = self.ends() if len(self._heard) == 1 else False
+        if not (in_progress or ending) or len(self._heard) > TWICE:
             task.cancel()
         if len(self._heard) == 1:
             asyncio.get_running_loop().call_later(FINISHING_S, self._say)

@@ -30,6 +30,7 @@ MOST_BYTES = 1 << 20
 
 BROUGHT: dict[str, tuple[str, ...]] = {
     "chat": ("prompt_toolkit",),
+    "code": ("pydantic-monty",),
     "models": ("pydantic-ai-slim",),
     "openai": ("pydantic-ai-slim", "openai"),
     "anthropic": ("pydantic-ai-slim", "anthropic"),
@@ -43,6 +44,11 @@ BROUGHT: dict[str, tuple[str, ...]] = {
     "http": ("httpx2",),
     "postgres": ("psycopg",),
     "vectors": ("sqlite-vec",),
+    "restate": ("uvicorn", "httpx2", "h11", "restate-sdk"),
+    "server": ("uvicorn", "sse-starlette", "pyjwt", "mcp", "starlette"),
+    "schedules": ("tzdata", "cronsim"),
+    "evals": ("jinja2", "pyyaml"),
+    "otel": ("opentelemetry-api",),
 }
 """Extra -> the distributions that it needs; the last one gives its version."""
 

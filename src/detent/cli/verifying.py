@@ -8,8 +8,8 @@ import typer
 
 from detent.cli import options as o
 from detent.cli.invocation import Invocation
-from detent.cli.output import counted, shortened
 from detent.engine import Engine
+from detent.expressions.display import counted, shortened
 from detent.history.tree_checks import verify_tree
 from detent.running.results import Verification
 
@@ -41,8 +41,9 @@ def verify(
     code = _verified(invocation, every[0])
     bad = sum(not one.ok for one in every)
     if tree:
+        gone = f", {erased} erased" if (erased := sum(one.erased for one in every)) else ""
         invocation.output.show(
-            f"{counted(len(every), 'run')} in the tree: {f'{bad} not sound' if bad else 'all sound'}", "red" if bad else "green"
+            f"{counted(len(every), 'run')} in the tree: {f'{bad} not sound' if bad else 'all sound'}{gone}", "red" if bad else "green"
         )
     return 1 if bad else code
 

@@ -10,11 +10,12 @@ from types import TracebackType
 
 from detent.cli.invocation import Invocation
 from detent.cli.live_lines import LiveLines
-from detent.cli.output import counted, shortened, style_of
+from detent.cli.output import style_of
 from detent.cli.standing import headline, waits_for
 from detent.core import events as e
 from detent.core.records import Record
 from detent.core.state import RunState
+from detent.expressions.display import counted, shortened
 from detent.ports import Chunk
 
 WIDTH = 160
@@ -41,9 +42,11 @@ class WorkerLines:
             self._live.__exit__(kind, error, trace)
             self._live = None
 
-    def begin(self, concurrency: int) -> None:
-        """Print what the worker works on."""
+    def begin(self, concurrency: int, *, health: str = "") -> None:
+        """Print what the worker works on, and where its health is served."""
         self._line(f"working on {self._invocation.engine.store.url}, {counted(concurrency, 'run')} at once; Ctrl-C stops", "dim")
+        if health:
+            self._line(f"  {health}/healthz, /readyz, /metrics", "dim")
         if self._live is not None:
             self._live.now("waiting for runs")
 

@@ -12,6 +12,7 @@ from detent.core.state import RunState
 from detent.ports import Observer, Policy, Tool, ToolSpec
 from detent.ports.compacting import Compactor
 from detent.ports.governance import PolicyOf
+from detent.ports.interpreting import Interpreter
 from detent.ports.remembering import Governor
 
 if TYPE_CHECKING:
@@ -98,6 +99,13 @@ def default_governor(*, max_bytes: int, hides: Callable[[str], bool]) -> Governo
     from detent.memories.governing import DefaultGovernor
 
     return DefaultGovernor(max_bytes=max_bytes, hides=hides)
+
+
+def interpreter() -> Interpreter:
+    """Return what runs one program of a model."""
+    from detent.interpreters.monty import MontyInterpreter
+
+    return MontyInterpreter()
 
 
 def is_instruction(path: str) -> bool:

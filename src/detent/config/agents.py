@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, cast
+from typing import Any, Generic, Literal, cast
 
 import msgspec
 
@@ -19,20 +19,49 @@ from detent.config.verifying import entries_of, tools_in
 from detent.core.agent import AgentOptions, AgentSpec
 from detent.core.brief import brief
 from detent.core.budget import Budget
-from detent.core.durations import PATTERN, seconds
-from detent.core.errors import ConfigError
+from detent.core.durations import PATTERN, Seconds, seconds, usually
+from detent.core.errors import ConfigError, Explained
 from detent.ports.options import check_fields, check_is, shown
 from detent.ports.verifying import Verifier
 from detent.tools.mcp.settings import McpServer
 
 PREFIX = "agent_"
 """The beginning of the name of a tool that starts a subagent. A tool's name has at most 64 characters."""
+STATUS = "agent_status"
+"""The tool that reports on children."""
+ENTRY = ("on_parent_end", "auto_background")
+"""The options of an entry of `subagents`."""
 _STARTED = re.compile(r"[A-Za-z0-9_-]{1,58}")
 
 
 def function_name(function: Callable[..., Any]) -> str:
     """Return the name of a function in a log."""
     return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+class Subagent(msgspec.Struct, metaclass=Explained, frozen=True):
+    """An entry of `subagents` with options: the defaults of the calls that start this agent.
+
+    `agent` is an `Agent`, or the name of one that the engine knows. `on_parent_end` says what happens to a child that is open when the run ends: `cancel`
+    it, `wait` for it, or `leave` it to itself. A call that waits for the child longer than `auto_background` seconds returns, and the child continues.
+    """
+
+    agent: Agent[Any] | str
+    on_parent_end: Literal["cancel", "wait", "leave"] = "cancel"
+    auto_background: Seconds[float | None] = usually(None)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        lasts = seconds(cast("Any", self.auto_background), "auto_background")
+        if lasts is not None and (isinstance(lasts, bool) or not isinstance(lasts, int | float) or not lasts > 0):
+            raise ConfigError(f"auto_background is {lasts!r}; write seconds above 0, or text such as '2m'")
+        msgspec.structs.force_setattr(self, "auto_background", lasts)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are given."""
+        said = {name: getattr(self, name) for name in ENTRY}
+        return {name: value for name, value in said.items() if value not in ("cancel", None)}
 
 
 class ProgramOptions(AgentOptions, frozen=True, kw_only=True):
@@ -139,7 +168,9 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
         said: dict[str, Any] = {}
         for name, one in starts_of(self.subagents).items():
             variables = {"variables": one.variables} if isinstance(one, Agent) and one.variables else {}
-            said[name] = one if isinstance(one, str) else {**msgspec.to_builtins(one.spec()), **variables}
+            options = options_of(self.subagents, name)
+            plain = {"agent": one} if isinstance(one, str) else {**msgspec.to_builtins(one.spec()), **variables}
+            said[name] = one if isinstance(one, str) and not options else {**plain, **options}
         return said
 
     def spec(self) -> AgentSpec:
@@ -162,7 +193,29 @@ class Agent(ProgramOptions, Generic[OutputT], frozen=True, kw_only=True):
 
 def starts_of(subagents: Mapping[str, Any] | Sequence[str]) -> dict[str, Agent[Any] | str]:
     """Return the agents that an option `subagents` has, by the names that tools have for them."""
-    return dict(subagents) if isinstance(subagents, Mapping) else {name: name for name in subagents}
+    listed: Mapping[str, Any] = subagents if isinstance(subagents, Mapping) else {name: name for name in subagents}
+    return {name: one.agent if isinstance(one, Subagent) else one for name, one in listed.items()}
+
+
+def options_of(subagents: Any, name: str) -> dict[str, Any]:
+    """Return the options of an entry of `subagents`."""
+    one = cast("Mapping[str, Any]", subagents)[name] if isinstance(subagents, Mapping) else name
+    return one.options if isinstance(one, Subagent) else {}
+
+
+def with_starts(agent: Agent[OutputT], starts: Mapping[str, Agent[Any] | str]) -> Agent[OutputT]:
+    """Return the agent with these in place of those that it may start; the options of their entries stay."""
+    made = {name: Subagent(one, **said) if (said := options_of(agent.subagents, name)) else one for name, one in starts.items()}
+    return msgspec.structs.replace(agent, subagents=made)
+
+
+def entry_of(said: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what an entry of `subagents`, as data, starts (the data of an agent, or a name), and its options."""
+    if not isinstance(said, Mapping):
+        return said, {}
+    known = cast("Mapping[str, Any]", said)
+    options = {name: known[name] for name in ENTRY if name in known}
+    return known.get("agent") or {name: value for name, value in known.items() if name not in ENTRY}, options
 
 
 def _check_subagents(agent: Agent[Any]) -> None:
@@ -174,6 +227,9 @@ def _check_subagents(agent: Agent[Any]) -> None:
         )
     own = [item.name for item in agent.tools if not isinstance(item, str) and hasattr(item, "name")]
     declared: dict[str, Any] = {**starts_of(agent.subagents)}
+    late = [name for name in declared if "auto_background" in options_of(agent.subagents, name)]
+    if late and "join_agent" not in [item for item in agent.tools if isinstance(item, str)]:
+        raise ConfigError(f"{where}: {late[0]!r} has auto_background, and nothing would collect its result; add 'join_agent' to tools")
     for name, one in declared.items():
         if not _STARTED.fullmatch(name):
             raise ConfigError(
@@ -181,7 +237,14 @@ def _check_subagents(agent: Agent[Any]) -> None:
                 f"subagents={{'helper': {name!r}}}"
             )
         if not isinstance(one, (str, Agent)):
-            raise ConfigError(f"{where}: {name!r} is {shown(one)}; give an Agent(...), or the name of an agent that the engine knows")
+            raise ConfigError(
+                f"{where}: {name!r} is {shown(one)}; give an Agent(...), a Subagent(...), or the name of an agent that the engine knows"
+            )
+        if f"{PREFIX}{name}" == STATUS:
+            raise ConfigError(
+                f"{where}: {name!r} would be started with the tool {STATUS!r}, which reports on children; give the entry another name: "
+                f"subagents={{'helper': ...}}"
+            )
         if one == agent.name:
             raise ConfigError(f"{where}: it would start itself ({agent.name!r}); name another agent")
         if f"{PREFIX}{name}" in own:

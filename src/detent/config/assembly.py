@@ -64,10 +64,12 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
         "bounds": Bounds(
             budget=config.budget,
             max_concurrent_runs=limits.max_concurrent_runs,
+            max_active_per_key=limits.max_active_per_key,
             drain_s=limits.drain_s if limits.drain_s is not None else DRAIN_S,
             goal_words_in_ids=config.goal_words_in_ids is not False,
             retention=config.retention,
             children=limits.children or ChildBounds(),
+            max_versions=limits.max_versions,
         ),
         "models": Models(
             limits=models.limits,
@@ -76,6 +78,7 @@ def engine_options(config: str | Path | Config | None, given: Mapping[str, Any],
             embedder=models.embedder,
             transcriber=models.transcriber,
         ),
+        "version": config.worker.version or "",
         "model_prices": models.prices,
         "mcp": {name: server for name, server in (config.mcp or {}).items() if not server.adds},
         "tenant_budgets": config.tenants or {},
@@ -289,10 +292,25 @@ def _secrets(config: Config) -> Any:
 
 
 def _worker_host(config: Config) -> Any:
-    from detent.workers.in_process import InProcessHost
+    from detent.workers.taking import Patience
 
-    host = InProcessHost(**{name: value for name, value in msgspec.structs.asdict(config.worker).items() if value is not None})
-    host.concurrency = min(host.concurrency, config.limits.max_concurrent_runs or host.concurrency)
+    told = {name: value for name, value in msgspec.structs.asdict(config.worker).items() if value is not None and name != "version"}
+    name, served = told.pop("host", "in_process"), told.pop("restate")
+    if name == "restate":
+        from detent.workers.restate import RestateHost
+
+        told.pop("poll_s", None)
+        host: Any = RestateHost(**told, **{key: value for key, value in msgspec.structs.asdict(served).items() if value is not None})
+    elif name == "in_process":
+        from detent.workers.in_process import InProcessHost
+
+        host = InProcessHost(**told)
+    else:
+        if (host := plugged("worker_host", name)) is None:
+            raise UnknownName("worker_host", name, ["in_process", "restate", *entry_points("worker_host")])
+        host = _fitting("worker_host", host() if isinstance(host, type) else host, name)
+    if isinstance(host, Patience):
+        host.concurrency = min(host.concurrency, config.limits.max_concurrent_runs or host.concurrency)
     return host
 
 

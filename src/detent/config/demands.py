@@ -179,10 +179,25 @@ def _of_config(file: Path, table: Mapping[str, Any], home: Path) -> Iterator[Dem
         yield from _server_of_model(file, f"models.{part}", _table(table.get("models")).get(part))
     for name, said in _table(table.get("agents")).items():
         yield from _below(f"agents.{name}.", _of_agent(file, _table(said), home))
+    yield from _passed_on(file, _table(table.get("worker")))
     http = _table(table.get("http"))
     for key in ("allow", "allow_private"):
         for place in _texts(http.get(key)):
             yield Demand(file=file, key=f"http.{key}", does="send", what=f"requests of agents may go to {place}")
+
+
+def _passed_on(file: Path, worker: Mapping[str, Any]) -> Iterator[Demand]:
+    host = worker.get("host")
+    if host == "restate":
+        said = _table(worker.get("restate"))
+        places = [str(said[key]) for key in ("ingress", "admin") if key in said] or ["a Restate server of this machine"]
+        yield Demand(
+            file=file, key="worker.host", does="send", what=f"the ids of runs go to {' and '.join(places)}, which says when runs continue"
+        )
+        if "bind" in said:
+            yield Demand(file=file, key="worker.restate.bind", does="open", what=f"workers listen at {said['bind']}")
+    elif isinstance(host, str) and host != "in_process":
+        yield Demand(file=file, key="worker.host", does="import", what=host)
 
 
 def _kept_at(file: Path, key: str, url: Any, what: str) -> Iterator[Demand]:
@@ -306,8 +321,9 @@ def _named_by(table: Mapping[str, Any], home: Path) -> Iterator[Path]:
     """Yield the files that a file names and whose content takes effect: tools, rules, policies, servers, agents, and modules below import roots."""
     for key in ("agents", "subagents"):
         for said in _table(table.get(key)).values():
-            if isinstance(said, str) and said.endswith(".toml"):
-                yield home / Path(said).expanduser()
+            named = _table(said).get("agent", said)
+            if isinstance(named, str) and named.endswith(".toml"):
+                yield home / Path(named).expanduser()
             yield from _named_by(_table(said), home)
     store: Any = table.get("store")
     memory: Any = table.get("memory")

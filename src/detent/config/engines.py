@@ -96,12 +96,18 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum number of iterations that any budget may allow."""
     max_concurrent_runs: int | None = None
     """How many runs an engine advances at once; default: no limit."""
+    max_active_per_key: int | None = None
+    """How many runs of one key (the tenant, or `fair_key` of `submit`) all workers of the store advance at once; default: no limit."""
     children: ChildBounds | None = None
     """How large teams may become, `[limits.children]`: `depth` (levels below the root), `per_run` (children a run may start), `at_once` (how many of
     them advance at the same time); default 8, 64, 8.
     """
+    max_versions: int | None = None
+    """On how many versions of the code there may be unfinished runs at once: a worker with one more does not start, and one more is neither rolled out
+    nor submitted; default: no limit.
+    """
     max_concurrent_calls: int | None = None
-    """How many tool calls run at once, over all runs; default: no limit."""
+    """How many tool calls run at once, over all runs and all processes of the store; default: no limit."""
     max_concurrent_calls_of: dict[str, int] | None = None
     """The same limit for single tools: `[limits.max_concurrent_calls_of]`, tool = number."""
     drain_s: Seconds[float | None] = usually(None)
@@ -114,7 +120,7 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for all model calls of an engine: limits, prices, retries."""
 
     limits: dict[str, ModelLimits] | None = None
-    """`[models.limits.PROVIDER]`: `concurrent`, `requests_per_minute`, `tokens_per_minute`, for all runs together."""
+    """`[models.limits.PROVIDER]`: `concurrent`, `requests_per_minute`, `tokens_per_minute`, for all runs of all processes of the store together."""
     prices: dict[str, ModelPrice] | None = None
     """`[models.prices."PROVIDER:MODEL"]`: `input_usd`, `output_usd`, `cached_usd` per million tokens, `minute_usd` for audio. They override the
     price list.
@@ -135,9 +141,44 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True):
     __post_init__ = check_fields
 
 
+class RestateConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a Restate server is, and where it finds workers: `[worker.restate]`."""
+
+    ingress: str | None = None
+    """Where runs are passed to Restate; default http://127.0.0.1:8080."""
+    admin: str | None = None
+    """Its admin API, where workers register and search runs without a tick; default http://127.0.0.1:9070."""
+    bind: str | None = None
+    """Where this worker listens; default 127.0.0.1:9080. Workers of one machine may share it."""
+    url: str | None = None
+    """Where Restate reaches the workers, if that is not `bind`, such as the URL of a load balancer."""
+    service: str | None = None
+    """The name of the virtual object; default "detent". Give each store its own, and its own `bind`."""
+    identity_keys: tuple[str, ...] | None = None
+    """The public keys of the Restate servers that may call workers (`publickeyv1_...`); default: whoever reaches `bind`."""
+    tls_certificate: str | None = None
+    """A file with the certificate of this worker, for https."""
+    tls_key: str | None = None
+    """The file with its key."""
+    tick_s: Seconds[float | None] = usually(None)
+    """How long one tick lasts at most, in seconds; default 30. A run that takes longer continues in its worker."""
+    sweep_s: Seconds[float | None] = usually(None)
+    """How often a worker searches runs without a tick, in seconds; default 10."""
+
+    __post_init__ = check_fields
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How `detent worker` and `Engine.work` advance runs."""
 
+    host: str | None = None
+    """Who says which worker advances which run: `in_process` (default), where workers ask the store, `restate`, where a Restate server pushes runs to
+    them, or the name of a plug-in (entry points `detent.worker_hosts`).
+    """
+    version: str | None = None
+    """The version of the code here, such as a release or a commit: workers take only runs that need it, or none; default: none."""
+    restate: RestateConfig = RestateConfig()
+    """Options of the host `restate`: `[worker.restate]`."""
     concurrency: int | None = None
     """How many runs a worker advances at once, at most `limits.max_concurrent_runs`; default 4."""
     max_attempts: int | None = None
@@ -145,7 +186,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     retry_pause_s: Seconds[float | None] = usually(None)
     """The pause before the second attempt, in seconds; each later pause is twice as long, at most 300; default 1."""
     poll_s: Seconds[float | None] = usually(None)
-    """How often a worker checks for due runs, in seconds; default 0.5."""
+    """How often a worker checks for runs of dead workers while other workers have some, in seconds; default 0.5. An idle worker checks ten times less
+    often, and is woken by what is submitted, answered or due.
+    """
 
     __post_init__ = check_fields
 
@@ -182,7 +225,19 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 PartT = TypeVar("PartT", bound=msgspec.Struct)
 
-PARTS = (StoreConfig, WorkspaceConfig, HttpConfig, LimitsConfig, ModelsConfig, WorkerConfig, MemoryConfig, Retention, OutputConfig, Budget)
+PARTS = (
+    StoreConfig,
+    WorkspaceConfig,
+    HttpConfig,
+    LimitsConfig,
+    ModelsConfig,
+    WorkerConfig,
+    RestateConfig,
+    MemoryConfig,
+    Retention,
+    OutputConfig,
+    Budget,
+)
 
 
 def over(part: PartT, base: PartT) -> PartT:

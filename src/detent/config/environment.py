@@ -26,6 +26,7 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "DETENT_MAX_CONCURRENT_CALLS": ("limits", "max_concurrent_calls"),
     "DETENT_DRAIN_S": ("limits", "drain_s"),
     "DETENT_TITLES": ("models", "titles"),
+    "DETENT_VERSION": ("worker", "version"),
     "DETENT_VERBOSITY": ("output", "verbosity"),
     "DETENT_PROGRESS": ("output", "progress"),
     **{f"DETENT_{field.upper()}": ("budget", field) for field in FIELDS},
@@ -33,8 +34,8 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
 """The environment variables that the command line reads, each with its key of `detent.toml`."""
 
 
-OTHERS = ("DETENT_CONFIG", "DETENT_DEBUG", "DETENT_TRUST")
-"""Read before the configuration: which file to read, whether to show tracebacks, and which directories are trusted."""
+OTHERS = ("DETENT_CONFIG", "DETENT_DEBUG", "DETENT_SERVER_SECRET", "DETENT_TRUST")
+"""Read beside the configuration: which file to read, whether to show tracebacks, what seals links, and which directories are trusted."""
 
 
 def config_from_environment(environment: Mapping[str, str]) -> Config:

@@ -57,22 +57,27 @@ class Bounds(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Settings for every run of an engine.
 
     `budget`: the budget of a run if neither its start nor its agent sets one. `max_concurrent_runs`: how many runs advance at once (None: all).
-    `grace_s`: how long a running call may take to stop after its run is cancelled. `drain_s`: how long calls with an effect may take to finish
-    when the engine stops (0: they are cancelled at once). `goal_words_in_ids`: whether generated run ids contain words of the goal; ids stay when
-    a run is erased. `retention`: how long runs are kept. `children`: how large teams may become.
+    `max_active_per_key`: how many runs of one key (`Engine.submit`) all workers of the store advance at once (None: no limit). `max_versions`: on how
+    many versions of the code there may be unfinished runs at once: a worker with one more does not start, and one more is neither rolled out nor
+    submitted (None: no limit). `grace_s`: how long a running call may take to stop after its run is cancelled. `drain_s`: how long calls with an
+    effect may take to finish when the engine stops (0: they are cancelled at once). `goal_words_in_ids`: whether generated run ids contain words of
+    the goal; ids stay when a run is erased. `retention`: how long runs are kept. `children`: how large teams may become.
     """
 
     budget: Budget = Budget()
     max_concurrent_runs: int | None = None
+    max_active_per_key: int | None = None
     grace_s: Seconds[float] = usually(GRACE_S)
     drain_s: Seconds[float] = usually(DRAIN_S)
     goal_words_in_ids: bool = True
     retention: Retention = Retention()
     children: ChildBounds = ChildBounds()
+    max_versions: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.max_concurrent_runs is not None and self.max_concurrent_runs < 1:
-            raise ConfigError(f"max_concurrent_runs is {self.max_concurrent_runs}; give at least 1, or leave it out")
+        for name in ("max_concurrent_runs", "max_active_per_key", "max_versions"):
+            if (most := getattr(self, name)) is not None and most < 1:
+                raise ConfigError(f"{name} is {most}; give at least 1, or leave it out")
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s is {self.drain_s}; give a number of seconds, or 0 to cancel calls at once")

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from detent.config.agents import Agent, ProgramOptions
+from detent.config.agents import ENTRY, Agent, ProgramOptions, Subagent, entry_of
 from detent.config.compaction import compactor_in
 from detent.config.demands import govern
 from detent.config.engines import OPERATORS_KEYS, Config, is_code
@@ -138,7 +138,9 @@ class AgentFile(ProgramOptions, frozen=True, kw_only=True):
     sandbox: Literal["auto", "require", "off"] | None = None
     """Like `workspace.sandbox` of detent.toml; if both are set, the stricter one applies."""
     subagents: dict[str, str | dict[str, Any]] | Sequence[str] = ()
-    """The agents that it may start: names in `[agents]` of detent.toml, or a table: name = agent file, or `[subagents.NAME]` with the keys of one."""
+    """The agents that it may start: names in `[agents]` of detent.toml, or a table: name = agent file, or `[subagents.NAME]` with the keys of one.
+
+    Such a table may have `on_parent_end` and `auto_background`; with `agent = "FILE or NAME"` it needs no other keys."""
     policy: str | list[dict[str, Any]] | dict[str, Any] = ""
     """The agent's own policy: path of a policy file, or its rules as `[[policy]]`. It can only tighten the engine's policy."""
 
@@ -231,11 +233,20 @@ def _agent_in(table: dict[str, Any], file: Path, path: str, agents: Mapping[str,
     return agent
 
 
-def _subagents(said: AgentFile, file: Path, where: str, agents: Mapping[str, str], above: tuple[Path, ...]) -> dict[str, Agent | str]:
-    """Return the agents that an agent may start. A name that is neither a file's nor in `agents` stays a name. Raise `ConfigError`."""
+def _subagents(said: AgentFile, file: Path, where: str, agents: Mapping[str, str], above: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the agents that an agent may start, with the options of their entries. Raise `ConfigError`.
+
+    A name that is neither a file's nor in `agents` stays a name.
+    """
     found: dict[str, Agent | str] = {}
     listed = said.subagents if isinstance(said.subagents, Mapping) else {name: name for name in said.subagents}
-    for name, one in listed.items():
+    options: dict[str, dict[str, Any]] = {}
+    for name, entry in listed.items():
+        one, options[name] = entry_of(entry)
+        if not isinstance(one, (str, Mapping)):
+            raise ConfigError(f"{where}: subagents.{name}: agent is {one!r}; write the path of an agent file, or a name")
+        if isinstance(entry, Mapping) and "agent" in entry and (other := sorted({*entry} - {"agent", *ENTRY})):
+            raise ConfigError(f"{where}: subagents.{name} names another agent with 'agent'; leave out {', '.join(other)}")
         if isinstance(one, Mapping):
             found[name] = _agent_in({"name": name, **one}, file, f"{where}: subagents.{name}", agents, above)
         elif one.endswith(".toml") or one in agents:
@@ -250,7 +261,14 @@ def _subagents(said: AgentFile, file: Path, where: str, agents: Mapping[str, str
                 f"{where}: subagents.{name} works in the workspace {theirs!r}, and this agent does not; a team works in one: "
                 "name it in both files, or leave it out in the other one"
             )
-    return found
+    return {name: _with_options(one, options[name], f"{where}: subagents.{name}") for name, one in found.items()}
+
+
+def _with_options(one: Agent | str, options: Mapping[str, Any], where: str) -> Agent | str | Subagent:
+    try:
+        return Subagent(one, **options) if options else one
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def subagent_files(path: Path, agents: Mapping[str, str]) -> list[Path]:
@@ -259,7 +277,7 @@ def subagent_files(path: Path, agents: Mapping[str, str]) -> list[Path]:
 
     def look(table: Mapping[str, Any], file: Path) -> None:
         said: Any = table.get("subagents") or {}
-        for one in cast("dict[str, Any]", said).values() if isinstance(said, dict) else cast("list[Any]", said):
+        for one, _ in map(entry_of, cast("dict[str, Any]", said).values() if isinstance(said, dict) else cast("list[Any]", said)):
             if isinstance(one, dict):
                 look(cast("dict[str, Any]", one), file)
             elif isinstance(one, str) and (one.endswith(".toml") or one in agents):
@@ -304,7 +322,8 @@ def _recorded_in(table: dict[str, Any], file: Path, where: str) -> dict[str, Any
     said = take(table, AgentFile, where)
     commands = [list(entry["command"]) for entry in said.verify if isinstance(entry.get("command"), list)]
     found = {"name": said.name, "verify_commands": commands, **_recorded(said, file)}
-    for name, one in said.subagents.items() if isinstance(said.subagents, Mapping) else ():
+    for name, entry in said.subagents.items() if isinstance(said.subagents, Mapping) else ():
+        one = entry_of(entry)[0]
         below = _recorded_in({"name": name, **one}, file, f"{where}: subagents.{name}") if isinstance(one, Mapping) else {}
         for key, values in below.items():
             if isinstance(values, list):

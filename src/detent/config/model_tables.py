@@ -77,10 +77,7 @@ def _one(said: Any, kind: type[T], where: str, key: str) -> T:
     required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required and field.encode_name not in table]
     if required:
         raise ConfigError(f"{where}: {key}.{required[0]}: missing; every such table needs it")
-    try:
-        return take(table, kind, where, f"{key}.")
-    except ConfigError as error:
-        raise ConfigError(said if (said := str(error)).startswith(where) else f"{where}: {key}: {said}") from None
+    return take(table, kind, where, f"{key}.")
 
 
 def _table(said: Any, where: str) -> dict[str, Any]:

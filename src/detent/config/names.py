@@ -41,11 +41,21 @@ T = TypeVar("T")
 class Names(Generic[T]):
     """Parts of one `kind` by name, in registration order."""  # rows S0-15, 16.1
 
-    def __init__(self, kind: str, known: Mapping[str, T] | None = None, *, others: Callable[[], Mapping[str, T]] | None = None) -> None:
-        """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`. `others` are made when a name is first looked up."""
+    def __init__(
+        self,
+        kind: str,
+        known: Mapping[str, T] | None = None,
+        *,
+        built_in: Mapping[str, T] | None = None,
+        others: Callable[[], Mapping[str, T]] | None = None,
+    ) -> None:
+        """`kind` is one word, as in messages; its entry points are in the group `detent.<kind>s`. `others` are made when a name is first looked up.
+
+        `known` replaces what is `built_in`, and is checked.
+        """
         self.kind, self._others = kind, others
-        self._known: dict[str, T] = dict(known or {})
-        for name, value in self._known.items():
+        self._known: dict[str, T] = {**(built_in or {}), **(known or {})}
+        for name, value in (known or {}).items():
             check_kind(kind, f"the {kind} {name!r}", value)
 
     def register(self, name: str, value: T) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from detent.config.adapters import is_attachment
 from detent.core.agent import AgentSpec
@@ -11,19 +11,10 @@ from detent.core.errors import ConfigError, PlannerFailed
 from detent.ports import Plan, Planner, View, asks_only_its_own
 
 
-@runtime_checkable
-class Checks(Protocol):
-    """A planner that can check before a run begins whether it can plan for an agent."""
-
-    def check(self, agent: AgentSpec) -> None:
-        """Raise `ConfigError` if it cannot."""
-        ...
-
-
 class Planners:
     """The planner of each agent: its rules, else the engine's own planner, else its model. Model planners are created once, when needed.
 
-    `around` gets each planner and returns its replacement.
+    `around` gets each planner and returns its replacement. A planner with `check(spec)` says before a run begins that it cannot plan for an agent.
     """
 
     def __init__(self, own: Planner | None) -> None:
@@ -65,8 +56,8 @@ class Planners:
 
             return RulePlanner.from_rules(list(spec.rules), source=f"the rules of agent {spec.name!r}")
         if self.own is not None or not spec.model:
-            if check and isinstance(self.own, Checks):
-                self.own.check(spec)
+            if check and (own_check := getattr(self.own, "check", None)) is not None:
+                own_check(spec)
             return self.own or NoPlanner(spec)
         return self._model_of(spec, check=check)
 

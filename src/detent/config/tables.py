@@ -56,10 +56,10 @@ def take(table: Mapping[str, Any], kind: type[T], where: str, prefix: str = "") 
         if key not in fields:
             raise ConfigError(f"{where}: {prefix}{key}: unknown key; {nearest(key, fields)}")
         wanted = fields[key]
-        if _is_part(wanted):
+        if (part := _part(wanted)) is not None:
             if not isinstance(value, dict):
                 raise ConfigError(f"{where}: {prefix}{key}: expected a table, found {_found(value)}")
-            values[key] = take(cast("dict[str, Any]", value), wanted, where, f"{prefix}{key}.")
+            values[key] = take(cast("dict[str, Any]", value), part, where, f"{prefix}{key}.")
             continue
         if isinstance(value, str) and expected(wanted) == WRITTEN:
             values[key] = seconds(value, f"{where}: {prefix}{key}")
@@ -72,10 +72,20 @@ def take(table: Mapping[str, Any], kind: type[T], where: str, prefix: str = "") 
         return kind(**values)
     except BudgetRefused as error:
         raise BudgetRefused(f"{where}: {error}") from None
+    except ConfigError as error:
+        above, _, last = prefix.removesuffix(".").rpartition(".")
+        named = above if str(error).startswith(f"{last}.") else prefix.removesuffix(".")  # some name their table themselves
+        raise ConfigError(": ".join(filter(None, (where, named, str(error))))) from None
 
 
 def _is_part(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _part(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the struct that a table is read into, which may be left out (`kind | None`); None for any other value."""
+    kinds = [one for one in get_args(kind) if one is not type(None)] if get_origin(kind) is UnionType else [kind]
+    return kinds[0] if len(kinds) == 1 and _is_part(kinds[0]) else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

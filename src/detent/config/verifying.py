@@ -71,7 +71,7 @@ KINDS = ("grounded", "require_tool_used", "answer_equals_tool_result", "answer_i
 
 def entries_of(said: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], dict[str, Verifier]]:
     """Return `verify` as data, and its functions by name. Raise `ConfigError`, which names the wrong entry."""
-    if isinstance(said, (str, Mapping)) or callable(said):
+    if isinstance(said, (str, Mapping)) or callable(said) or not isinstance(said, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"{where}: verify must be a list of checks, not {type(said).__name__}; write verify=[...]")
     entries: list[dict[str, Any]] = []
     functions: dict[str, Verifier] = {}

@@ -57,10 +57,11 @@ class FinalAnswer(Action, frozen=True, kw_only=True):
 
 
 class AskUser(Action, frozen=True, kw_only=True):
-    """Wait for a reply; `expected` is a JSON Schema that the reply must satisfy."""
+    """Wait for a reply; `expected` is a JSON Schema that a person's reply must satisfy. `to` may be the run that started this one."""
 
     question: str
     expected: dict[str, Any] | None = None
+    to: Literal["user", "parent"] = "user"
 
 
 class Stop(Action, frozen=True, kw_only=True):
@@ -103,13 +104,16 @@ class Schedule(Action, frozen=True, kw_only=True):
 
 
 class SpawnSubagent(Action, frozen=True, kw_only=True):
-    """Start `agent` on `goal` as a child run; `join` says whether to wait for it now, `on_parent_end` what happens to it when this run ends first."""
+    """Start `agent` on `goal` as a child run; `join` says whether to wait for it now, `on_parent_end` what happens to it when this run ends first.
+
+    If it is not waited for, the agent must list the tool `spawn_agent`.
+    """
 
     agent: str
     goal: str
     join: bool = True
     budget: dict[str, Any] | None = None
-    on_parent_end: Literal["cancel", "wait", "leave"] = "cancel"
+    on_parent_end: Literal["cancel", "wait", "leave"] | None = None
 
 
 class JoinSubagent(Action, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ class Host(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_
         for name in self.__struct_fields__:
             said: Any = getattr(self, name)
             kinds = (tuple, list, set, frozenset) if name in ("scopes", "credential_refs") else (str,)
-            if not issubclass(type(said), kinds) or not all(isinstance(item, str) for item in said):
+            if not issubclass(type(said), kinds) or (str not in kinds and not all(isinstance(item, str) for item in said)):
                 raise ConfigError(f"Host: {name} must be a {'text' if str in kinds else 'list of texts'}, not {said!r}")
 
 
@@ -82,6 +82,8 @@ class AgentOptions(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
     """What happens after a person rejects a call: the planner is told, or the run ends."""
     on_unknown: Literal["wait", "tell"] = "wait"
     """What happens with a call that may or may not have happened because its worker died: wait for a person, or tell the planner."""
+    upgrade: Literal["auto", "pinned"] = "auto"
+    """What happens to a run when its version of the code is drained: it moves to another one with which it can continue, or it stays until it ends."""
     wrap_up: bool = False
     """Whether a run that reaches a limit of iterations, calls or failures gets one last turn without tools, to answer with what it has."""
     profile: dict[str, Any] = {}

@@ -62,6 +62,8 @@ class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     __repr__ = brief
 
     def __post_init__(self) -> None:
+        if self.max_calls_of is None and all(type(bound) is int and bound >= 0 for bound in _numbers(self) if bound is not None):
+            return  # as almost all are
         if isinstance(self.max_calls_of, dict):  # a budget is hashed
             msgspec.structs.force_setattr(self, "max_calls_of", tuple(sorted(self.max_calls_of.items())))
         in_seconds(self, "budget.", BudgetRefused)
@@ -76,9 +78,8 @@ class Budget(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
 
     def said(self) -> list[tuple[str, Any]]:
         """Return the bounds that are set, by name; the bound of a tool is named `max_calls_of.TOOL`."""
-        return [(name, bound) for name, bound in zip(FIELDS, _numbers(self), strict=True) if bound is not None] + [
-            (f"max_calls_of.{tool}", most) for tool, most in tuple(self.max_calls_of or ())
-        ]
+        said = [(name, bound) for name, bound in zip(FIELDS, _numbers(self), strict=True) if bound is not None]
+        return [*said, *[(f"max_calls_of.{tool}", most) for tool, most in tuple(self.max_calls_of)]] if self.max_calls_of else said
 
     def calls_of(self, tool: str) -> int | None:
         """Return how often `tool` may be called, None if there is no such bound."""
@@ -143,14 +144,9 @@ class Usage(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit
         )
 
     def since(self, earlier: Usage) -> Usage:
-        """Return the usage since `earlier` that tenants are charged for: model calls, tool calls, tokens and cost."""
-        return Usage(
-            model_calls=self.model_calls - earlier.model_calls,
-            tool_calls=self.tool_calls - earlier.tool_calls,
-            input_tokens=self.input_tokens - earlier.input_tokens,
-            output_tokens=self.output_tokens - earlier.output_tokens,
-            cost_usd=(self.cost_usd or 0.0) - (earlier.cost_usd or 0.0) or None,
-        )
+        """Return the usage since `earlier`."""
+        counts = {name: getattr(self, name) - getattr(earlier, name) for name in _COUNTS}
+        return Usage(**counts, cost_usd=(self.cost_usd or 0.0) - (earlier.cost_usd or 0.0) or None)
 
     def plus(self, other: Usage) -> Usage:
         """Return the sum. The cost is unknown only if both costs are, and estimated if either is."""
@@ -172,6 +168,7 @@ class Usage(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit
 
 
 NOTHING = Usage()
+_COUNTS = [name for name in Usage.__struct_fields__ if name not in ("cost_usd", "estimated")]
 
 
 DIMENSIONS = (

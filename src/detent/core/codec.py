@@ -122,9 +122,8 @@ def read_log(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: 
 
 def links(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int = 0) -> Iterator[tuple[bytes, bytes | None, str]]:
     """Yield the bytes of each envelope and body (None: erased) with the checked digest. Raise `CorruptLog`."""
-    seq, link = after, previous.encode()
-    for line in lines:
-        seq += 1
+    link = previous.encode()
+    for seq, line in enumerate(lines, after + 1):
         try:
             head, salt, body, stored = _split(line)
         except ValueError as error:

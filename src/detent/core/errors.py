@@ -34,6 +34,7 @@ DetentError
 ├── PlannerFailed          a planner could not give a plan
 │   ├── MalformedPlan      it answered, but not with a plan
 │   └── ModelCallFailure   a model call gave no answer; `kind` says of which class the failure is
+│       └── AccountClosed  nobody may call the provider now; no request was sent
 └── ToolRaised             raised by tools
     ├── NotExecuted        it did not happen: safe to try again
     ├── ToolFailed         it failed in a known way
@@ -45,6 +46,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
@@ -220,13 +222,16 @@ class ToolsMissing(RunError):
 
 
 class Suspended(RunError):
-    """Advancing stopped (Ctrl-C, SIGTERM, a busy or full store). `why` has the reason. The run can be resumed."""
+    """Advancing stopped (Ctrl-C, SIGTERM, a busy or full store, something that is held). `why` has the reason. The run can be resumed.
+
+    `until`: nobody needs to try before this time (None: any time).
+    """
 
     code = "suspended"
     retryable = True
 
-    def __init__(self, run_id: str, why: str) -> None:
-        self.why = why
+    def __init__(self, run_id: str, why: str, *, until: datetime | None = None) -> None:
+        self.why, self.until = why, until
         super().__init__(run_id, f"run {run_id!r} is suspended ({why}); nothing is lost: `detent resume {run_id}` continues it")
 
 
@@ -332,7 +337,7 @@ class ItemNotFound(DetentError):
 
 
 class ItemConflict(DetentError):
-    """A memory item cannot change like this: its id has another content, or what it replaces was already replaced or forgotten."""
+    """A memory item or a schedule cannot change like this: its id has another content, or what it replaces was already replaced or forgotten."""
 
     code = "item_conflict"
 
@@ -404,6 +409,16 @@ class ModelCallFailure(PlannerFailed):
         self.kind, self.retry_after_s, self.usage, self.provider_code, self.left_s = kind, retry_after_s, usage, provider_code, left_s
         self.retryable = kind in RETRYABLE_KINDS
         super().__init__(message, reason=_REASON_OF_KIND.get(kind, "planner_error"))
+
+
+class AccountClosed(ModelCallFailure):
+    """The account of a model's provider is closed or paused: no request was sent. `until`: nobody needs to try before this time."""
+
+    code = "account_closed"
+
+    def __init__(self, message: str, *, until: datetime, retry_after_s: float | None = None) -> None:
+        super().__init__(message, kind="rate_limited", retry_after_s=retry_after_s)
+        self.retryable, self.until = False, until
 
 
 class ToolRaised(DetentError):

@@ -144,6 +144,21 @@ class Delegated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     conversation: ArtifactRef | None = None
 
 
+class Queued(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The place of a submitted run among those that wait for a worker.
+
+    Keys take turns, `weight` runs a turn; `fair_key` "" is the tenant. `priority` orders the runs of one key, lower values first. Not before `not_before`.
+    `request` is the digest of the request that submitted it, "" if there was none.
+    """
+
+    fair_key: str = ""
+    priority: int = 0
+    weight: int = 1
+    dedupe_key: str = ""
+    not_before: datetime | None = None
+    request: str = ""
+
+
 class RunStarted(Event, frozen=True, kw_only=True):
     """The run was started. `digests` has the digests of tool schemas, policy and kernel at this moment.
 
@@ -171,6 +186,7 @@ class RunStarted(Event, frozen=True, kw_only=True):
     policy: dict[str, Any] = {}
     session: InSession | None = None
     delegated: Delegated | None = None
+    queued: Queued | None = None
 
 
 class RunResumed(Event, frozen=True, kw_only=True):
@@ -205,7 +221,8 @@ class LevelsAccepted(Event, frozen=True, kw_only=True):
 class RunReopened(Event, frozen=True, kw_only=True):
     """A failed or stopped run was opened again. Consecutive counters are cleared, usage is kept.
 
-    `repeats`: failed passes continue even if the strategy had already dealt with them, as in logs of 0.1.0.
+    `repeats`: failed passes continue even if the strategy had already dealt with them, as in logs of 0.1.0. `operation`: the id of the operation over
+    many runs, or of the request, that opened it.
     """
 
     by: str = ""
@@ -213,6 +230,7 @@ class RunReopened(Event, frozen=True, kw_only=True):
     budget: Budget | None = None
     via: str = ""
     repeats: bool = True
+    operation: str = ""
 
 
 class RunWaiting(Event, frozen=True, kw_only=True):
@@ -272,11 +290,12 @@ class Erased(Event, frozen=True, kw_only=True):
 
 
 class BudgetChanged(Event, frozen=True, kw_only=True):
-    """The bounds of the run were changed from outside."""
+    """The bounds of the run were changed from outside. `request` is the id of the request that did it, if it had one."""
 
     budget: Budget
     by: str = ""
     via: str = ""
+    request: str = ""
 
 
 # Turn and pass ----------------------------------------------------------------------------------------------------------------
@@ -467,13 +486,15 @@ class ModelCallFinished(Event, frozen=True, kw_only=True):
 class ModelCallFailed(Event, frozen=True, kw_only=True):
     """The model call `call` ended without a usable answer. `kind` is the class of the failure, `cancelled`, `abandoned` or `error`.
 
-    `provider_code` is the provider's own code, such as "MALFORMED_FUNCTION_CALL", if it has one.
+    `provider_code` is the provider's own code, such as "MALFORMED_FUNCTION_CALL", if it has one. `closed_until`: the provider asked for a pause, so
+    its account was closed until then, for all workers of the store.
     """
 
     call: str = ""
     error: str
     kind: str = ""
     provider_code: str = ""
+    closed_until: datetime | None = None
     usage: Usage = NOTHING
     latency_ms: float = 0.0
 
@@ -484,7 +505,7 @@ class Planned(Event, frozen=True, kw_only=True):
 
     `dropped` are calls beside a control action, which are not run; `dropped_meta` are the meta-tools among them. `embedded` is the call that a
     final answer consists of. `refused`: why the answer or abstention is not accepted yet; the planner sees it, and the run continues. `files`
-    are files that the model made.
+    are files that the model made. `provenance`: whether a program that a model wrote made the calls.
     """
 
     actions: tuple[AnyAction, ...]
@@ -499,6 +520,7 @@ class Planned(Event, frozen=True, kw_only=True):
     embedded: ToolCall | None = None
     refused: str = ""
     files: tuple[ArtifactRef, ...] = ()
+    provenance: Literal["planner", "program"] = "planner"
 
 
 class PlanRejected(Event, frozen=True, kw_only=True):
@@ -740,11 +762,12 @@ class NoteWritten(Event, frozen=True, kw_only=True):
 
 
 class UserAsked(Event, frozen=True, kw_only=True):
-    """The run needs a reply from its user."""
+    """The run needs a reply from its user, or (`to`) from the run that started it. A person may answer that, too."""
 
     ask_id: str
     question: str
     expected: dict[str, Any] | None = None
+    to: Literal["user", "parent"] = "user"
 
 
 class UserReplied(Event, frozen=True, kw_only=True):
@@ -785,13 +808,14 @@ class CancelRequested(Event, frozen=True, kw_only=True):
 
 
 class MessageReceived(Event, frozen=True, kw_only=True):
-    """Somebody sent something to the run's session while the run was in progress, or after it.
+    """Somebody sent something to the run's session while the run was in progress, or after it; or its parent sent it something.
 
     `rule`: with `steer`, the run sees `text` as its user's words at the next turn; with `enqueue`, `interrupt` and `rollback`, it is the next run;
-    `context` is put before the next message.
+    `context` is put before the next message. `parent`: the run sees it as its parent's words, which its parent wrote in `call`; `ask_id` is the question
+    that it answers, and `origin` says where the words came from.
     """
 
-    rule: Literal["enqueue", "steer", "interrupt", "rollback", "context"]
+    rule: Literal["enqueue", "steer", "interrupt", "rollback", "context", "parent"]
     text: str
     message_id: str = ""
     attachments: tuple[Any, ...] = ()
@@ -799,6 +823,9 @@ class MessageReceived(Event, frozen=True, kw_only=True):
     by: str = ""
     via: str = ""
     signal: str = ""
+    call: str = ""
+    ask_id: str = ""
+    origin: Origin = NO_ORIGIN
 
 
 class SessionEnded(Event, frozen=True, kw_only=True):
@@ -878,6 +905,27 @@ class SubagentJoined(Event, frozen=True, kw_only=True):
     artifact: ArtifactRef | None = None
     error: ToolError | None = None
     origin: Origin = NO_ORIGIN
+
+
+class SubagentReleased(Event, frozen=True, kw_only=True):
+    """The call `call` waits for its child no longer and returns `result`; the child continues.
+
+    It took longer than `auto_background` of the call, or (`question`) it asks its parent something.
+    """
+
+    child: str
+    call: str
+    result: dict[str, Any]
+    question: str = ""
+    signal: str = ""
+
+
+class SubagentMessaged(Event, frozen=True, kw_only=True):
+    """The run told its child something by `call`. The child sees it at its next turn."""
+
+    child: str
+    text: str
+    call: str
 
 
 class SubagentCancelled(Event, frozen=True, kw_only=True):
@@ -991,6 +1039,8 @@ AnyEvent = (
     | SubagentSpawned
     | SubagentAwaited
     | SubagentJoined
+    | SubagentReleased
+    | SubagentMessaged
     | SubagentCancelled
     | LeftByParent
     | MemoryProposed
@@ -1016,6 +1066,7 @@ INPUTS: tuple[type[Event], ...] = (
     ScheduleFired,
     CancelRequested,
     SubagentJoined,
+    SubagentReleased,
     MessageReceived,
     SessionEnded,
     ConversationErased,

@@ -191,7 +191,11 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             return replace(state, fork_edits=event.edits, started_at=state.started_at or envelope.at)
         case e.MessageReceived(rule="steer", text=text):
             return _note(state, scope, text, kind="user")
-        case e.Erased() | e.AnswerRefused() | e.MessageReceived() | e.SessionEnded():
+        case e.MessageReceived(rule="parent", ask_id=ask_id):
+            said = msgspec.to_builtins(event)
+            told = _note(state, state.asks[ask_id].scope if ask_id else "", f"Your parent says: {event.text}", said=said)
+            return _wake(replace(told, asks=_without(told, told.asks, ask_id, "question"))) if ask_id else told
+        case e.Erased() | e.AnswerRefused() | e.MessageReceived() | e.SessionEnded() | e.SubagentMessaged():
             return state
         case e.ConversationErased(kept=kept) | e.ConversationCompacted(kept=kept):
             return replace(state, session=replace(state.session or e.InSession(id="", number=0), conversation=kept))
@@ -205,7 +209,7 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
         case e.GoalCompleted(goal_id=goal_id):
             return replace(_acted(state, scope, progressed=True), goals=_goals_without(state, goal_id))
         case e.UserAsked(ask_id=ask_id):
-            ask = Ask(ask_id=ask_id, question=event.question, expected=event.expected, scope=scope)
+            ask = Ask(ask_id=ask_id, question=event.question, expected=event.expected, scope=scope, to=event.to)
             return replace(_acted(state, scope), asks={**state.asks, ask_id: ask})
         case e.UserReplied(ask_id=ask_id, reply=reply):
             asks = _without(state, state.asks, ask_id, "question")
@@ -225,6 +229,8 @@ def _apply(state: RunState, event: e.AnyEvent, envelope: Envelope) -> RunState:
             return replace(_call(state, call, status="delegated"), children={**state.children, child: waits})
         case e.SubagentJoined():
             return _joined(state, event)
+        case e.SubagentReleased():
+            return _released(state, scope, event)
         case e.SubagentCancelled(child=child):
             known = _open_child(state, child)
             changed = replace(known, cancel=event.why or "cancelled", status="open" if known.spawned.call else "cancelled")
@@ -258,6 +264,7 @@ def _run_started(state: RunState, event: e.RunStarted, envelope: Envelope) -> Ru
         output_schema=event.output_schema,
         session=event.session,
         delegated=event.delegated,
+        queued=event.queued,
         digests=event.digests,
         levels=event.levels,
         budget=event.budget,
@@ -388,15 +395,33 @@ def _joined(state: RunState, event: e.SubagentJoined) -> RunState:
     known = _open_child(state, event.child)
     ended = replace(known, status=event.outcome or event.status, result=None if event.call else event, origin=event.origin)
     children = {**state.children, event.child: ended}
-    held = reduce(Usage.plus, [one.held for one in children.values() if one.status == "open"], NOTHING)
+    exact = state.held.cost_usd is None  # fractions would not add up to what is left
+    held = state.held.since(known.held) if exact else reduce(Usage.plus, [c.held for c in children.values() if c.status == "open"], NOTHING)
     calls_of = dict(Counter(state.calls_of) - Counter(dict(known.spawned.budget.max_calls_of or ())) + Counter(event.calls_of))
     used = _use(state, known.scope if known.spawned.call else "", event.usage, whole=True)
-    after = _wake(replace(used, children=children, held=held, calls_of=calls_of))
+    # its own run has paid the tenant for it
+    passes = {s: p if p.balance is None else replace(p, balance_at=p.balance_at.plus(event.usage)) for s, p in used.passes.items()}
+    joined = replace(used, passes=passes, children=children, calls_of=calls_of, held=NOTHING if held == NOTHING else held)
+    after = _wake(replace(joined, timers=_timers_without(state, known)))
     if not event.call:
         return after
     result = msgspec.Raw(msgspec.json.encode(event.output)) if event.error is None else e.NO_RESULT
     done = e.ToolFinished(call=event.call, result=result, error=event.error, artifact=event.artifact)
     return _tool_finished(after, event.call.rsplit(".", 2)[0], done)
+
+
+def _released(state: RunState, scope: str, event: e.SubagentReleased) -> RunState:
+    """Let the call return, whose result is the child's words if that asks something, and let the child continue."""
+    known = _open_child(state, event.child)
+    freed = replace(known, join=False, waits="", freed=(*known.freed, event.call))
+    after = replace(state, children={**state.children, event.child: freed}, timers=_timers_without(state, known))
+    after = _call(_wake(after), event.call, **({"trust": "untrusted"} if event.question else {}))
+    return _tool_finished(after, scope, e.ToolFinished(call=event.call, result=msgspec.Raw(msgspec.json.encode(event.result))))
+
+
+def _timers_without(state: RunState, child: Child) -> dict[str, datetime]:
+    """Return the timers of the run without that of the call that waits for a child."""
+    return {name: due for name, due in state.timers.items() if not (child.waits and name.startswith(f"{child.waits}#"))}
 
 
 def _declared(state: RunState, event: e.RunResumed) -> RunState:
@@ -489,9 +514,9 @@ def _recalled(state: RunState, scope: str, event: e.MemoryRecalled) -> RunState:
     return _with_item(state, scope, Item(kind="memory", arguments=list(items))) if items else state
 
 
-def _note(state: RunState, scope: str, text: str, kind: Literal["note", "user"] = "note") -> RunState:
+def _note(state: RunState, scope: str, text: str, kind: Literal["note", "user"] = "note", said: Any = None) -> RunState:
     for name in (scope,) if scope in state.passes else tuple(p.scope for p in state.open_passes):
-        state = _with_item(state, name, Item(kind=kind, text=text))
+        state = _with_item(state, name, Item(kind=kind, text=text, arguments=said))
     return state
 
 
@@ -609,7 +634,7 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
     iteration = before.iteration
     steps = before.steps.append(Item(kind="model", iteration=iteration, text=event.text, plan=event))
     wanted: tuple[Any, ...] = (event.embedded,) if event.embedded else event.actions if isinstance(event.actions[0], ToolCall) else ()
-    provenance = "text" if event.embedded else "planner"
+    provenance = "text" if event.embedded else event.provenance
     calls: dict[str, CallState] = {}
     for i, call in enumerate(wanted + event.dropped if event.dropped else wanted):
         call_id = f"{scope}.{iteration}.{i}"

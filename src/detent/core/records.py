@@ -18,7 +18,7 @@ from datetime import datetime
 import msgspec
 
 from detent.core.brief import brief
-from detent.core.events import AnyEvent
+from detent.core.events import AnyEvent, Queued
 
 VERSION = 1
 """The version of the record format that this code writes."""
@@ -65,6 +65,8 @@ class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `digest` is the last record's digest, for `append`. A store need not return it here (see `EventStore.sealed`).
     `cost_usd` is exact once the run has ended or waits; before, a store may leave it behind. 0 means nothing with a price, or not known.
+    `wake_at` is when the run can move by itself, also if that is in the past; None: not before a signal reaches it. `version` is that of the code
+    that it needs, "" if any code may advance it.
     """
 
     run_id: str
@@ -81,4 +83,7 @@ class RunHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost_usd: float = 0.0
     created_at: datetime
     updated_at: datetime
+    wake_at: datetime | None = None
+    queued: Queued | None = None
+    version: str = ""
     digest: str = ""

@@ -44,9 +44,10 @@ REASONS: dict[str, Outcome] = {
 }
 """The closed list of reasons and the status that each gives."""
 
-
-ENDS_RUN = ("cancelled", "policy_stopped", "policy_denied", "approval_rejected", "approval_expired", "fatal_tool_error")
-"""Reasons that end the run in whatever pass they occur. `policy_denied` and `approval_rejected` end a pass only if the agent is set to."""
+CALLS = "calls"
+"""The name of the kernel that executes the calls that a strategy makes."""
+CALLS_USE = ("iterations", "tool_calls", "failures")
+"""The bounds of its own that end a pass of that kernel. It asks no model: a share without model calls binds only what its tools ask."""
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +57,6 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     output: Any = None
     error: str = ""
     bound: Exhausted | None = None
-
-    @property
-    def ends_run(self) -> bool:
-        """Whether it ends the run and not only the pass, so that no strategy continues after it."""
-        return self.reason in ENDS_RUN or (self.bound is not None and self.bound.of == "run")
 
 
 class Reflect(msgspec.Struct, frozen=True):
@@ -149,7 +145,7 @@ def reached(
         return bound
     if state.refused:  # turns that correct an answer count for the run, not for the pass's share
         mine = msgspec.structs.replace(mine, iterations=mine.iterations - state.refused)
-    bound = exhausted(state.limits, mine.plus(run.held_in(state.scope)), only=only)
+    bound = exhausted(state.limits, mine.plus(run.held_in(state.scope)), only=only or (CALLS_USE if state.kernel_type == CALLS else only))
     return bound and msgspec.structs.replace(bound, of="pass")
 
 
@@ -194,7 +190,8 @@ def waits(run: RunState, state: KernelState) -> str:
 
 
 def _stalled(budget: Budget, state: KernelState) -> Settled | Reflect | None:
-    base, most = budget.max_non_progress, budget.max_reflections
+    base, most, own = budget.max_non_progress, budget.max_reflections, state.limits.max_reflections
+    most = own if most is None else min(most, most if own is None else own)
     turns = state.turns_without_progress
     if base is None or turns < base * (state.reflections + 1):
         return None

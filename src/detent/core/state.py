@@ -29,6 +29,7 @@ from detent.core.events import (
     InSession,
     Origin,
     Planned,
+    Queued,
     SideEffect,
     SubagentJoined,
     SubagentSpawned,
@@ -87,8 +88,8 @@ NOT_MEASURED = 0.0
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One entry of the transcript: what a planner sees of the past.
 
-    `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase or operator), `memory` (what was
-    recalled: `arguments` are the items).
+    `kind`: `user` (the goal, replies), `model` (a plan), `tool` (an observation), `note` (told by kernel, phase, operator, or the run's parent, whose
+    message is in `arguments`), `memory` (what was recalled: `arguments` are the items).
     A tool item has `call_id`, `tool`, `args`, `ok`, `content` (the JSON result, None on failure) and `error`. If the result was over the tool's
     cap, `artifact` is set and `content` is a preview. `meta`: a meta-tool, answered or refused. `changes`: executed by a tool with side
     effects. `args` and `content` are fresh copies at each access; `arguments` is read-only.
@@ -144,7 +145,7 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     digest: str = ""
     key: str = ""
     attempt: int = 0
-    provenance: Literal["planner", "text"] = "planner"
+    provenance: Literal["planner", "text", "program"] = "planner"
     side_effect: SideEffect = "destructive"
     idempotent: bool = False
     volatile: bool = False
@@ -259,12 +260,13 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A question to the user that has no reply yet."""
+    """A question to the user, or to the run's parent, that has no reply yet."""
 
     ask_id: str
     question: str
     expected: dict[str, Any] | None = None
     scope: str = ""
+    to: Literal["user", "parent"] = "user"
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -277,7 +279,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A child run. `status` is `open` until its end is joined, then its outcome. `join`: the call `waits` waits for it, or else the whole
     pass `scope`. `held` are the sums of its bound, which count as used while it is open. `result` is its end, if no call waited for it, and `origin`
-    says where what it returned came from.
+    says where what it returned came from. `freed` are calls that waited for it and returned before it had ended.
     """
 
     child: str
@@ -287,6 +289,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: str = "open"
     scope: str = ""
     waits: str = ""
+    freed: tuple[str, ...] = ()
     spawned: SubagentSpawned = SubagentSpawned(child="", agent="", goal="")
     held: Usage = NOTHING
     cancel: str = ""
@@ -358,6 +361,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     children: dict[str, Child] = {}
     held: Usage = NOTHING
     delegated: Delegated | None = None
+    queued: Queued | None = None
     goals: tuple[Goal, ...] = ()
     effects: Map[str, Any] = msgspec.field(default_factory=lambda: NO_ENTRIES)
     unanswered: tuple[str, ...] = ()

@@ -87,7 +87,9 @@ class Parting(msgspec.Struct, frozen=True, kw_only=True):
 # Side by side -----------------------------------------------------------------------------------------------------------------------------
 
 
-class _Call(msgspec.Struct):
+class SideCall(msgspec.Struct):
+    """A call on one side of a comparison. `policy` and `outcome` are what decides; the three numbers are the records that have them."""
+
     tool: str
     args: Any
     policy: Any = None
@@ -97,21 +99,23 @@ class _Call(msgspec.Struct):
     outcome_at: int = 0
 
 
-class _Turn(msgspec.Struct):
+class SideTurn(msgspec.Struct):
+    """A turn on one side of a comparison, with its calls by id."""
+
     scope: str
     iteration: int
     at: int
     decision: Any = None
     said_at: int = 0
-    calls: dict[str, _Call] = {}
+    calls: dict[str, SideCall] = {}
 
 
-class _Told:
-    """A history, split into turns."""
+class Side:
+    """A history, split into turns by pass and iteration."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self.turns: dict[tuple[str, int], _Turn] = {}
-        self.calls: dict[str, _Call] = {}
+        self.turns: dict[tuple[str, int], SideTurn] = {}
+        self.calls: dict[str, SideCall] = {}
         self.replies: dict[str, tuple[Any, int]] = {}
         for record in records:
             self._take(record)
@@ -120,7 +124,7 @@ class _Told:
         at, envelope = record.envelope.seq, record.envelope
         match record.event:
             case e.TurnStarted(iteration=iteration):
-                self.turns[envelope.scope, iteration] = _Turn(scope=envelope.scope, iteration=iteration, at=at, calls={})
+                self.turns[envelope.scope, iteration] = SideTurn(scope=envelope.scope, iteration=iteration, at=at, calls={})
             case e.Planned() as event:
                 self._planned(event, self.turns.get((envelope.scope, envelope.iteration)), at)
             case e.UserReplied(ask_id=ask, reply=reply):
@@ -135,7 +139,7 @@ class _Told:
                 if call is not None:
                     _happened(call, event, at)
 
-    def _planned(self, event: e.Planned, turn: _Turn | None, at: int) -> None:
+    def _planned(self, event: e.Planned, turn: SideTurn | None, at: int) -> None:
         if turn is None:
             return
         wanted = (event.embedded,) if event.embedded else tuple(a for a in event.actions if isinstance(a, ToolCall))
@@ -144,10 +148,10 @@ class _Told:
         turn.said_at = at
         for index, action in enumerate((*wanted, *event.dropped)):
             call_id = f"{turn.scope}.{turn.iteration}.{index}"
-            self.calls[call_id] = turn.calls[call_id] = _Call(tool=action.tool, args=action.args, at=at)
+            self.calls[call_id] = turn.calls[call_id] = SideCall(tool=action.tool, args=action.args, at=at)
 
 
-def _happened(call: _Call, event: Any, at: int) -> None:
+def _happened(call: SideCall, event: Any, at: int) -> None:
     match event:
         case e.CallHealed(tool=tool, args=args):
             call.tool, call.args, call.at = tool, args, at
@@ -195,7 +199,7 @@ def _plain(value: Any) -> Any:
 def diff(a: Sequence[Record], b: Sequence[Record], a_state: RunState, b_state: RunState) -> Diff:
     """Return the differences between two histories and between their final states."""
     shared = _shared(a, b)
-    one, other = _Told(a), _Told(b)
+    one, other = Side(a), Side(b)
     made, makes = Counter(c.tool for c in one.calls.values()), Counter(c.tool for c in other.calls.values())
     found = [*_beginnings(a_state, b_state), *_turns(one, other), *_ends(a, b, a_state, b_state)]
     return Diff(
@@ -234,7 +238,7 @@ def _beginnings(a: RunState, b: RunState) -> Iterator[Difference]:
                 yield Difference(what=f"{part}.{field}", a=_plain(one), b=_plain(other))
 
 
-def _turns(one: _Told, other: _Told) -> Iterator[Difference]:
+def _turns(one: Side, other: Side) -> Iterator[Difference]:
     """Yield the differences turn by turn, in the order of the first run, then the turns that only the second has."""
     for key in dict.fromkeys((*one.turns, *other.turns)):
         mine, theirs = one.turns.get(key), other.turns.get(key)
@@ -261,13 +265,13 @@ def _turns(one: _Told, other: _Told) -> Iterator[Difference]:
             yield Difference(what="reply", scope=key[0], iteration=key[1], call=ask, a=reply, b=answer, a_at=at, b_at=there)
 
 
-def _told(turn: _Turn | None) -> Any:
+def _told(turn: SideTurn | None) -> Any:
     if turn is None:
         return None
     return [c.tool for c in turn.calls.values()] or turn.decision
 
 
-def _calls(call: str, mine: _Call | None, theirs: _Call | None, key: tuple[str, int]) -> Iterator[Difference]:
+def _calls(call: str, mine: SideCall | None, theirs: SideCall | None, key: tuple[str, int]) -> Iterator[Difference]:
     """Yield the first difference of one call: the tool, else the arguments, else the decision and the outcome."""
 
     def differs(what: str, a: Any, b: Any, a_at: int, b_at: int) -> Difference:

@@ -32,10 +32,11 @@ from detent.running.admission import new_run_id
 from detent.running.advancing import Advancing, bounds_after
 from detent.running.artifacts import refuse_damaged
 from detent.running.branching import checked_edits, edited_agent
+from detent.running.delegating import names_below
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.lineage import body_of, ends_with, forked_of, refuse_gone, segments
 from detent.running.results import Result
-from detent.running.runtime import Runtime
+from detent.running.runtime import Runtime, pass_on
 from detent.running.snapshots import load_run
 from detent.running.states import load_state
 from detent.secrecy.placing import USER, kept_of
@@ -108,7 +109,10 @@ async def fork(
     observers = one_of(observers)
     task = runtime.take_on(made.bare.run_id, partial(_begin, runtime, made=made, resume=resume), observers, slot=resume)
     state = await runtime.reached(task)
-    return await runtime.answered(state, observers, turns=None) if resume else runtime.result(state)
+    if resume:
+        return await runtime.answered(state, observers, turns=None)
+    await pass_on(runtime, state.run_id)
+    return runtime.result(state)
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +153,7 @@ async def _made(
     edited = edited_agent(there.agent, plain)
     if edited != there.agent:
         runtime.refuse_unusable(edited)
-    admission.refuse_bounds_of_unknown(budget, [*edited.tools, *parts.tools.names()])
+    admission.refuse_bounds_of_unknown(budget, [*names_below(edited, runtime.agents), *parts.tools.names()])
     parts.affordable(edited, budget.over(there.budget), there.host)
     await _known(store, run_id, at, plain)
     refuse_open_effects(run_id, at, there)
@@ -176,10 +180,10 @@ async def _begin(runtime: Runtime, advancing: Advancing, *, made: Made, resume: 
     """Write the fork under its claim. With `resume`, continue it under the same claim, so that no worker gets it in between."""
     parts, child_id = runtime.parts, made.bare.run_id
     await _refuse_existing(parts.store, child_id)
-    async with parts.tenants.starting(child_id, made.bare.host.tenant) if parts.tenants else contextlib.nullcontext(()) as reserved:
+    async with parts.tenants.starting(made.bare.host.tenant) if parts.tenants else contextlib.nullcontext():
         for name, value in made.secrets.items():
             await parts.store.put_blob(child_id, name, value)
-        await _write(advancing, made, reserved)
+        await _write(advancing, made)
     if not resume:
         return await load_run(parts.store, child_id)
     await runtime.reach_servers(child_id, news=False)
@@ -206,13 +210,12 @@ async def _made_durable(store: EventStore, run_id: str, at: int) -> None:
             return
 
 
-async def _write(advancing: Advancing, made: Made, reserved: Sequence[str]) -> None:
+async def _write(advancing: Advancing, made: Made) -> None:
     """Append the record that creates the fork."""
     store, child_id = advancing.parts.store, made.bare.run_id
     journal = advancing.journal(made.bare, told=False)
     await _made_durable(store, made.forked.parent, made.forked.sequence)
     journal.record(made.forked)
-    journal.release(reserved)
     await journal.commit(durable=True)
     try:
         await refuse_gone(store, child_id, made.forked.parent)

@@ -18,10 +18,12 @@ from typing import Any
 from detent.core import events as e
 from detent.core.codec import encode, encode_event
 from detent.core.errors import Divergence
+from detent.core.fold import evolve
 from detent.core.records import Record
-from detent.core.settle import ENDS_RUN
+from detent.core.settle import waits
 from detent.core.state import CLOSED, RunState
 from detent.ports.outside import BRANCH
+from detent.running.endings import ENDS_RUN
 from detent.running.passes import Waits
 
 GATEWAY = (
@@ -63,6 +65,14 @@ class Interruptions:
     def next(self) -> e.AnyEvent | None:
         """The event of the next record, None at the end."""
         return self.records[self.cursor].event if self.cursor < len(self.records) else None
+
+    def accept(self) -> e.AnyEvent:
+        """Take the next record as it is."""
+        record = self.records[self.cursor]
+        self.state = evolve(self.state, record)
+        self.cursor += 1
+        assert record.event is not None  # noqa: S101 - evolve refuses erased records
+        return record.event
 
     def _ahead(self) -> Iterator[tuple[str, e.AnyEvent | None]]:
         """Yield scope and event of each record that was not read yet."""
@@ -121,7 +131,7 @@ class Interruptions:
         """
         mine, seen, turns = BRANCH.get(), -1, 0
         if mine and self._goes_on(mine) and self._rests(mine):
-            raise Waits("waiting_for_operator")  # the least important one
+            raise Waits(waits(self.state, self.state.passes[mine]) or "waiting_for_operator")  # the last is the least important one
         while mine and self._goes_on(mine) and (scope := self._next_scope()) and scope != mine:
             turns, seen = (turns + 1 if seen == self.cursor else 0), self.cursor
             if turns > STUCK and self._closing():
@@ -129,6 +139,15 @@ class Interruptions:
             if turns > STUCK:
                 raise self.diverged(f"a record of pass {mine!r}, or nothing more")
             await asyncio.sleep(0)
+        if mine and self.marks and self._goes_on(mine):
+            self._amid_turn(mine)
+
+    def _amid_turn(self, mine: str) -> None:
+        """Take what a pass beside this one picked up before the next record of this one; rest if the log has none before the run waits."""
+        while self._next_scope() == mine and self.taken_beside() and not (self.asks() or isinstance(self.next, e.CancelRequested)):
+            self.accept()
+        if isinstance(self.next, e.RunWaiting):
+            raise Waits(waits(self.state, self.state.passes[mine]) or "waiting_for_operator")
 
     def _closing(self) -> bool:
         """Whether only the end of the run is left, which closes the waiting passes."""
@@ -217,7 +236,7 @@ def _ends_as(event: e.AnyEvent | None, other: e.PassFinished) -> bool:
 
 def _made_by_kernel(event: e.AnyEvent | None) -> bool:
     """Whether the kernel makes an event again, so that it did not come from outside of the replay."""
-    return not (isinstance(event, (*e.INPUTS, *GATEWAY)) or _proposed(event)) or _from_kernel(event)
+    return not (isinstance(event, e.INPUTS) or aside(event)) or _from_kernel(event)
 
 
 def _from_kernel(event: e.AnyEvent | None) -> bool:

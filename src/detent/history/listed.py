@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from detent.core.budget import Usage
-from detent.core.events import ASIDE, EffectRecorded, Forked, LeftByParent, RunStarted, SubagentJoined, TurnStarted
+from detent.core.events import ASIDE, EffectRecorded, Forked, LeftByParent, RunResumed, RunStarted, SubagentJoined, ToolStarted, TurnStarted
 from detent.core.records import Envelope, Record, RunHead
+from detent.ports.heads import CODE
 
 
 class Said:
@@ -22,6 +23,7 @@ class Said:
         self.reason = ""
         self._words: dict[str, str] = {}
         self._turns, self._cost = 0, 0.0
+        self._version: str | None = ""
 
     def hear(self, record: Record) -> None:
         """Take in the next record. Begin with the first."""
@@ -30,13 +32,20 @@ class Said:
         self.last = record.envelope
         if isinstance(used := getattr(record.event, "usage", None), Usage):
             self._cost += used.charged().cost_usd or 0.0
+        if isinstance(record.event, Forked):
+            self._version = None  # that of the run above it, until it is resumed
         match record.event:
             case SubagentJoined(usage=joined):
                 self._turns += joined.iterations
+            case ToolStarted(cost_usd=price):
+                self._cost += price or 0.0
             case None:
                 self._words = {"goal": "", "title": "", "reason": "erased"}
-            case RunStarted(goal=goal):
+            case RunStarted(goal=goal, digests=digests):
                 self._words = {"goal": goal[:120], "title": ""}
+                self._version = digests.get(CODE, "")
+            case RunResumed(digests=digests) if CODE in digests:
+                self._version = digests[CODE]
             case Forked(edits={"goal": str(goal)}):
                 self._words = {"goal": goal[:120]}
             case TurnStarted():
@@ -64,10 +73,12 @@ class Said:
             "reason": self.reason or last.reason,
             **self._words,
         }
+        erased = self._words.get("reason") == "erased"  # the contents of erased records are unknown, also whether its parent has left it
         for name, value in there.items():
-            if getattr(head, name) != value:
+            if getattr(head, name) != value and not (erased and name == "parent" and not head.parent):
                 return f"the listing entry says {name} {getattr(head, name)!s}, and the log says {value!s}"
-        erased = self._words.get("reason") == "erased"  # the contents of erased records are unknown
+        if self._version is not None and head.version != self._version and not erased:
+            return f"the listing entry says version {head.version}, and the log says {self._version or 'none'}"
         known = (
             head.cost_usd and last.status and not erased
         )  # an earlier Detent wrote none, and a store may write it together with the status only

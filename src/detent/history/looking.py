@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,15 @@ from detent.history import comparing, replaying, upgrading
 from detent.history.backtest import Backtest
 from detent.history.comparing import Diff, Parting
 from detent.history.replaying import Answer
+from detent.history.trees import at_rest, looks_at_tree
 from detent.history.upgrading import Upgrade, Upgraded
 from detent.ports import EventStore, Policy, RunQuery, View, wait_for_news
+from detent.ports.observing import placed
 from detent.ports.options import check_is
 from detent.ports.passwords import without_password
 from detent.running import advancing, artifacts
 from detent.running.lineage import history
+from detent.running.overseeing import Wait, waits_of
 from detent.running.results import LoadedRun, Replay, Result, files_of, loaded
 from detent.running.runtime import Runtime
 from detent.running.snapshots import base_of, load_run
@@ -43,6 +46,14 @@ async def load(runtime: Runtime, run_id: str, *, host: Host | None = None) -> Lo
     return loaded(state, runtime.verifiers.made(state.output, state.agent), without_password(runtime.store.url))
 
 
+async def waits(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[Wait]:
+    """Return what a run waits for: a person, its parent, a time. If that is its children, return what they wait for, or that they work.
+
+    `Wait.path` has the agents from the root of the tree to the run that waits, at any depth. Raise as `load`.
+    """
+    return await waits_of(runtime.store, await runtime.standing(run_id, host))
+
+
 async def records(runtime: Runtime, run_id: str, *, host: Host | None = None) -> list[Record]:
     """Return the verified records of a run."""
     run_id = await runtime.visible(run_id, host)
@@ -50,19 +61,38 @@ async def records(runtime: Runtime, run_id: str, *, host: Host | None = None) ->
 
 
 async def follow(
-    runtime: Runtime, run_id: str, *, after: int = 0, through_waits: bool = False, host: Host | None = None
+    runtime: Runtime,
+    run_id: str,
+    *,
+    after: int | Mapping[str, int] = 0,
+    through_waits: bool = False,
+    tree: bool = False,
+    host: Host | None = None,
 ) -> AsyncGenerator[Record | Result]:
     """Yield the verified records of a run after their commit, whoever advances it; the `Result` is last.
 
-    `after`: begin after the record of this sequence. `through_waits`: continue while the run waits, until it has ended. It only reads: leaving early,
-    or cancelling the reader, changes nothing. If nobody advances the run, it waits. Raises `RunNotFound`, also if the run is deleted meanwhile,
+    `after`: begin after the record of this sequence. `through_waits`: continue while the run waits, until it has ended. `tree`: also yield the records of
+    all runs below it, each with its agent and parent in the envelope; `after` may then give the sequences by run. It only reads: leaving early, or
+    cancelling the reader, changes nothing. If nobody advances the run, it waits. Raises `RunNotFound`, also if the run is deleted meanwhile,
     `RunErased` and `CorruptLog`.
     """
     state = await runtime.standing(run_id, host)
+    known = after if isinstance(after, Mapping) else {state.run_id: after}
+    if tree:
+        async with contextlib.aclosing(looks_at_tree(runtime.store, top := state.run_id)) as trees:
+            async for states, new in trees:
+                for record, then in new:
+                    if record.envelope.seq > known.get(record.envelope.run, 0):
+                        yield placed(record, then.agent.name, then.parent)
+                state = states[top]
+                if not (through_waits or state.terminal) and at_rest(top, states):
+                    break
+        yield runtime.result(state)
+        return
     async with contextlib.aclosing(looks(runtime.store, state.run_id)) as found:
         async for state, new in found:
             for record, _ in new:
-                if record.envelope.seq > after:
+                if record.envelope.seq > known.get(state.run_id, 0):
                     yield record
             if state.status in WAITING and not through_waits:
                 break

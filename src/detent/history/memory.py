@@ -144,11 +144,12 @@ class EngineMemory:
         visibility: Visibility = "project",
         write_policy: WritePolicy = "agent_write",
         trusted: bool = False,
+        item_id: str = "",
         by: str = "",
         name: str = "",
         host: Host | None = None,
     ) -> MemoryItem:
-        """Write an item for a person. `scope` is below the host's (the operator's: any scope).
+        """Write an item for a person. `scope` is below the host's (the operator's: any scope). Writing it again with its `item_id` changes nothing.
 
         `trusted`: `by` vouches for the content. Only the operator, who gives no host, may: else `NotAllowedNow` is raised.
         """
@@ -158,7 +159,7 @@ class EngineMemory:
         if not where:
             raise ConfigError("scope is empty; say where the item belongs, such as scope_of(tenant, workspace, agent)")
         item = MemoryItem(
-            id=f"m{self._runtime.parts.ids.token(20).lower()}",
+            id=item_id or f"m{self._runtime.parts.ids.token(20).lower()}",
             scope=where,
             kind=kind,
             content=content,
@@ -179,16 +180,20 @@ class EngineMemory:
         why: str = "",
         held_from: datetime | None = None,
         trusted: bool = False,
+        new_id: str = "",
         by: str = "",
         name: str = "",
         host: Host | None = None,
     ) -> MemoryItem:
-        """Replace an item for a person, and return its successor. Both stay, with the times at which each held. `trusted` is as in `add`."""
+        """Replace an item for a person, and return its successor, which gets `new_id`. Both stay, with the times at which each held.
+
+        `trusted` is as in `add`.
+        """
         _may_vouch(host, trusted=trusted)
         memory = self._memory(name)
         old = await _item(memory, item_id, host)
         item = MemoryItem(
-            id=f"m{self._runtime.parts.ids.token(20).lower()}",
+            id=new_id or f"m{self._runtime.parts.ids.token(20).lower()}",
             scope=old.scope,
             kind=old.kind,
             content=content,

@@ -25,7 +25,7 @@ from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -33,9 +33,10 @@ from detent.core.codec import read_log
 from detent.core.errors import ConfigError, CorruptLog, DetentError, NewerVersion, NotAllowedNow, RunBusy, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.core.state import TERMINAL
-from detent.history.families import belongs_above, together
+from detent.history.families import Known, belongs_above, together
 from detent.history.later_runs import hand_on
 from detent.history.listed import Said
+from detent.history.trees import is_below
 from detent.ports import EventStore, RunQuery, Signal, give_back
 from detent.ports.private_files import private_file
 from detent.running import lineage
@@ -311,8 +312,8 @@ async def archive_before(
 
 async def finished_before(store: EventStore, before: datetime, *, tenant: str | None = None) -> list[RunHead]:
     """Return the finished runs that were last changed before a time, newest first."""
-    heads = await store.list_runs(RunQuery(status=tuple(TERMINAL), tenant=tenant, until=before))
-    return [head for head in heads if head.updated_at < before and not await belongs_above(store, head)]
+    heads, known = await store.list_runs(RunQuery(status=tuple(TERMINAL), tenant=tenant, until=before)), Known()
+    return [head for head in heads if head.updated_at < before and not await belongs_above(store, head, known)]
 
 
 def write_archive(path: Path, held: Held) -> None:
@@ -451,8 +452,12 @@ async def bring_back(store: EventStore, path: Path, *, most_bytes: int | None = 
 
 
 def archives_in(place: Path) -> list[Path]:
-    """Return the archives that a path names: the file itself, or all in a directory. Raise `ConfigError` if there are none."""
-    found = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
+    """Return the archives that a path names: a file with those of the runs below it beside it, or all in a directory. Raise `ConfigError` for none."""
+    directory = place if place.is_dir() else place.parent
+    found = sorted(directory.glob(f"*{SUFFIX}"))
+    if place != directory:
+        run_id = unquote(place.name.removesuffix(SUFFIX))
+        found = [place, *[path for path in found if is_below(unquote(path.name.removesuffix(SUFFIX)), run_id)]]
     if not found:
         raise ConfigError(f"there is no archive (*{SUFFIX}) in {str(place)!r}")
     return found

@@ -9,12 +9,13 @@ record and starts again from the fold, as the resuming worker did.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import msgspec
 
 from detent.core import events as e
 from detent.core.codec import decode_event, encode_event
-from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.history.interruptions import Interruptions, aside
@@ -35,14 +36,6 @@ class ReplayJournal(Interruptions):
         """Set up the replay; the records of a fork are folded onto `base`."""
         super().__init__(records, base or RunState(run_id=records[0].envelope.run))
         self.accept()
-
-    def accept(self) -> e.AnyEvent:
-        """Take the next record as it is."""
-        record = self.records[self.cursor]
-        self.state = evolve(self.state, record)
-        self.cursor += 1
-        assert record.event is not None  # noqa: S101 - evolve refuses erased records
-        return record.event
 
     def record(self, *events: e.AnyEvent, scope: str = "") -> None:
         """Compare `events` with the log; raise `Divergence` at the first that differs."""
@@ -90,5 +83,10 @@ def measured(actual: e.AnyEvent, expected: e.AnyEvent) -> e.AnyEvent:
     """
     if type(actual) is not type(expected):
         return actual
-    fields = {f: getattr(expected, f) for f in type(actual).__struct_fields__ if f.endswith("_ms") or f in ("marks", "traceback")}
+    fields = {name: getattr(expected, name) for name in _measurements(type(actual))}
     return msgspec.structs.replace(actual, **fields) if fields else actual
+
+
+@cache
+def _measurements(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(name for name in kind.__struct_fields__ if name.endswith("_ms") or name in ("marks", "traceback"))

@@ -9,7 +9,7 @@ from the log too, because that depends on more than its arguments, such as which
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -41,12 +41,13 @@ class RecordedTools:
         self._declared: dict[str, Any] = {}
         self._made: dict[str, Tool] = {}
         self._held: dict[str, Tool] = {}
+        self._said: dict[str, dict[str, Any]] | None = None
         self.taken: dict[str, None] = {}
         self.take_up(above)
 
     def take_up(self, events: Iterable[e.AnyEvent | None]) -> None:
         """Declare the tools as these events do, the later before the earlier. What follows is a separate opening."""
-        self._held = {}
+        self._held, self._said = {}, None
         for event in events:
             for name, said in event.declared.items() if isinstance(event, (e.RunStarted, e.RunResumed)) else ():
                 if self._declared.get(name) != said:
@@ -75,14 +76,22 @@ class RecordedTools:
     def _as_held(self, tool: Tool, at: Interruptions) -> Tool:
         spec, then = tool.spec, at.state.digests.get(f"tool:{tool.spec.name}")
         changed = spec.name not in self._made and then not in (None, self._digest(spec)[:16])
-        fields = {**declared_at(at, spec.name), "retries": ATTEMPTS, **({"scopes": ()} if changed else {})}
-        held = msgspec.structs.replace(spec, **fields)
+        if self._said is None:
+            self._said = declarations(at)
+        fields = {**self._said.get(spec.name, {}), "retries": ATTEMPTS, **({"scopes": ()} if changed else {})}
+        held: Any = cast("Any", spec).__copy__()  # `replace` would check each of its fields again
+        for name, value in fields.items():
+            msgspec.structs.force_setattr(held, name, value)
         return HeldTool(tool, held, at, self.taken if changed else None)
 
 
-def declared_at(at: Interruptions, name: str) -> dict[str, Any]:
-    """Return the recorded declaration of this tool until the run is opened again, also for calls without a record of an attempt."""
-    calls: set[str] = set()
+_DECLARED = ("side_effect", "idempotent", "volatile", "ends_turn", "cost_usd", "trust")
+
+
+def declarations(at: Interruptions) -> dict[str, dict[str, Any]]:
+    """Return the recorded declarations of tools until the run is opened again, by name, also of calls without a record of an attempt."""
+    found: dict[str, dict[str, Any]] = {}
+    planned: dict[str, str] = {}
     for index in range(at.cursor, len(at.records)):
         match at.records[index].event:
             case e.RunResumed():
@@ -90,15 +99,14 @@ def declared_at(at: Interruptions, name: str) -> dict[str, Any]:
             case e.Planned() as plan:
                 scope, iteration = at.records[index].envelope.scope, at.records[index].envelope.iteration
                 wanted = [plan.embedded] if plan.embedded is not None else plan.actions
-                calls |= {f"{scope}.{iteration}.{i}" for i, action in enumerate(wanted) if getattr(action, "tool", "") == name}
-            case e.ToolStarted(tool=tool) as event if tool == name:
-                fields = ("side_effect", "idempotent", "volatile", "ends_turn", "cost_usd", "trust")
-                return {field: getattr(event, field) for field in fields}
-            case e.ToolFinished(call=call, digest=digest, trust=trust) if digest and call in calls:  # it began without its own record
-                return {"volatile": False, "ends_turn": False, "cost_usd": None, "trust": trust}
+                planned |= {f"{scope}.{iteration}.{i}": getattr(action, "tool", "") for i, action in enumerate(wanted)}
+            case e.ToolStarted(tool=tool) as event if tool not in found:
+                found[tool] = {field: getattr(event, field) for field in _DECLARED}
+            case e.ToolFinished(call=call, digest=digest, trust=trust) if digest and call in planned:  # it began without its own record
+                found.setdefault(planned[call], {"volatile": False, "ends_turn": False, "cost_usd": None, "trust": trust})
             case _:
                 pass
-    return {}
+    return found
 
 
 class HeldTool:

@@ -27,7 +27,24 @@ from detent.secrecy.placing import REFUSED
 from detent.secrecy.redact import PLACEHOLDER
 
 
-class ReplayWorld:
+class Unchanging:
+    """What a replay leaves alone: it keeps nothing, and is not suspended."""
+
+    def proceed(self) -> None:
+        """Do nothing: nothing suspends a replay."""
+
+    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
+        """Do nothing: what the log names is stored already."""
+        return outcome
+
+    async def shortcut(self, name: str) -> None:
+        """Return None: a replay works everything out again."""
+
+    async def keep_shortcut(self, name: str, data: bytes) -> None:
+        """Do nothing: a replay changes nothing."""
+
+
+class ReplayWorld(Unchanging):
     """A world that contains nothing but the log."""
 
     scheduled: bool = False
@@ -51,9 +68,6 @@ class ReplayWorld:
     def stays(self) -> bool:
         """Whether the log continues with that wait."""
         return isinstance(self._journal.next, e.RunWaiting)
-
-    def proceed(self) -> None:
-        """Do nothing: nothing suspends a replay."""
 
     def misplaced(self, call_id: str, tool: Tool, args: dict[str, Any]) -> str:
         """Refuse the call if the log has a refusal as its next event."""
@@ -273,10 +287,6 @@ class ReplayWorld:
         if isinstance(expected, e.Planned) and any(spec.sensitive for spec in specs.values()):
             return msgspec.structs.replace(plan, actions=(*expected.actions, *expected.dropped))
         return plan
-
-    async def keep(self, call_id: str, outcome: ToolOutcome) -> ToolOutcome:
-        """Do nothing: what the log names is stored already."""
-        return outcome
 
     async def full(self, item: Item) -> Any:
         """Return the whole value: the log has only the preview, and the rest is stored beside it."""

@@ -15,11 +15,12 @@ from detent.core.codec import tombstone
 from detent.core.errors import ConfigError, NewerVersion, RunBusy, RunErased, RunNotFound
 from detent.core.records import RunHead
 from detent.history import moving
-from detent.history.families import belongs_above
+from detent.history.families import Known, belongs_above
 from detent.history.later_runs import goes_on
 from detent.history.upkeep import apart, collect, erase_tree
 from detent.ports import RunQuery
 from detent.running.conversing import number_of, session_of_run
+from detent.running.left_runs import forget_left
 from detent.running.runtime import Runtime
 
 log = logging.getLogger("detent")
@@ -69,6 +70,7 @@ async def gc(runtime: Runtime) -> int:
     Return the number of bytes freed, as far as known.
     """
     await retain(runtime)
+    await forget_left(runtime.store, runtime.parts.clock.now())
     return await collect(runtime.parts)
 
 
@@ -76,10 +78,10 @@ async def _due(runtime: Runtime, ages: Mapping[str, timedelta], tenant: str | No
     """Return the runs that are old enough, the oldest first; `erased` ones only on request."""
     if not ages:
         return []
-    now = runtime.parts.clock.now()
+    now, known = runtime.parts.clock.now(), Known()
     heads = await runtime.store.list_runs(RunQuery(status=tuple(ages), tenant=tenant, until=now - min(ages.values())))
     due = [head for head in reversed(heads) if _of_age(head, ages, now) and (erased or head.reason != "erased")]
-    return [head for head in due if not await belongs_above(runtime.store, head)]
+    return [head for head in due if not await belongs_above(runtime.store, head, known)]
 
 
 def _newest_first(head: RunHead) -> int:

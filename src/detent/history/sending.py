@@ -47,6 +47,7 @@ from detent.running.conversing import (
     run_of,
     tally,
 )
+from detent.running.overseeing import waits_of
 from detent.running.results import Result
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
@@ -367,7 +368,7 @@ class Sending:
                 return await self._resumed(stand)
             if result.state.seq != stand.state.seq:
                 return None
-            raise waits_for(self._talk.id, result, queued=self._recorded)
+            raise waits_for(self._talk.id, result, await waits_of(runtime.store, result.state), queued=self._recorded)
         run, ask_id = asked
         try:
             result = await answering.answered_with(

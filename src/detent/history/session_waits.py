@@ -11,6 +11,7 @@ from detent.core.errors import ConfigError, NotAllowedNow, RunNotFound, SessionW
 from detent.core.state import RunState
 from detent.ports import EventStore
 from detent.running.hiding import blob_of
+from detent.running.overseeing import Wait
 from detent.running.results import Result
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
@@ -41,8 +42,8 @@ _WAITS = {
 }
 
 
-def waits_for(session_id: str, result: Result, *, queued: bool = False) -> SessionWaiting:
-    """Return the error that names what the last run waits for, with the command that decides it."""
+def waits_for(session_id: str, result: Result, waits: Sequence[Wait], *, queued: bool = False) -> SessionWaiting:
+    """Return the error that names what the last run waits for, with the command that decides it; `waits` are those of the runs below it, too."""
     state = result.state
     names = {
         "waiting_for_reconciliation": state.in_doubt,
@@ -56,6 +57,9 @@ def waits_for(session_id: str, result: Result, *, queued: bool = False) -> Sessi
         call=names[0] if len(names) == 1 else "CALL",
         at=f" --store {shlex.quote(result.store)}" if result.store not in ("", "ram:") else "",
     )
+    below = [f"{' > '.join(wait.path)} ({wait.run_id}) waits for a person: {wait.what}" for wait in waits if wait.on == "person"]
+    if state.status == "waiting_for_subagent":
+        what += f"; {'; '.join(below)}" if below else ", which needs no person"
     then = "Your message is recorded, and is the next run after that" if queued else "The message was not recorded"
     return SessionWaiting(
         session_id, state.run_id, state.status, f"session {session_id!r} waits: its run {state.run_id!r} waits for {what}. {then}"

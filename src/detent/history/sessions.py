@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
@@ -19,11 +20,11 @@ from detent.core.state import Item
 from detent.history import upkeep
 from detent.history.sending import Said, Sending, Stand, Talk, known, stand_at, stand_of
 from detent.kernel.journal import Journal
-from detent.ports import Observer, unstorable
-from detent.ports.conversing import Message, Rule
+from detent.ports import Observer, Signal, unstorable
+from detent.ports.conversing import Message, Rule, Waiting
 from detent.ports.options import check_is, checked
 from detent.running import admission, starting
-from detent.running.conversing import effects_in, said_in, shown
+from detent.running.conversing import digest_of_id, effects_in, said_in, shown
 from detent.running.conversing import known as known_before
 from detent.running.people import me, poster
 from detent.running.results import Result
@@ -84,6 +85,11 @@ class Session:
         if self._stand.news.ended:
             return "completed"
         return {"running": "running", "failed": "error"}.get(self._stand.state.status, "active")  # type: ignore[return-value]
+
+    @property
+    def waiting(self) -> tuple[Waiting, ...]:
+        """The messages that are recorded and wait for their run, as of this object's last call."""
+        return () if self._stand is None else self._stand.tally.waiting
 
     async def refresh(self) -> Session:
         """Read the session's state from the store; return the session. Raise `ConfigError`, `RunContextMismatch` for a session of another host."""
@@ -160,10 +166,11 @@ class Session:
         """`send` for programs without an event loop; see `Engine.run_sync`."""
         return starting.call_sync(self._talk.runtime, lambda: self.send(text, **options))
 
-    async def inject(self, entries: Iterable[Any], *, by: str = "") -> None:
+    async def inject(self, entries: Iterable[Any], *, by: str = "", message_id: str = "") -> None:
         """Put context before the next message: texts, or tables with `key`, `content` and `content_type`.
 
-        It is recorded with the last run of the session, so every process has it. Before the first message this object keeps it.
+        It is recorded with the last run of the session, so every process has it, as what somebody sent with `message_id`. Before the first message this
+        object keeps it.
         """
         texts = entry_texts(entries)
         while texts:
@@ -174,7 +181,9 @@ class Session:
                 return
             patterns = (*self._talk.runtime.parts.redact, *stand.state.agent.redact)
             who = named(by or me(), stand.run_id, what="context")
-            events = [MessageReceived(rule="context", text=hidden(text, patterns), by=who, via=poster()) for text in texts]
+            events = [
+                MessageReceived(rule="context", text=hidden(text, patterns), message_id=message_id, by=who, via=poster()) for text in texts
+            ]
             if await self._noted(stand, *events):
                 return
 
@@ -225,6 +234,29 @@ class Session:
             except (RunErased, RunNotFound):
                 return [*shown(replace(stand.earlier, leaving=0)), *found]
         return found
+
+    async def posted(self) -> list[Waiting]:
+        """Return the messages in the inbox of the run in progress, which reads them at its next record boundary."""
+        await self.refresh()
+        found: list[Waiting] = []
+        for signal in await self._inbox():
+            if signal.kind == "message" and signal.id.partition(":")[0] in ("message", "queued"):
+                with contextlib.suppress(msgspec.ValidationError):  # a payload that somebody else made
+                    found.append(msgspec.convert({"by": signal.by, **signal.payload}, Waiting))
+        return found
+
+    async def has(self, message_id: str) -> bool:
+        """Return whether a message with this id is stored: as a run's, as one that waits for its run, or in the inbox of the run in progress."""
+        stand = (await self.refresh())._stand
+        if stand is None:
+            return False
+        known_here = known(stand, Said(text="", message_id=message_id)) > 0 or any(one.message_id == message_id for one in self.waiting)
+        return known_here or any(one.id.endswith(f":{digest_of_id(message_id)}") for one in await self._inbox())
+
+    async def _inbox(self) -> Sequence[Signal]:
+        """Return what is in the inbox of the last run."""
+        store, stand = self._talk.runtime.store, self._stand
+        return () if stand is None else (await store.signals([stand.run_id])).get(stand.run_id, ())
 
     async def runs(self) -> list[RunHead]:
         """Return the listing entries of the session's runs, the oldest first."""

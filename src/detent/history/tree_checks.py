@@ -56,7 +56,7 @@ async def _wrong_ends(store: EventStore, run_id: str) -> AsyncGenerator[str]:
             case SubagentJoined(child=child, sequence=sequence, digest=digest) if sequence:
                 ends = f"record {record.envelope.seq} has the end of child {child!r}"
                 if await store.head(child) is None:
-                    yield f"{ends}, which is not in {store.url}"
+                    yield f"{ends}, which is not in {store.url}; if it was moved or archived alone, bring it back"
                 elif not await _has(store, child, sequence, digest):
                     yield f"{ends} as its record {sequence} with digest {digest}, and that log has no such record"
             case _:

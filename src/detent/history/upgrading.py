@@ -8,22 +8,27 @@ The policy's past decisions stay valid, so here they are taken from the log (`ba
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from detent.config.planners import NoPlanner
 from detent.core.agent import AgentSpec
-from detent.core.errors import DetentError
-from detent.core.events import RunStarted
+from detent.core.errors import ConfigError, DetentError
+from detent.core.events import RunResumed, RunStarted
 from detent.core.state import WAITING, RunState
 from detent.history.replaying import replay
 from detent.ports import EventStore, Planner, RunQuery
-from detent.running.advancing import load
+from detent.running.advancing import Advancing, load
 from detent.running.lineage import history
 from detent.running.parts import Parts, digests_of, kernel_of, tools_of, ways_of
 from detent.running.results import Difference
+from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
 from detent.running.strategy_options import version_of
+from detent.running.versions import code_of, is_other
 
 OPEN = ("running", *WAITING)
 
@@ -89,6 +94,39 @@ async def check_run(
     except Exception as error:  # noqa: BLE001 - foreign code: a strategy, kernel or policy that fails on this run is what is asked about
         return Upgraded(**known, problem=f"{type(error).__name__}: {error}")
     return Upgraded(**known, changed=changed, divergence=found.divergence)
+
+
+async def move(runtime: Runtime, run_id: str, *, pinned: bool = False, must: bool = False) -> bool:
+    """Move a run to the version of the code here, if it can continue with it, and return whether it has that version now. `pinned` ones only on request.
+
+    The check and the record of the move happen under one claim. A run that has not begun moves without a check, a pinned one too. Raise `RunBusy`, and
+    with `must` `ConfigError` if it cannot move.
+    """
+    parts = runtime.parts
+    with suppress(DetentError):  # the check reports what cannot be reached
+        if runtime.servers:
+            await runtime.servers.prepare((await load_run(parts.store, run_id)).agent.tools, resuming=True)
+    async with Advancing(parts, run_id, NoPlanner) as held:
+        state = await load_run(parts.store, run_id)
+        if state.terminal or not is_other(state, parts.version):
+            return True
+        begun = state.seq > 1
+        if not parts.version or (begun and state.agent.upgrade == "pinned" and not pinned):
+            return _stays(state, "it is pinned" if parts.version else "this process has no version", must=must)
+        found = await check_run(parts, run_id, partial(runtime.planner_of_run, check=False), runtime.verifiers.changed)
+        if not found.goes_on:
+            why = f"it lacks {', '.join(found.missing)}" if found.missing else found.problem or f"{found.divergence}"
+            return _stays(state, f"version {parts.version!r} cannot continue it: {why}", must=must)
+        moved = RunResumed(worker=parts.worker, running_ms=state.running_ms, stopped=f"it moved to version {parts.version}")
+        await held.resume(moved, advance=False)
+        return True
+
+
+def _stays(state: RunState, why: str, *, must: bool) -> bool:
+    """Return False, or raise `ConfigError` with the reason."""
+    if must:
+        raise ConfigError(f"run {state.run_id!r} stays on version {code_of(state)!r}: {why}")
+    return False
 
 
 async def _changed(parts: Parts, state: RunState) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from detent.core.errors import CorruptLog, NewerVersion, NotAllowedNow, RunBusy,
 from detent.core.events import Erased
 from detent.core.records import RunHead
 from detent.core.state import RunState
-from detent.history.families import together
+from detent.history.families import belongs_above, refuse_alone, together
 from detent.history.later_runs import hand_on, without
 from detent.history.listed import Said
 from detent.kernel.journal import Journal
@@ -28,6 +28,7 @@ from detent.running.control import Control
 from detent.running.hiding import KEY_BLOB
 from detent.running.lineage import LEAVING, PREFIX_BLOB, SECRET, erased_above, forget, forks_of, remove, segments, unforked
 from detent.running.parts import Parts
+from detent.running.people import me
 from detent.running.results import Erasure, Verification
 from detent.running.runtime import Runtime
 from detent.running.snapshots import load_run
@@ -204,8 +205,17 @@ async def erase(
 
 
 async def delete(runtime: Runtime, run_id: str, *, host: Host | None = None) -> None:
-    """Remove a run with everything that belongs to it, also its children. Its forks first get what they refer to."""
+    """Remove a run with everything that belongs to it, also its children. Its forks first get what they refer to.
+
+    A child goes with its parent, whose log names the digests of its end. Alone, it is erased: these digests stay, and the parent's tree can be verified.
+    """
     kept = await runtime.visible(run_id, host)
+    head = await runtime.store.head(kept)
+    if head is not None and await belongs_above(runtime.store, head):
+        await refuse_alone(runtime.store, kept, "deleted")
+        with contextlib.suppress(RunErased):  # only its digests were left
+            await erase_tree(runtime.parts, kept, by=me(), why=f"deleted without its parent {head.parent}")
+        return
     async with together(runtime.store, kept, "deleted", lambda one: held(runtime.parts, one, "deleted")) as claims:
         for one in reversed(claims):  # an interrupted removal is repeated: the parent is removed last
             await hand_on(runtime.store, one)

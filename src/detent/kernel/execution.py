@@ -71,7 +71,7 @@ async def _execute(context: KernelContext, digests: dict[str, str]) -> None:
         # planned: its answer came while those before it ran, and the next turn of the loop decides it
         held = call.status in ("asked", "in_doubt") or (call.status == "planned" and not call.refused)
         waits = held or (delegates and children_full(state, context.run.state, len(together)))
-        if alone or waits or any(context.tools[one.tool].spec.delegates != delegates for one in together):
+        if alone or waits or (together and context.tools[together[-1].tool].spec.delegates != delegates):
             await _run_group(together, context, digests)
             together = []
             state = context.state

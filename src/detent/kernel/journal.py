@@ -18,17 +18,8 @@ from typing import Any
 
 import msgspec
 
-from detent.core.budget import Usage
 from detent.core.codec import decode_event, encode, encode_event, seal
-from detent.core.events import (
-    AnyEvent,
-    DeadLettered,
-    Forked,
-    RunFinished,
-    RunStarted,
-    RunWaiting,
-    TurnStarted,
-)
+from detent.core.events import AnyEvent, DeadLettered, Forked, RunFinished, RunStarted, RunWaiting, TurnStarted
 from detent.core.fold import evolve
 from detent.core.records import Envelope, Record
 from detent.core.state import RunState
@@ -47,12 +38,13 @@ _NOBODY = Fan()
 
 
 class Journal:
-    """The log of one run while this process advances it under `claim`. `state` is the fold of everything recorded, committed or not."""
+    """The log of one run while this process advances it under `claim`.
+
+    `state` is the fold of everything recorded, `kept` that of what is committed: other runs may rely on that alone.
+    """
 
     __slots__ = (
-        "_charged",
         "_clock",
-        "_committed",
         "_consumed",
         "_fan",
         "_fence",
@@ -63,8 +55,10 @@ class Journal:
         "_sinks",
         "_store",
         "_telling",
+        "_then",
         "_told",
         "_under",
+        "kept",
         "state",
     )
 
@@ -74,11 +68,12 @@ class Journal:
         self.state = state
         self._store, self._clock, self._ids, self._fence = store, clock, ids, {} if claim is None else {"claim": claim}
         self._fan, self._sinks = Fan() if sinks else _NOBODY, tuple(Listener(sink, patient=False) for sink in sinks)
-        self._committed, self._charged = state.seq, state.usage
+        self.kept = state
         self._lines: list[bytes] = []
         self._told: list[tuple[Record, RunState]] = []
         self._consumed: list[str] = []
-        self._released: tuple[str, ...] | None = ()
+        self._released = False
+        self._then: tuple[Callable[[], None], ...] = ()
         self._under = False, False  # whether the last append was durable, and whether it was an intent
         self._gate, self._telling = Gate(), asyncio.Lock()
 
@@ -116,19 +111,24 @@ class Journal:
         """Drop a signal from the inbox with the next commit."""
         self._consumed.append(signal_id)
 
-    def release(self, names: Sequence[str] | None) -> None:
-        """Release the run's reservations of these names with the next commit; None releases all."""
-        self._released = _both(self._released, names)
+    def release(self) -> None:
+        """Release all the run's reservations with the next commit."""
+        self._released = True
 
-    @property
-    def unreleased(self) -> Sequence[str]:
-        """Names that no commit has released yet. None while the model usage that replaces them in the account is not committed either."""
-        return () if self._released is None or self.state.usage.total_tokens != self._charged.total_tokens else self._released
+    def then(self, done: Callable[[], None]) -> None:
+        """Call `done` once what is recorded so far is committed, or is dropped."""
+        self._then += (done,)
+
+    def dropped(self) -> None:
+        """Nothing that is not committed by now will be."""
+        waiting, self._then = self._then, ()
+        for done in waiting:
+            done()
 
     @property
     def uncommitted(self) -> tuple[int, Sequence[bytes]]:
         """How many records the log has, and the lines that no commit has appended to them."""
-        return self._committed, tuple(self._lines)
+        return self.kept.seq, tuple(self._lines)
 
     async def commit(self, *, durable: bool = False, intent: bool = False) -> None:
         """Append what was recorded since the last commit. Raise `Conflict`, `StoreBusy` or `StoreFull`; nothing was appended then.
@@ -139,42 +139,40 @@ class Journal:
         self._gate.closed = not self._gate.closed or await self._gate.turn()
         try:
             as_good = durable <= self._under[0] and intent <= self._under[1]
-            if not self._lines and not self._consumed and self._released == () and as_good:
+            if not self._lines and not self._consumed and not self._released and as_good:
                 return
-            lines, consumed, released, state = self._lines, self._consumed, self._released, self.state
-            self._lines, self._consumed, self._released = [], [], ()
-            head = head_of(state)
+            lines, consumed, released, waiting, state = self._lines, self._consumed, self._released, self._then, self.state
+            self._lines, self._consumed, self._released, self._then = [], [], False, ()
             try:
-                more: dict[str, Any] = {} if released == () else {"released": released}
-                more |= self._beside(self._charged, state, lines) | self._fence | ({"intent": True} if intent else {})
-                await self._store.append(state.run_id, self._committed, lines, head=head, durable=durable, consumed=consumed, **more)
+                more: dict[str, Any] = self._beside(self.kept, state, lines) | ({"released": None} if released else {})
+                more |= self._fence | ({"intent": True} if intent else {})
+                await self._store.append(
+                    state.run_id, self.kept.seq, lines, head=head_of(state), durable=durable, consumed=consumed, **more
+                )
             except BaseException:
                 self._lines, self._consumed = lines + self._lines, consumed + self._consumed
-                self._released = _both(released, self._released)
+                self._released, self._then = self._released or released, waiting + self._then
                 raise
-            self._committed, self._charged, self._under = state.seq, state.usage, (durable, intent)
+            self.kept, self._under = state, (durable, intent)
+            for done in waiting:
+                done()
         finally:
             self._gate.leave()
         if self._sinks and self._told:
             async with self._telling:
                 await self._tell_in_order()
 
-    def _beside(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> dict[str, Any]:
-        """Return what else the append of `lines`, which lead to `state`, does in the store. `charged` is the usage charged before."""
+    def _beside(self, before: RunState, state: RunState, lines: Sequence[bytes]) -> dict[str, Any]:
+        """Return what else the append of `lines`, which lead from `before` to `state`, does in the store."""
         return {}
 
     async def _tell_in_order(self) -> None:
-        told = [pair for pair in self._told if pair[0].envelope.seq <= self._committed]
+        told = [pair for pair in self._told if pair[0].envelope.seq <= self.kept.seq]
         self._told = self._told[len(told) :]
         for pair in told:
             answer = self._fan.tell(self._sinks, *pair)
             if answer is not None:
                 await answer
-
-
-def _both(names: tuple[str, ...] | None, more: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the union of released names; None means all."""
-    return None if names is None or more is None else (*names, *more)
 
 
 _LABELLED = frozenset((RunStarted, Forked, RunWaiting, RunFinished, DeadLettered))

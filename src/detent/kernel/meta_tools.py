@@ -36,5 +36,5 @@ async def answer(call: CallState, tool: MetaTool, context: KernelContext) -> Non
     context.run.record(context.scope, event)
     if asked is not None:
         question = await world.scrub(asked.question)
-        context.run.record(context.scope, UserAsked(ask_id=call.call_id, question=question, expected=asked.expected))
+        context.run.record(context.scope, UserAsked(ask_id=call.call_id, question=question, expected=asked.expected, to=asked.to))
         await context.commit(durable=True)

@@ -1,4 +1,4 @@
-"""`final_answer`, `abstain`, `ask_user`: the control actions as tools, for planners that can only call tools."""
+"""`final_answer`, `abstain`, `ask_user`, `ask_parent`: the control actions as tools, for planners that can only call tools."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from detent.core.state import KernelState
 from detent.expressions.json_schema import UnusableSchema, misfit
 from detent.meta_tools.declaring import declared, refused
 from detent.ports import UNREADABLE, Answer, read_json
+from detent.ports.delegation import has_parent
 
 
 class FinalAnswerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,6 +78,26 @@ async def _ask_user(args: AskUserArgs, state: KernelState, context: Any) -> Answ
     return Answer(content="the question was put to the user; the reply follows", action=AskUser(question=args.question, expected=expected))
 
 
+class AskParentArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `ask_parent`."""
+
+    question: Annotated[str, Meta(min_length=1, description="One clear question.")]
+
+
+async def _ask_parent(args: AskParentArgs, state: KernelState, context: Any) -> Answer:
+    if is_blank(args.question):
+        return refused("ask_parent: the question is blank; say what you want to know")
+    if not has_parent(context.run.state):
+        return refused("ask_parent: this run has no parent to ask")
+    return Answer(content="the question was put to your parent; the answer follows", action=AskUser(question=args.question, to="parent"))
+
+
+ask_parent = declared(
+    "ask_parent",
+    "Ask the agent that started you a question and wait for the answer. Only for what no tool can tell you.",
+    AskParentArgs,
+    _ask_parent,
+)
 ask_user = declared(
     "ask_user", "Ask the user a question and wait for the reply. Only for what no tool can tell you.", AskUserArgs, _ask_user
 )

@@ -4,7 +4,8 @@ Theory of operation. A call waits for its turn at the provider, then reserves wh
 output. The output is clamped to what the bounds of run and pass leave after all open reservations. `ModelCallStarted` has the reservation.
 `ModelCallFinished` or `ModelCallFailed` replaces it with the actual usage, so the sum of all calls is the run's usage. If a reservation does not
 fit only because other calls are open, the call waits for them. If it cannot fit at all, `BoundReached` is raised and nothing is sent. If the
-tenant has a budget, the call is also reserved in the tenant's account (`detent.metering.tenants`). Retryable failures are tried again after a
+tenant has a budget, the call is also reserved in the tenant's account (`detent.metering.tenants`). While the provider's account is closed or paused
+(`accounts`), nothing is sent: a short time is waited for, otherwise `AccountClosed` is raised. Retryable failures are tried again after a
 random, growing pause; each attempt is recorded as its own model call. If the usage of a call is unknown (it was cancelled, or its adapter raised an
 error), its reservation is charged, marked as estimated. Nothing here runs in a re-execution, which takes the records as they are.
 
@@ -18,20 +19,24 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, cast
 
 import msgspec
 
 from detent.core.budget import NOTHING, Usage
-from detent.core.errors import ModelCallFailure, ModelFailureKind, PlannerFailed
+from detent.core.errors import AccountClosed, ModelCallFailure, ModelFailureKind, PlannerFailed
 from detent.core.events import ModelCallFailed, ModelCallFinished, ModelCallStarted
 from detent.kernel.context import KernelContext
+from detent.metering.accounts import Accounts
 from detent.metering.pricing import Prices
-from detent.metering.provider_limits import Entry, ModelRetries, ProviderLimits
+from detent.metering.provider_limits import Entry, ModelLimits, ModelRetries, ProviderLimits, limits_of
 from detent.metering.reserving import Allowed, Asked, allowed, bounded
+from detent.metering.shares import Shares
 from detent.metering.tenants import Tenants
 from detent.ports import Chunk, ModelAnswer
+from detent.ports.holding import Hold
 from detent.secrecy.redact import hiding, sensitive_fields
 
 replace = msgspec.structs.replace
@@ -47,18 +52,46 @@ _COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
 
 class Traffic:
-    """What the model calls of all runs of an engine share: prices, provider limits, and the retry rule."""
+    """What the model calls of all runs of an engine share: prices, the retry rule, provider limits and the accounts that the store keeps."""
 
-    __slots__ = ("limits", "prices", "retries")
+    __slots__ = ("accounts", "limits", "prices", "retries", "shares")
 
     def __init__(
         self,
         *,
         prices: Prices | None = None,
-        limits: ProviderLimits | None = None,
+        limits: Mapping[str, ModelLimits] | ProviderLimits | None = None,
         retries: ModelRetries | None = None,
+        accounts: Accounts | None = None,
+        shares: Shares | None = None,
     ) -> None:
-        self.prices, self.limits, self.retries = prices or Prices(), limits or ProviderLimits(), retries or ModelRetries()
+        self.prices, self.limits, self.retries = prices or Prices(), limits_of(limits), retries or ModelRetries()
+        self.accounts = accounts
+        self.shares = shares
+
+    @property
+    def shared(self) -> Shares | None:
+        """This process's shares of limits that hold over all processes. None if no other process can use the store."""
+        return None if self.accounts is None or self.accounts.alone else self.shares
+
+    async def close(self) -> None:
+        """Give back this process's shares."""
+        if self.shares is not None:
+            await self.shares.close()
+
+    def closed(self, provider: str) -> Hold | None:
+        """Return what holds the account of a provider now; None if nothing does."""
+        return None if self.accounts is None else self.accounts.on("provider", provider)
+
+    def refuse_closed(self, provider: str, time_left: float | None, failure: ModelCallFailure | None = None) -> None:
+        """Raise `AccountClosed` if the account is closed for longer than a call waits, or because of this failure, which gets no retry."""
+        accounts, hold = self.accounts, self.closed(provider)
+        if accounts is None or hold is None:
+            return
+        left_s, bounds = accounts.left_s(hold), (self.retries.retry_after_s, self.retries.total_wait_s, time_left)
+        if failure is not None or any(bound is not None and left_s > bound for bound in bounds):
+            after_s = left_s if hold.until is not None else None
+            raise AccountClosed(hold.said, until=accounts.again(hold), retry_after_s=after_s) from failure
 
 
 class Room:
@@ -86,7 +119,7 @@ class Room:
 class Gateway:
     """Model access for one pass of a run (`ports.Models`). Its planner gets it as `view.models`, a new one for each plan."""
 
-    __slots__ = ("_chunk", "_closed", "_context", "_held", "_kind", "_open", "_room", "_run", "_scope", "_streamed", "_tenants", "_traffic")
+    __slots__ = ("_chunk", "_closed", "_context", "_kind", "_open", "_room", "_run", "_scope", "_streamed", "_tenants", "_traffic")
 
     def __init__(
         self,
@@ -104,7 +137,6 @@ class Gateway:
         self._context, self._run, self._scope = context, context.run, context.scope
         self._traffic, self._room, self._chunk = traffic, room, chunk
         self._open: dict[str, Usage] = {}
-        self._held: dict[str, str] = {}
         self._closed = False
 
     async def call(
@@ -135,6 +167,8 @@ class Gateway:
                 return await self._attempt(started, asked, send, entry, fits)
             except ModelCallFailure as failure:
                 pause = self._pause(failure, attempt, waited)
+                if pause is None and attempt <= self._traffic.retries.retries and failure.retry_after_s:
+                    self._traffic.refuse_closed(asked.provider, None, failure)
                 if pause is None and attempt == 1:
                     raise
                 if pause is None:
@@ -202,13 +236,17 @@ class Gateway:
         if tenants and not tenants.reserves(self._run.state.host.tenant):
             tenants = None
         while True:
+            await self._opened(asked.provider)
             await self._run.world.weigh(self._context)
             fits = self._fits(asked)
             if fits is None:
                 await self._room.changed()
                 continue
             seq = self._run.state.seq
-            entry = await self._traffic.limits.enter(asked.provider, fits.reserved.total_tokens)
+            entry = await self._traffic.limits.enter(asked.provider, fits.reserved.total_tokens, self._traffic.shared)
+            if self._traffic.closed(asked.provider) is not None:
+                entry.leave(0)
+                continue
             try:
                 if self._closed or self._run.state.seq != seq:
                     fits = self._fits(asked)
@@ -226,20 +264,26 @@ class Gateway:
                 await self._rested(look)
                 look = min(look * 2, LOOKS_S[1])
 
+    async def _opened(self, provider: str) -> None:
+        """Wait while the account of the provider is closed, if that is not for long. Raise `AccountClosed` if it is."""
+        while self._traffic.closed(provider) is not None:
+            self._traffic.refuse_closed(provider, self._context.time_left())
+            await self._rested(LOOKS_S[1])
+
     async def _reserved(self, asked: Asked, fits: Allowed | None, tenants: Tenants) -> Allowed | None:
         """Reserve the call's use in the tenant's account. Return None if reservations of other runs are in the way."""
         while fits is not None:
-            names, others = await tenants.reserve(self._context, fits.reserved)
+            taken, others = await tenants.reserve(self._context, fits.reserved)
             try:
                 now = self._fits(asked, others)
             except BaseException:
-                self._run.journal.release(names)
+                if taken is not None:
+                    taken.over()
                 raise
-            if names and now is not None and (now.limit or math.inf) >= (fits.limit or math.inf):
-                return replace(fits, held=others, names=names)
-            if names:  # calls of this run began meanwhile
-                self._run.journal.release(names)
-                await self._context.commit()
+            if taken is not None and now is not None and (now.limit or math.inf) >= (fits.limit or math.inf):
+                return replace(fits, held=others, taken=taken)
+            if taken is not None:  # calls of this run began meanwhile
+                taken.over()
             elif now == fits:
                 return None
             fits = now
@@ -260,22 +304,23 @@ class Gateway:
     async def _attempt(self, started: ModelCallStarted, asked: Asked, send: Send, entry: Entry, fits: Allowed) -> ModelAnswer:
         """Make one request and record it. Raise whatever the request raises."""
         call, began, sent = started.call, self._run.world.running_ms(), False
-        self._run.record(self._scope, started)
-        self._tell("model", {"model": started.model, "attempt": started.attempt, "purpose": started.purpose})
-        self._open[call] = started.reserved
-        if fits.names:
-            begun, self._held[call] = fits.names
-            self._run.journal.release((begun,))
         try:
-            if fits.names or self._bounded():
+            self._run.record(self._scope, started)
+            self._tell("model", {"model": started.model, "attempt": started.attempt, "purpose": started.purpose})
+            self._open[call] = started.reserved
+            if fits.taken is not None or self._bounded():
                 await self._context.commit()  # found here after a crash
+            if fits.taken is not None:
+                await fits.taken.recorded()  # the append has reserved it for the run
             sent = True
             answer = await send(fits.limit)
             usage = self._used(answer.usage, asked, answer.model, started.reserved, audio_s=answer.audio_s)
         except ModelCallFailure as failure:
             used = NOTHING if failure.usage is None else self._used(failure.usage, asked, "", None)
             entry.leave(used.total_tokens)
-            await self._told_failure(call, failure, failure.kind, used, began)
+            accounts = self._traffic.accounts
+            until = None if accounts is None else await accounts.close(asked.provider, failure, by=f"run {self._run.state.run_id}")
+            await self._told_failure(call, failure, failure.kind, used, began, closed_until=until)
             raise
         except asyncio.CancelledError:
             self._failed(call, "cancelled", "cancelled", self._unknown(call) if sent else NOTHING, began)
@@ -284,11 +329,14 @@ class Gateway:
             if sent:
                 await self._told_failure(call, error, "error", self._unknown(call), began)
             raise
+        finally:
+            if fits.taken is not None:  # if the commit failed, these records may be committed with what another pass records
+                self._run.journal.then(fits.taken.over)
         entry.leave(usage.total_tokens)
         if self._open.pop(call, None) is None:
             raise asyncio.CancelledError  # it was cancelled in the meantime
         self._finished(call, asked, answer, usage, began)
-        if usage != NOTHING or fits.names:
+        if usage != NOTHING or fits.taken is not None:
             await self._context.commit()
         return replace(answer, usage=usage)
 
@@ -302,29 +350,24 @@ class Gateway:
             latency_ms=round(self._run.world.running_ms() - began, 3),
         )
         self._run.record(self._scope, event)
-        self._freed(call)
+        self._room.free()
 
-    async def _told_failure(self, call: str, error: Exception, kind: str, usage: Usage, began: float) -> None:
+    async def _told_failure(
+        self, call: str, error: Exception, kind: str, usage: Usage, began: float, *, closed_until: datetime | None = None
+    ) -> None:
         """Commit the record of a failed attempt: a long pause or the end of the pass may follow."""
         said = str(error) if isinstance(error, ModelCallFailure) else f"{type(error).__name__}: {error}"
         safe = await self._run.world.scrub(said, known=self._context.known)
-        self._failed(
-            call, safe[:2000], kind, usage, began, provider_code=error.provider_code if isinstance(error, ModelCallFailure) else ""
-        )
+        code = error.provider_code if isinstance(error, ModelCallFailure) else ""
+        self._failed(call, safe[:2000], kind, usage, began, provider_code=code, closed_until=closed_until)
         await self._context.commit()
 
-    def _failed(self, call: str, error: str, kind: str, usage: Usage, began: float | None = None, *, provider_code: str = "") -> None:
+    def _failed(self, call: str, error: str, kind: str, usage: Usage, began: float | None = None, **more: Any) -> None:
         if self._open.pop(call, None) is None:
             return
         latency = 0.0 if began is None else round(self._run.world.running_ms() - began, 3)
-        event = ModelCallFailed(call=call, error=error, kind=kind, provider_code=provider_code, usage=usage, latency_ms=latency)
+        event = ModelCallFailed(call=call, error=error, kind=kind, usage=usage, latency_ms=latency, **more)
         self._run.record(self._scope, event)
-        self._freed(call)
-
-    def _freed(self, call: str) -> None:
-        """Release the reservation of the call: for other calls of this run at once, for the tenant with the next commit."""
-        if (name := self._held.pop(call, None)) is not None:
-            self._run.journal.release((name,))
         self._room.free()
 
     def _pause(self, failure: ModelCallFailure, attempt: int, waited: float) -> float | None:

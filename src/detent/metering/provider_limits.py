@@ -3,6 +3,8 @@
 Theory of operation. A call joins the queue of its provider. The first in the queue waits until fewer than `concurrent` calls are open, and until the
 calls and tokens that began within the last minute leave room for one more. Then it starts, and the next one is first. Tokens first count as
 reserved, then as used when the usage is known. Nothing here is recorded: waiting counts as running time of the run, and a cancellation ends it.
+
+In a store that other processes use, the call then takes its part of the process's share (`shares`). So the limits hold over all of them together.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import msgspec
 
 from detent.core.durations import Seconds, usually
 from detent.core.errors import ConfigError, Explained, ModelCallFailure
+from detent.metering.shares import Rate, Shares
 from detent.ports.options import check_fields
 
 WINDOW_S = 60.0
@@ -66,12 +69,13 @@ class ModelRetries(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=Tru
 
 
 class Entry:
-    """A call that has started. `tokens` is what it counts for."""
+    """A call that has started. `tokens` is what it counts for, `shared` its part of the account that all processes share."""
 
-    __slots__ = ("at", "line", "open", "tokens")
+    __slots__ = ("at", "line", "open", "shared", "tokens")
 
     def __init__(self, line: Line | None, at: float, tokens: int) -> None:
         self.line, self.at, self.tokens, self.open = line, at, tokens, True
+        self.shared: list[Callable[[int], None]] = []
 
     def leave(self, tokens: int | None = None) -> None:
         """Mark the call as over, with `tokens` used (None: as many as reserved). Only the first call of this method counts."""
@@ -79,6 +83,8 @@ class Entry:
             self.tokens = tokens
         if self.open and self.line is not None:
             self.line.left()
+            for leave in self.shared:
+                leave(self.tokens)
         self.open = False
 
 
@@ -166,8 +172,11 @@ class ProviderLimits:
         self._lines: dict[str, Line] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def enter(self, provider: str, tokens: int) -> Entry:
-        """Wait until the provider has room for a call of `tokens`. Call `leave` on the entry when the call is over."""
+    async def enter(self, provider: str, tokens: int, shares: Shares | None = None) -> Entry:
+        """Wait until the provider has room for a call of `tokens`. Call `leave` on the entry when the call is over.
+
+        With `shares`, the limits hold over all processes of the store, in which this one has its share.
+        """
         limits = self.limits.get(provider)
         if limits is None:
             return Entry(None, 0.0, tokens)
@@ -176,4 +185,16 @@ class ProviderLimits:
             self._loop, self._lines = loop, {}
         if provider not in self._lines:
             self._lines[provider] = Line(limits, self._now, self._sleep)
-        return await self._lines[provider].enter(tokens)
+        entry = await self._lines[provider].enter(tokens)
+        if shares is None:
+            return entry
+        try:
+            if limits.concurrent is not None:
+                entry.shared.append(await shares.enter(f"provider:{provider}", limits.concurrent))
+            if limits.requests_per_minute is not None or limits.tokens_per_minute is not None:
+                most = Rate(calls=limits.requests_per_minute, tokens=limits.tokens_per_minute)
+                entry.shared.append(await shares.draw(f"provider:{provider}", most, tokens))
+        except BaseException:
+            entry.leave(0)
+            raise
+        return entry

@@ -6,7 +6,7 @@ limit is exceeded by no more than the estimation error of the last call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import msgspec
@@ -16,6 +16,7 @@ from detent.core.errors import PlannerFailed
 from detent.core.events import TenantBalance
 from detent.core.settle import charged, tenants
 from detent.core.state import RunState
+from detent.metering.prepaid import Taken
 from detent.metering.pricing import Prices
 from detent.ports.outside import BoundReached
 
@@ -44,13 +45,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     """One call as permitted: the most output tokens that it may request (None: no limit), and its reservation.
 
-    `held` is what other runs of the tenant had reserved, `names` are the call's reservations in the tenant's account.
+    `held` is what other runs of the tenant had reserved, `taken` is what the call has of this process's slice of the tenant's account.
     """
 
     limit: int | None
     reserved: Usage
     held: Usage = NOTHING
-    names: Sequence[str] = ()
+    taken: Taken | None = None
 
 
 def allowed(asked: Asked, state: RunState, scope: str, prices: Prices, others: Usage = NOTHING) -> Allowed | None:
@@ -80,15 +81,18 @@ def scope_of(call: str) -> str:
 
 
 def _accounts(state: RunState, scope: str, taken: Iterable[tuple[str, Usage]], others: Usage = NOTHING) -> list[Account]:
-    """Return the bounds of run, pass and tenant, each with its usage and `taken` by open calls, including those of `others`."""
+    """Return the bounds of run, pass and tenant, each with its usage and `taken` by open calls, including those of `others`.
+
+    What is reserved for open children counts for run and pass. In the tenant's account these runs have reservations of their own.
+    """
     own = state.passes.get(scope)
     run, mine = state.usage, own.usage if own is not None else NOTHING
     for call, reserved in taken:
         run = run.plus(reserved)
         mine = mine.plus(reserved) if scope_of(call) == scope else mine
-    accounts: list[Account] = [("run", state.budget, run)]
+    accounts: list[Account] = [("run", state.budget, run.plus(state.held))]
     if own is not None and own.limits != UNBOUNDED:
-        accounts.append(("pass", own.limits, mine))
+        accounts.append(("pass", own.limits, mine.plus(state.held_in(scope))))
     if own is not None and own.balance is not None:
         accounts.append((own.balance, own.balance.limits, charged(state, own, own.balance, run).plus(others)))
     return accounts

@@ -1,25 +1,26 @@
 """Budgets of tenants over a window of time, across runs and processes.
 
 Theory of operation. Every append carries the usage of its run since the append before (`spent_between`). The store adds that to the sum of the
-tenant's day in the same transaction. If a tenant has a budget, its sums are read before each turn, each group of tool calls and each model call,
-after all usage of the run itself is committed. A reading with something new is recorded (`TenantBalance`). Decisions use the record, never
-the store, so a re-execution makes the same ones.
+tenant's day in the same transaction. A tenant with a budget has one account, of which each process has a slice (`detent.metering.prepaid`).
 
-Everything that is about to count is reserved first (`EventStore.reserve`): the start of a run, tool calls before they begin, a model call and its
-maximum use. The store refuses a reservation that does not fit next to the account and all other reservations. Then the account is read again, and
-the run waits for the reservations in the way. The append that records the reserved use also charges it and releases the reservation: it may count
-twice for a moment, but never not at all. The reservations of a process that died lapse. When its run is resumed earlier, the record that charges
-them releases them.
+Everything that is about to count is taken from the slice first: the start of a run, tool calls before they begin, a model call and its maximum use. That
+costs no round trip while the slice has enough. The append that records the beginning charges a start, a tool call or a model call. It reserves what a model
+call may use under the run's id (`kept_between`); the append that records its end charges what it used, and gives that back. If its process dies, the
+reservation lapses; when its run is resumed earlier, the record that charges the call releases it.
+
+What does not fit is asked of the store, after all usage of the run itself is committed. The answer is recorded if it has something new (`TenantBalance`).
+Decisions use the record and the slice, never the store, so a re-execution makes the same ones. If only the reservations of others are in the way, the run
+waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import date, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -30,7 +31,10 @@ from detent.core.errors import BudgetRefused, ConfigError, Explained
 from detent.core.events import SubagentJoined, TenantBalance
 from detent.core.settle import charged
 from detent.core.state import CallState, KernelState, RunState
-from detent.ports import Balance, Clock, EventStore, Reservation, Spent, ToolSpec
+from detent.metering.prepaid import LAPSES_S as SLICE_S
+from detent.metering.prepaid import Prepaid, Taken
+from detent.metering.shares import Shares
+from detent.ports import Clock, EventStore, Reservation, Spent, ToolSpec
 from detent.ports.options import check_fields
 from detent.ports.outside import Interrupted
 
@@ -40,15 +44,12 @@ OTHERS = "*"
 """The key for every tenant that is not named; each of them has its own account."""
 LAPSES_S = 900.0
 """Seconds until a model call's reservation lapses if nothing releases it; longer than models take to answer."""
-BEGINS_S = 30.0
-"""Seconds until the reservations of tool calls and starts lapse: their records follow at once."""
 BUSY_S = 30.0
 """Seconds that a start waits for other starts that are about to be recorded."""
 PAUSES_S = (0.002, 0.25)
 """Seconds until the account is read again if reservations of other runs are in the way: the first pause and the longest."""
 SAID_S = 2.0
 """Seconds after which a wait for reservations of other runs is logged."""
-_START = "start"
 
 
 class Waiting:
@@ -133,14 +134,19 @@ def checked_tenants(budgets: Mapping[str, TenantBudget]) -> dict[str, TenantBudg
 class Tenants:
     """The accounts of tenants in one store, and an engine's bounds on them."""
 
-    __slots__ = ("_budgets", "_clock", "_names", "_store")
+    __slots__ = ("_budgets", "_clock", "_store", "shares")
 
     def __init__(self, budgets: Mapping[str, TenantBudget], *, store: EventStore, clock: Clock) -> None:
         self._budgets, self._store, self._clock = checked_tenants(budgets), store, clock
-        self._names = itertools.count()
+        self.shares = Shares(store)
 
     def __bool__(self) -> bool:
         return bool(self._budgets)
+
+    @property
+    def budgets(self) -> Mapping[str, TenantBudget]:
+        """The budgets by tenant; "*" is that of each tenant that is not named."""
+        return MappingProxyType(self._budgets)
 
     def budget_of(self, tenant: str) -> TenantBudget | None:
         """Return the budget of the tenant ("": runs without one), or None without a budget."""
@@ -155,60 +161,54 @@ class Tenants:
         budget = self.budget_of(tenant)
         if budget is None or budget.max_runs is None:
             return
-        since = budget.since(self._clock.now())
-        started = (await self._store.spent(tenant, since)).runs
-        if started >= budget.max_runs:
-            raise BudgetRefused(
-                f"tenant {tenant!r} has started {started} of max_runs={budget.max_runs} a {budget.window} (this one began on {since}, UTC); "
-                f"nothing was recorded. Raise tenants.{tenant}.max_runs, or start the run in the next {budget.window}"
-            )
+        spent = await self._store.spent(tenant, budget.since(self._clock.now()))
+        if spent.runs >= budget.max_runs:
+            raise _started_enough(tenant, budget, spent)
 
     @asynccontextmanager
-    async def starting(self, run_id: str, tenant: str, *, counts: bool = True) -> AsyncGenerator[Sequence[str]]:
-        """Reserve the start of a run that `counts`. Raise `BudgetRefused` if its tenant may start no more.
+    async def starting(self, tenant: str, *, counts: bool = True) -> AsyncGenerator[bool]:
+        """Take the start of a run that `counts`. Raise `BudgetRefused` if its tenant may start no more.
 
-        Yield the names that the append of the first record releases; commit it inside. There are no names if the tenant's runs are not limited.
+        Yield whether the first record must be committed inside: not if the tenant's runs are not limited.
         """
         budget = self.budget_of(tenant)
         if budget is None or budget.max_runs is None or not counts:
-            yield ()
+            yield False
             return
-        amounts = {_START: Spent(tenant=tenant, day=budget.since(self._clock.now()), runs=1)}
-        asked = self._asked(run_id, budget, amounts, BEGINS_S)
+        taken = await self._start(tenant, budget, budget.max_runs)
         try:
-            await self._start(asked, tenant)
-            yield (_START,)
-        except BaseException:
-            await self.give_back(run_id, tenant, (_START,))
-            raise
+            yield True
+            await taken.recorded()
+        finally:
+            taken.over()
 
-    async def give_back(self, run_id: str, tenant: str, names: Sequence[str]) -> None:
-        """Release the run's reservations of these names when no append does, by reserving nothing. If this fails, they lapse."""
-        if not names:
-            return
-        day = day_of(self._clock.now())
-        nothing = dict.fromkeys(names, Spent(tenant=tenant, day=day))
-        asked = Reservation(run_id=run_id, tenant=tenant, since=day, amounts=nothing, limits={}, lasts_s=0.0)
-        try:
-            await self._reserve(asked)
-        except Exception as error:  # noqa: BLE001 - why it is given back is what counts
-            log.warning("the reservations of run %r for tenant %r could not be released, and will lapse: %s", run_id, tenant, error)
-
-    async def _start(self, asked: Reservation, tenant: str) -> None:
-        """Wait while starts of other runs that are about to be recorded are in the way."""
+    async def _start(self, tenant: str, budget: TenantBudget, most: int) -> Taken:
+        """Take a start. Wait while starts of other runs that are about to be recorded are in the way."""
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + BUSY_S, PAUSES_S[0]
-        waiting = self.waiting(tenant, asked.lasts_s)
-        while not (await self._reserve(asked)).granted:
-            await self.refuse_start(tenant)
+        waiting = self.waiting(tenant, SLICE_S)
+        while True:
+            account = self._account(tenant, budget)
+            taken, balance = await account.ask(Spent(tenant=tenant, day=account.nothing.day, runs=1))
+            if taken is not None:
+                return taken
+            if balance is not None and balance.spent.runs >= most:
+                raise _started_enough(tenant, budget, balance.spent)
             if loop.time() >= deadline:
                 raise BudgetRefused(
                     f"other runs of tenant {tenant!r} have reserved the last starts of max_runs, and have not recorded them after {BUSY_S:g} s;"
-                    f" this run was not started. Start it again: reservations of a dead process lapse after {asked.lasts_s:g} s"
+                    f" this run was not started. Start it again: reservations of a dead process lapse after {SLICE_S:g} s"
                 )
             waiting.goes_on()
             await asyncio.sleep(pause)  # polls the reservations of starts elsewhere
             pause = min(pause * 2, PAUSES_S[1])
+
+    def _account(self, tenant: str, budget: TenantBudget) -> Prepaid:
+        """Return this process's slice of the tenant's account in the current window."""
+        since = budget.since(self._clock.now())
+        account = self.shares.of(f"{since} {tenant}", lambda: Prepaid(self.shares, tenant, since))
+        account.limits = budget.bounds
+        return account
 
     def waiting(self, tenant: str, lasts_s: float = LAPSES_S) -> Waiting:
         """Return a wait that begins now, for reservations that lapse after this long."""
@@ -219,52 +219,69 @@ class Tenants:
         budget = self.budget_of(tenant)
         return budget is not None and (budget.max_model_calls, budget.max_total_tokens, budget.max_cost_usd) != (None, None, None)
 
-    async def reserve(self, context: Any, most: Usage) -> tuple[Sequence[str], Usage]:
-        """Reserve one model call and its maximum use. Record the reading of the account.
+    async def reserve(self, context: Any, most: Usage) -> tuple[Taken | None, Usage]:
+        """Take one model call and its maximum use. Record the account if it was read.
 
-        Return the names (of the call itself, of its use), none if it does not fit, and what other runs have reserved.
+        Return what was taken, None if it does not fit, and what other runs have reserved.
         """
         run: RunState = context.run.state
         budget = self._budgets.get(run.host.tenant) or self._budgets[OTHERS]
-        tenant, since, name = run.host.tenant, budget.since(self._clock.now()), str(next(self._names))
-        amounts = {
-            f"{name}+": Spent(tenant=tenant, day=since, model_calls=1),
-            name: Spent(tenant=tenant, day=since, tokens=most.total_tokens, cost_usd=most.cost_usd or 0.0),
-        }
-        balance = await self._kept(context, budget, amounts, LAPSES_S)
-        others, counts = balance.others, 0 if balance.granted else balance.others.model_calls
+        account = self._account(run.host.tenant, budget)
+        amount = Spent(
+            tenant=run.host.tenant, day=account.nothing.day, model_calls=1, tokens=most.total_tokens, cost_usd=most.cost_usd or 0.0
+        )
+        taken, others = await self._taken(context, account, budget, amount)
+        counts = 0 if taken is not None else others.model_calls
         held = NOTHING
         if others.tokens or others.cost_usd or counts:
             held = Usage(input_tokens=others.tokens, cost_usd=others.cost_usd, model_calls=counts)
-        return tuple(amounts) if balance.granted else (), held
+        return taken, held
+
+    def kept_between(self, before: RunState, state: RunState) -> dict[str, Any]:
+        """Return what an append reserves for the model calls that begin with its records, and which reservations of ended calls it gives back."""
+        tenant, budget = state.host.tenant, self.budget_of(state.host.tenant)
+        if budget is None or (budget.max_total_tokens, budget.max_cost_usd) == (None, None):
+            return {}
+        ended = [call for call in before.reserved if call and call not in state.reserved]
+        more: dict[str, Any] = {"released": ended} if ended else {}
+        begun = {call: most for call, most in state.reserved.items() if call and before.reserved.get(call) != most}
+        if begun:
+            day = budget.since(self._clock.now())
+            amounts = {
+                c: Spent(tenant=tenant, day=day, tokens=most.total_tokens, cost_usd=most.cost_usd or 0.0) for c, most in begun.items()
+            }
+            more["reserved"] = Reservation(run_id=state.run_id, tenant=tenant, since=day, amounts=amounts, limits={}, lasts_s=LAPSES_S)
+        return more
 
     async def weigh(self, context: Any, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
-        """Record what the tenant of a pass's run has used, if the tenant has a budget and the records do not show it already.
+        """Read the account of a run's tenant if that has a budget and a bound of it may be reached, and record it if the records do not show it already.
 
-        If `calls`, which are about to begin, count towards a bound, reserve as many as it leaves. Return the context in which they begin and are
+        If `calls`, which are about to begin, count towards a bound, take as many as it leaves. Return the context in which they begin and are
         committed. Wait while only reservations of other runs are in the way.
         """
         run: RunState = context.run.state
-        budget = self.budget_of(run.host.tenant)
+        tenant = run.host.tenant
+        budget = self.budget_of(tenant)
         if budget is None or budget.limits == Budget():
             return None
         specs = [context.tools[call.tool].spec for call in calls]
         costly = budget.max_cost_usd is not None and any(spec.cost_usd is not None for spec in specs)
-        pause, name = PAUSES_S[0], str(next(self._names))
-        waiting: Waiting | None = None
+        pause, waiting = PAUSES_S[0], None
         while True:
-            since = budget.since(self._clock.now())
-            await context.commit()
-            spent = await self._store.spent(run.host.tenant, since)
-            self._note(context, budget, spent)
+            account = self._account(tenant, budget)
             if not calls or (budget.max_tool_calls is None and not costly):
+                return await self._read(context, account, budget)
+            self._show(context, account, budget)
+            amount, less = None, _beginnings(specs, None, account.nothing)
+            while less not in (amount, account.nothing):
+                amount = less
+                taken, _ = await self._taken(context, account, budget, amount)
+                if taken is not None:
+                    return _beginning(context, taken, durable=any(not spec.read_only or spec.cost_usd is not None for spec in specs))
+                less = _beginnings(specs, budget, account.balance.spent)
+            if less == account.nothing:
                 return None
-            amount = _beginnings(specs, budget, spent)
-            if amount == Spent(tenant=spent.tenant, day=since):
-                return None
-            if (await self._kept(context, budget, {name: amount}, BEGINS_S)).granted:
-                return _beginning(context, name, durable=any(not spec.read_only or spec.cost_usd is not None for spec in specs))
-            waiting = waiting or self.waiting(run.host.tenant, LAPSES_S if costly else BEGINS_S)
+            waiting = waiting or self.waiting(tenant, LAPSES_S if costly else SLICE_S)
             waiting.goes_on()
             await context.run.world.pause(pause)
             context.run.world.proceed()
@@ -272,30 +289,31 @@ class Tenants:
                 raise Interrupted
             pause = min(pause * 2, PAUSES_S[1])
 
-    async def _kept(self, context: Any, budget: TenantBudget, amounts: dict[str, Spent], lasts_s: float) -> Balance:
-        """Reserve, after all usage of the run is committed. Record the reading of the account."""
+    async def _read(self, context: Any, account: Prepaid, budget: TenantBudget) -> None:
+        """Read the account if a bound may be reached, and record it if this pass's records do not have it."""
+        if account.known is None:
+            await context.commit()
+            self._note(context, budget, (await account.read()).spent)
+        else:
+            self._show(context, account, budget)
+
+    def _show(self, context: Any, account: Prepaid, budget: TenantBudget) -> None:
+        """Record the account as it was last read, if this pass's records have none of this window and these bounds."""
+        last, known = context.state.balance, account.known
+        if known is not None and (
+            last is None or (last.window, last.since, last.limits) != (budget.window, known.spent.day, budget.limits)
+        ):
+            self._note(context, budget, known.spent)
+
+    async def _taken(self, context: Any, account: Prepaid, budget: TenantBudget, amount: Spent) -> tuple[Taken | None, Spent]:
+        """Take an amount. If the slice has too little, ask the store, after all usage of the run is committed. Return also what others have reserved."""
+        if (taken := account.take(amount)) is not None:
+            return taken, account.nothing
         await context.commit()
-        run: RunState = context.run.state
-        try:
-            balance = await self._reserve(self._asked(run.run_id, budget, amounts, lasts_s))
-        except BaseException:
-            context.run.journal.release(tuple(amounts))
-            raise
-        self._note(context, budget, balance.spent)
-        return balance
-
-    async def _reserve(self, asked: Reservation) -> Balance:
-        """Reserve. If the caller is cancelled, first wait for the result, so that the reservation can be released."""
-        task = asyncio.ensure_future(self._store.reserve(asked))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            raise
-
-    def _asked(self, run_id: str, budget: TenantBudget, amounts: dict[str, Spent], lasts_s: float) -> Reservation:
-        one = next(iter(amounts.values()))
-        return Reservation(run_id=run_id, tenant=one.tenant, since=one.day, amounts=amounts, limits=budget.bounds, lasts_s=lasts_s)
+        taken, balance = await account.ask(amount)
+        if balance is not None:
+            self._note(context, budget, balance.spent)
+        return taken, account.nothing if balance is None else balance.others
 
     def _note(self, context: Any, budget: TenantBudget, spent: Spent) -> None:
         """Record the store's reading if it has something new."""
@@ -310,24 +328,36 @@ class Tenants:
             context.run.record(context.scope, balance)
 
 
-def _beginnings(specs: Sequence[ToolSpec], budget: TenantBudget, spent: Spent) -> Spent:
-    """Return the use of those calls that the bounds allow: the kernel begins no more. Nothing if a bound is reached."""
+def _beginnings(specs: Sequence[ToolSpec], budget: TenantBudget | None, spent: Spent) -> Spent:
+    """Return the use of those calls that the bounds allow: the kernel begins no more. Nothing if a bound is reached. Without bounds, of all."""
     count, cost = len(specs), sum(spec.cost_usd or 0.0 for spec in specs)
-    if budget.max_tool_calls is not None:
+    if budget is not None and budget.max_tool_calls is not None:
         count = min(count, max(0, budget.max_tool_calls - spent.tool_calls))
-    if budget.max_cost_usd is not None:
+    if budget is not None and budget.max_cost_usd is not None:
         cost = min(cost, max(0.0, budget.max_cost_usd - spent.cost_usd))
     return Spent(tenant=spent.tenant, day=spent.day, tool_calls=count, cost_usd=cost)
 
 
 @asynccontextmanager
-async def _beginning(context: Any, name: str, *, durable: bool) -> AsyncGenerator[None]:
-    """Commit what began inside and release its reservation. `durable` if there are effects, which follow their intents."""
+async def _beginning(context: Any, taken: Taken, *, durable: bool) -> AsyncGenerator[None]:
+    """Commit what began inside, and what was taken for it. `durable` if there are effects, which follow their intents.
+
+    If that fails, what is recorded may be committed with what another pass records: what was taken is held until then.
+    """
     try:
         yield
-    finally:
-        context.run.journal.release((name,))
-    await context.commit(durable=durable)
+        await context.commit(durable=durable)
+    except BaseException:
+        context.run.journal.then(taken.over)
+        raise
+    await taken.recorded()
+
+
+def _started_enough(tenant: str, budget: TenantBudget, spent: Spent) -> BudgetRefused:
+    return BudgetRefused(
+        f"tenant {tenant!r} has started {spent.runs} of max_runs={budget.max_runs} a {budget.window} (this one began on {spent.day}, UTC); "
+        f"nothing was recorded. Raise tenants.{tenant}.max_runs, or start the run in the next {budget.window}"
+    )
 
 
 def _known(run: RunState, state: KernelState, balance: TenantBalance) -> bool:

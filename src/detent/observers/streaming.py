@@ -24,6 +24,7 @@ from detent.core.events import DeadLettered, RunFinished, RunWaiting
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Chunk
+from detent.ports.observing import placed
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     first: int
     last: int
+    agent: str = ""
+    parent: str = ""
 
 
 Streamed: TypeAlias = Record | Chunk | Gap
@@ -87,9 +90,10 @@ class StreamingObserver:
         self._flush()
         if self._full():
             before = self._gaps.get(envelope.run)
-            self._gaps[envelope.run] = Gap(run_id=envelope.run, first=before.first if before else envelope.seq, last=envelope.seq)
+            first = before.first if before else envelope.seq
+            self._gaps[envelope.run] = Gap(run_id=envelope.run, first=first, last=envelope.seq, agent=state.agent.name, parent=state.parent)
         else:
-            self._put(_own(record))
+            self._put(placed(_own(record), state.agent.name, state.parent))
         ends = _ENDS if self._through_waits else _STOPS
         if envelope.run == self._run_id and isinstance(record.event, ends):
             self.close()
@@ -200,7 +204,7 @@ async def follow(
         async for item in observer:
             if isinstance(item, Gap):
                 for line in await read(item.run_id, item.first - 1, item.last - item.first + 1):
-                    yield read_record(line)
+                    yield placed(read_record(line), item.agent, item.parent)
             else:
                 yield item
         yield await task

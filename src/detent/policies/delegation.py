@@ -75,7 +75,7 @@ class DelegationPolicy:
             )
         agent = _agent_of(call.tool, call.args)
         declared: Any = state.agent.subagents.get(agent) if isinstance(agent, str) else None
-        known = cast("dict[str, Any]", declared) if isinstance(declared, dict) else dict[str, Any]()
+        known = cast("dict[str, Any]", declared) if isinstance(declared, dict) and "agent" not in declared else dict[str, Any]()
         if not isinstance(agent, str) or not self._agents(agent):
             refused.append(("delegation_agent_not_allowed", f"agent {agent!r} may not be started; allowed: {', '.join(limits.agents)}"))
         listed, asked = call.args.get("tools"), call.args.get("budget")

@@ -9,10 +9,14 @@ and hooks, `json_data` decides what counts as JSON data.
 from detent.ports.clocks import Clock, Ids
 from detent.ports.compacting import Ask, CompactionOptions, Compactor, Dropped, Measured, due_by_size
 from detent.ports.delegation import AgentResult, AgentTask, children_full
+from detent.ports.due import DueQuery, DueRuns
 from detent.ports.embedded_calls import UNREADABLE, calls_in
 from detent.ports.embedding import Embedder, Embeddings
 from detent.ports.examining import Examined, Examines, Fault, Mends
+from detent.ports.fleet import Fleets, Tally
 from detent.ports.governance import Block, Call, Guard, Policy, Verdict, offered
+from detent.ports.holding import Hold
+from detent.ports.interpreting import ProgramAnswer, ProgramLimits, ProgramMove
 from detent.ports.json_data import MOST_EXACT, MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
 from detent.ports.models import ModelAnswer, Models
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
@@ -39,7 +43,7 @@ from detent.ports.remembering import (
     scope_of,
     standing_of,
 )
-from detent.ports.scheduling import Job, Scheduler, Together, refuse_failed
+from detent.ports.scheduling import Job, Scheduler, Shared, Together, refuse_failed
 from detent.ports.stores import (
     ARTIFACT_KEY_LENGTH,
     ERASED,
@@ -67,6 +71,8 @@ from detent.ports.stores import (
     refuse_overfull,
     refuse_without_claim,
     wait_for_news,
+    wake_workers,
+    wakes,
     written_signal,
 )
 from detent.ports.strategies import Branch, OptionsT, OwnModel, Passed, Strategy, StrategyRun, shared, strategy
@@ -88,7 +94,7 @@ from detent.ports.tools import (
 )
 from detent.ports.transcribing import Transcriber, Transcript
 from detent.ports.verifying import AnswerView, Verifier
-from detent.ports.working import Backlog, Due, Tries, WorkerHost
+from detent.ports.working import Advanced, Backlog, Buries, Due, Tries, Work, WorkerHost
 
 __all__ = [
     "ARTIFACT_KEY_LENGTH",
@@ -100,6 +106,7 @@ __all__ = [
     "PATIENCE",
     "UNREADABLE",
     "Abort",
+    "Advanced",
     "AgentResult",
     "AgentTask",
     "Answer",
@@ -109,6 +116,7 @@ __all__ = [
     "Balance",
     "Block",
     "Branch",
+    "Buries",
     "Call",
     "Cancellation",
     "Capabilities",
@@ -120,6 +128,8 @@ __all__ = [
     "Denied",
     "Dropped",
     "Due",
+    "DueQuery",
+    "DueRuns",
     "Embedder",
     "Embeddings",
     "EventStore",
@@ -127,9 +137,11 @@ __all__ = [
     "Examines",
     "Explanation",
     "Fault",
+    "Fleets",
     "Found",
     "Governor",
     "Guard",
+    "Hold",
     "Ids",
     "Job",
     "KernelHooks",
@@ -153,6 +165,9 @@ __all__ = [
     "Planner",
     "Policy",
     "Posts",
+    "ProgramAnswer",
+    "ProgramLimits",
+    "ProgramMove",
     "ReadsClaims",
     "Reservation",
     "Resolution",
@@ -161,11 +176,13 @@ __all__ = [
     "Scheduler",
     "SecretSource",
     "Secrets",
+    "Shared",
     "Signal",
     "Skip",
     "Spent",
     "Strategy",
     "StrategyRun",
+    "Tally",
     "Together",
     "Tool",
     "ToolContext",
@@ -179,6 +196,7 @@ __all__ = [
     "Verifier",
     "View",
     "Wakes",
+    "Work",
     "WorkerHost",
     "altered",
     "as_given",
@@ -212,6 +230,8 @@ __all__ = [
     "strategy",
     "unstorable",
     "wait_for_news",
+    "wake_workers",
+    "wakes",
     "written",
     "written_signal",
 ]

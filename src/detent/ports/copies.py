@@ -43,9 +43,9 @@ def copied(value: T) -> T:
             if type(part) not in _UNCHANGING and part is not _EMPTY:
                 _force(made, field, copied(part))
     elif isinstance(value, dict):
-        made = {name: copied(part) for name, part in made.items()} if made else {}
+        made = {name: part if type(part) in _UNCHANGING else copied(part) for name, part in made.items()}
     elif isinstance(value, (list, tuple)):
-        inner: list[Any] = [copied(part) for part in made]
+        inner: list[Any] = [part if type(part) in _UNCHANGING else copied(part) for part in made]
         made = inner if isinstance(value, list) else tuple(inner)
     elif isinstance(value, Seq):
         made = Copies(made)
@@ -170,6 +170,8 @@ class KeptList(list[Any]):
 
 def kept(value: Any) -> Any:
     """Return a read-only form of JSON data, or of a tuple of it."""
+    if type(value) in _UNCHANGING:
+        return value
     if isinstance(value, dict):
         return KeptDict({name: kept(part) for name, part in cast("dict[str, Any]", value).items()})
     if isinstance(value, list):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -23,7 +23,7 @@ class AgentTask(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
 
     `label` tells its result apart ("": the agent's name). `budget` is the child's bound; unset sums are an equal share of what the run has left.
     `output_schema` replaces the one that the agent declares. `tools` and `scopes` leave the child only these of what it would have. `on_parent_end` says
-    what happens to the child if the run ends first.
+    what happens to the child if the run ends first (None: what the entry in `subagents` says).
     """
 
     agent: str
@@ -34,7 +34,7 @@ class AgentTask(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, 
     output_schema: dict[str, Any] | None = None
     tools: tuple[str, ...] | None = None
     scopes: tuple[str, ...] | None = None
-    on_parent_end: OnParentEnd = "cancel"
+    on_parent_end: OnParentEnd | None = None
 
     __post_init__ = check_fields
 
@@ -105,6 +105,11 @@ def children_full(state: KernelState, run: RunState, begun: int) -> bool:
     return GATHERS in state.meta and begun + sum(watches(state, run).values()) >= state.meta[GATHERS]["at_once"]
 
 
+def has_parent(run: RunState) -> bool:
+    """Whether the run that started this one counts on it: it is a child and not a fork, and was not left."""
+    return run.delegated is not None and not run.delegated.left and not run.ancestors
+
+
 class Children(Protocol):
     """Advances child runs: in this process, or by submitting them to workers."""
 
@@ -118,8 +123,15 @@ class Children(Protocol):
         """The engine's limits of teams (`Bounds.children`)."""
         ...
 
-    def begin(self, state: RunState) -> None:
-        """Begin with the open children of a run that are not advanced yet, as many at once as may be; the others follow when one has ended."""
+    def begin(self, state: RunState, told: Sequence[str] = ()) -> None:
+        """Begin with the open children of a run that are not advanced yet, as many at once as may be; the others follow when one has ended.
+
+        The children `told` were sent something, so those that wait continue.
+        """
+        ...
+
+    async def started(self, state: RunState, names: Sequence[str]) -> None:
+        """Wait until these children of a run, if they are open, are durably started: a run without a log gets no message."""
         ...
 
     async def moved(self, run_id: str, news: Callable[[], bool]) -> bool:

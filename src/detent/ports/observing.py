@@ -45,6 +45,11 @@ class Observer(Protocol):
         ...
 
 
+def placed(record: Record, agent: str, parent: str) -> Record:
+    """Return the record with the agent and the parent of its run in its envelope, where only a first record has them stored."""
+    return Record(msgspec.structs.replace(record.envelope, agent=agent, parent=parent), record.event, record.digest)
+
+
 def _nothing(*_: Any) -> None:
     return None
 

@@ -31,9 +31,10 @@ def check_fields(options: msgspec.Struct) -> None:
     Seconds given as a text become a number. A struct uses it as `__post_init__ = check_fields`.
     """
     struct = type(options)
-    in_seconds(options, f"{struct.__name__}: ")
+    if _has_durations(struct):
+        in_seconds(options, f"{struct.__name__}: ")
     for name, default, kinds in _fields(struct):
-        if (value := getattr(options, name)) is not default:
+        if (value := getattr(options, name)) is not default and (type(value) is not str or not kinds.text):
             _check(struct.__name__, name, value, kinds)
 
 
@@ -161,6 +162,11 @@ def refuse_unknown(function: Any, given: Iterable[str], what: str = "") -> None:
     problem = unknown_arguments(what or f"{function.__name__}()", given, known[1:])
     if problem and len(known) == len(parameters):
         raise TypeError(problem) from None
+
+
+@cache
+def _has_durations(struct: Any) -> bool:
+    return any(name.endswith("_s") for name in struct.__struct_fields__)
 
 
 @cache

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
+from functools import reduce
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from detent.core import events as e
-from detent.core.budget import Exhausted
+from detent.core.budget import Exhausted, Usage
 from detent.core.errors import EffectFailed
 from detent.core.state import CallState, Item, RunState
 from detent.ports.conversing import Message
@@ -68,6 +69,11 @@ def too_dear(state: RunState, cost: float | None) -> Exhausted | None:
     """Return the bound of cost if a call at this price would exceed it. Sums of costs are never exact, so a billionth does not count."""
     most, used = state.budget.max_cost_usd, state.counted.cost_usd or 0.0
     return Exhausted("cost_usd", most, used) if cost and most is not None and used + cost - 1e-9 > most else None
+
+
+def taken(state: RunState) -> Usage:
+    """Return what counts against the bounds, with what is reserved for open model calls: nobody else may use it now."""
+    return reduce(Usage.plus, state.reserved.values(), state.counted) if state.reserved else state.counted
 
 
 def time_left(run: RunState, running_ms: Callable[[], float]) -> float | None:
@@ -186,6 +192,12 @@ class World(Protocol):
         ...
 
     async def full(self, item: Item) -> Any: ...
+
+    async def shortcut(self, name: str) -> bytes | None:
+        """Return what a strategy kept beside the log under this name: None if there is nothing, as in a replay, b"" if it was altered."""
+        ...
+
+    async def keep_shortcut(self, name: str, data: bytes) -> None: ...
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan: ...
 

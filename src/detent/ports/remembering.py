@@ -11,6 +11,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
@@ -101,7 +102,13 @@ def names_in(source: Source) -> list[str]:
     names = [name for name in (source.label, source.tool) if name]
     names += [f"run:{run}" for run in (source.run_id, *(hop.run_id for hop in source.via)) if run]
     names += [hop.item for hop in source.via if hop.item.startswith("memory:")]
-    return names + [f"{source.tool}:{_read(text)}" for text, colon in _TEXT.findall(source.said) if not colon]
+    return [*names, *_texts(source.tool, source.said)]
+
+
+@lru_cache(maxsize=1_024)
+def _texts(tool: str, said: str) -> tuple[str, ...]:
+    """Return `TOOL:ARGUMENT` for each text among the arguments of a call."""
+    return tuple([f"{tool}:{_read(text)}" for text, colon in _TEXT.findall(said) if not colon])
 
 
 def came_from(origin: Origin, name: str, *, pattern: bool = False) -> bool | None:
@@ -168,6 +175,7 @@ def unpacked(also: Sequence[str]) -> set[str]:
     return {kind + mark + digests[at : at + DIGITS] for kind, mark, digests in parts for at in range(0, max(1, len(digests)), DIGITS)}
 
 
+@lru_cache(maxsize=8_192)
 def _digest(name: str) -> str:
     return urlsafe_b64encode(sha256(name.encode(errors="surrogatepass")).digest()[: DIGITS * 3 // 4]).decode()
 

@@ -11,13 +11,25 @@ import msgspec
 from detent.ports.tools import ToolSpec
 
 
+class Shared(Protocol):
+    """What all processes of the store may use together, of which this process has a share."""
+
+    async def enter(self, account: str, most: int) -> Callable[[], None]:
+        """Wait for one of the `most` places that an account has. Call the result to give it back; a process that dies gives it back by its lease."""
+        ...
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One call that may begin, with its tool and run. Call and await `start` once: it runs the call to its end."""
+    """One call that may begin, with its tool and run. Call and await `start` once: it runs the call to its end.
+
+    `shares`: what all processes of the run's store share; None if no other process uses the store.
+    """
 
     run_id: str
     call_id: str
     tool: ToolSpec
     start: Callable[[], Awaitable[Any]]
+    shares: Shared | None = None
 
 
 class Scheduler(Protocol):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -15,6 +16,7 @@ import msgspec
 from detent.core.codec import digest_of
 from detent.core.errors import CancelWaits, ClaimLost, CorruptLog, Explained, NotAllowedNow, RunErased, StoreError
 from detent.core.records import RunHead
+from detent.ports.due import DueQuery, DueRuns
 from detent.ports.options import check_fields
 
 
@@ -215,7 +217,8 @@ class RunQuery(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     """Which runs to list, newest first. `after` is the run id that ended the previous page.
 
     `starts_with`: only runs whose id begins with one of these texts; a database answers that from its index of ids. `ends_with`: only runs
-    whose id ends with one of these; with both, either is enough.
+    whose id ends with one of these; with both, either is enough. `dedupe_key`: only runs that were submitted with it. `version`: only runs that need
+    this version of the code; "" for those that need none. `rested_since`: only runs that wait or have ended, and whose last record is not older.
     """
 
     status: tuple[str, ...] = ()
@@ -224,13 +227,31 @@ class RunQuery(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     tenant: str | None = None
     goal_id: str | None = None
     agent: str | None = None
+    dedupe_key: str | None = None
+    version: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    rested_since: datetime | None = None
     limit: int | None = None
     after: str | None = None
 
     __post_init__ = check_fields
 
+
+def wakes(signal: Signal) -> int:
+    """Return whether a signal makes a waiting run due: 1, or 2 for a cancellation, which even a dead letter obeys.
+
+    0: it only announces that a time has come. A waiting run then continues by itself (`wake_at`), and not before.
+    """
+    match signal.kind, signal.payload:
+        case ("timer", _) | ("approval", {"decision": "expired"}):
+            return 0
+        case _:
+            return 2 if signal.kind == "cancel" else 1
+
+
+RESERVED = "_detent."
+"""Blobs under ids that begin like this belong to the store, not to a run: no run can have such an id."""
 
 ARTIFACT_KEY_LENGTH = 64
 """Artifacts are kept under the SHA-256 of their content, in hex; other blobs have shorter keys."""
@@ -270,6 +291,7 @@ class EventStore(Protocol):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
@@ -277,7 +299,8 @@ class EventStore(Protocol):
         """Add `records` after `expected_seq` records, and drop the signals `consumed`, in one transaction.
 
         The same transaction adds `spent` to its tenant's usage of its day, and gives back the run's reservations under the names `released`
-        (None: all of them). `head` becomes the run's listing entry. With `durable` the records survive power loss, otherwise process death.
+        (None: all of them). It also makes the reservations `reserved` for the run, whatever their account holds: their maker has reserved as much under
+        another name. `head` becomes the run's listing entry. With `durable` the records survive power loss, otherwise process death.
         Raise `Conflict` if the run does not have exactly `expected_seq` records (0 creates it).
 
         `intent`: the records state that a call with a side effect begins. Raise `CancelWaits` if the inbox has a cancellation that is not among
@@ -319,6 +342,14 @@ class EventStore(Protocol):
         ...
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]: ...
+
+    async def due(self, query: DueQuery) -> DueRuns:
+        """Return the runs that somebody may advance now; see `DueQuery`, `DueRuns`.
+
+        An append sets `wake_at` with its records, and a posted signal counts from the moment when it is in the inbox. The cost depends on how many runs
+        are due and have a signal, never on how many wait. A run that is not due may be among them, as in a store of an earlier version.
+        """
+        ...
 
     async def claim(self, run_id: str) -> int:
         """Take the right to advance the run for this store instance, and return the claim's number; raise `RunBusy` while another holder has it.
@@ -405,6 +436,10 @@ class Wakes(Protocol):
         """
         ...
 
+    async def wake(self) -> None:
+        """Wake everybody who waits for a signal, in every process: a run can be advanced now, or later than is known yet."""
+        ...
+
 
 @runtime_checkable
 class Looks(Protocol):
@@ -440,13 +475,20 @@ async def look_at(store: EventStore, *, upgrade: bool = False) -> bool:
 
 async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = False) -> None:
     """Wait until the store signals news, at most that many seconds; a store that cannot signal waits the whole time."""
-    if isinstance(store, Wakes):
+    if (changed := getattr(store, "changed", None)) is not None:  # `isinstance` of `Wakes` takes as long as the rest of this
         try:
-            await store.changed(timeout_s, records=records)
+            await changed(timeout_s, records=records)
             return
         except StoreError:  # polling continues and reports the problem
             pass
     await asyncio.sleep(timeout_s)
+
+
+async def wake_workers(store: EventStore) -> None:
+    """Tell everybody who waits for news that a run may be due. If the store cannot, they find it when they check next."""
+    if isinstance(store, Wakes):
+        with suppress(StoreError):
+            await store.wake()
 
 
 async def give_back(store: EventStore, run_id: str) -> None:

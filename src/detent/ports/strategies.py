@@ -12,6 +12,7 @@ from detent.core.budget import NOTHING, Budget, Usage
 from detent.core.errors import ConfigError, Explained
 from detent.core.state import Item
 from detent.ports.delegation import AgentResult, AgentTask, OwnAgent
+from detent.ports.interpreting import ProgramAnswer, ProgramLimits, ProgramMove
 from detent.ports.options import check_fields
 from detent.ports.planning import ContextProfile
 from detent.ports.tools import ToolSpec
@@ -56,8 +57,8 @@ class Branch(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     - `settings`: the settings of that model; without `model` they override the agent's `model_settings` (`temperature`, `max_tokens`, ...)
 
     With `calls` the planner is not called: the pass executes these calls as one batch and is `done`, without an output, when all of them have
-    succeeded. Its `results` are their results in this order; the result of a call that asks the user is the reply. With `question` the planner
-    is not called either: the user is asked, and the reply is the output.
+    succeeded. Its `results` are their results in this order; the result of a call that asks the user is the reply. `provenance` marks that a program
+    of a model makes the calls: policies see that. With `question` the planner is not called either: the user is asked, and the reply is the output.
     """
 
     label: str
@@ -72,6 +73,7 @@ class Branch(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omi
     small: bool = False
     meta: dict[str, Any] = {}
     calls: tuple[ToolCall, ...] = ()
+    provenance: Literal["planner", "program"] = "planner"
     question: AskUser | None = None
     model: str = ""
     planner: Literal["", "on-device"] = ""
@@ -186,6 +188,20 @@ class StrategyRun(Protocol):
         """Return the recorded JSON value, or produce and record it. If that raises, raise `EffectFailed`, both live and in a replay."""
         ...
 
+    async def program(
+        self,
+        label: str,
+        text: str,
+        functions: Sequence[str],
+        answer: Callable[[ProgramMove], Awaitable[ProgramAnswer]],
+        limits: ProgramLimits = ...,
+    ) -> ProgramMove:
+        """Run a Python program in a sandbox to its end, and return that. `functions` are the names that it may call; `answer` makes each call.
+
+        Where it came to is recorded. After a restart it runs again from its top and must come to the same, else this raises `Divergence`.
+        """
+        ...
+
     async def now(self) -> float: ...
 
     async def random(self) -> float: ...
@@ -217,10 +233,14 @@ def strategy(*, options: type[msgspec.Struct] | None = None, version: int = 1) -
     return declared
 
 
-def shared(budget: Budget, parts: int) -> Budget:
-    """Return the share of `budget` for one of `parts` passes side by side; time passes for all of them alike."""
+def shared(budget: Budget, parts: int, number: int = 0) -> Budget:
+    """Return the share of `budget` for pass `number` of `parts` passes side by side; time passes for all of them alike.
+
+    If less than one is left for each, the first ones get one, and the others none: together they never have more than `budget`.
+    """
     countable = ("iterations", "model_calls", "tool_calls", "failures", "input_tokens", "output_tokens", "total_tokens")
-    shares: dict[str, float] = {f"max_{d}": max(1, limit // parts) for d in countable if (limit := getattr(budget, f"max_{d}")) is not None}
+    limits = {f"max_{d}": limit for d in countable if (limit := getattr(budget, f"max_{d}")) is not None}
+    shares: dict[str, float] = {name: limit // parts or int(number < limit) for name, limit in limits.items()}
     if budget.max_cost_usd is not None:
         shares["max_cost_usd"] = budget.max_cost_usd / parts or 1e-9
     return Budget(**shares)  # pyright: ignore[reportArgumentType] - each field gets a number of its own kind

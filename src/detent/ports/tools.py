@@ -16,6 +16,7 @@ from detent.core.state import KernelState
 from detent.ports.models import Models
 from detent.ports.options import check_fields
 from detent.ports.remembering import RunMemory
+from detent.ports.tracing import traceparent
 
 
 class ToolSpec(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
@@ -31,6 +32,7 @@ class ToolSpec(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     - `credentials`: the names of the secrets that it may read from its context
     - `server`: the MCP server that offers the tool
     - `delegates`: the tool starts children, waits for them or ends them; the kernel carries it out (`World.delegate`)
+    - `importance`: how pages show its calls; those of low importance are folded, but never one that failed
     - `writes_in`: the directory that the tool is confined to and that its paths are relative to; a store of runs must not be in it if the tool writes
     """
 
@@ -57,6 +59,7 @@ class ToolSpec(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     server: str = ""
     writes_in: str = ""
     delegates: bool = False
+    importance: Literal["normal", "low"] = "normal"
 
     __post_init__ = check_fields
 
@@ -77,10 +80,12 @@ class ToolContext:
     - `attachments`: the attachments of the run
     - `memory`: the run's memory, for this call; None if its agent has none
     - `approved_by`: the people who approved this call
+    - `traceparent`: tells a service that it is called by this call (W3C Trace Context); send it as the header of that name
     """
 
     __slots__ = (
         "_attachments",
+        "_goal_id",
         "_key",
         "_memory",
         "_models",
@@ -115,6 +120,7 @@ class ToolContext:
         attachments: Callable[[], Sequence[Any]] = tuple,
         memory: Callable[[ToolContext], RunMemory] | None = None,
         approved_by: tuple[str, ...] = (),
+        goal_id: str = "",
     ) -> None:
         self._results, self._models, self._attachments = results, models, attachments
         self.run_id, self.call_id, self.tool, self.host = run_id, call_id, tool, host
@@ -122,6 +128,12 @@ class ToolContext:
         self._key, self.attempt, self.deadline = idempotency_key, attempt, deadline
         self.cancelled = Cancellation() if cancelled is None else cancelled
         self._progress, self._secrets = progress, secrets
+        self._goal_id = goal_id or run_id
+
+    @property
+    def traceparent(self) -> str:
+        """The trace of the run, and this call in it, as others are told."""
+        return traceparent(self.host, self._goal_id, f"{self.run_id}:{self.call_id}")
 
     @property
     def idempotency_key(self) -> str:

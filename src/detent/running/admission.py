@@ -20,6 +20,7 @@ from detent.core.errors import ConfigError, NotAllowedNow, RunContextMismatch, U
 from detent.core.events import RunStarted
 from detent.expressions.json_schema import UnusableSchema, check_schema, errors_of
 from detent.metering.pricing import Prices
+from detent.metering.shares import SHARED
 from detent.ports import (
     Capabilities,
     EventStore,
@@ -37,6 +38,7 @@ from detent.ports.governance import asks_of
 from detent.ports.governing_files import governing_above
 from detent.ports.options import checked
 from detent.ports.store_files import places_of, within_reach
+from detent.ports.stores import RESERVED
 from detent.running.hiding import KEY_BLOB
 from detent.running.snapshots import load_run
 from detent.secrecy.redact import Redactor, redacted_start
@@ -165,8 +167,9 @@ def refuse_bounds_of_unknown(budget: Budget, tools: Sequence[str]) -> None:
 
 def checked_run_id(run_id: str | None, kept_as: str | None = None) -> None:
     """Raise `ConfigError` for an id that some store or command cannot handle, or that cannot be combined with its tenant."""
-    if run_id is not None and (not RUN_ID.fullmatch(run_id) or len(kept_as or "") > MOST_CHARACTERS):
-        raise ConfigError(f"run id {run_id[:80]!r}: use 1 to 200 letters, digits, '_', '-' and '.', and do not begin with '.' or '-'")
+    if run_id is not None and (not RUN_ID.fullmatch(run_id) or len(kept_as or "") > MOST_CHARACTERS or run_id.startswith(RESERVED)):
+        most = f"use 1 to 200 letters, digits, '_', '-' and '.', and do not begin with '.', '-' or {RESERVED!r}"
+        raise ConfigError(f"run id {run_id[:80]!r}: {most}")
 
 
 def tenants_id(run_id: str, tenant: str) -> str:
@@ -180,6 +183,12 @@ def refuse_what_is_not_json(**parts: Any) -> None:
     for part, value in parts.items():
         if value is not None and (problem := json_problem(value)):
             raise ConfigError(f"{part} must be JSON data, because the log records it: {problem}")
+
+
+def refuse_shared(tenant: str) -> None:
+    """Raise `ConfigError` for a tenant with the name of an account that all tenants share."""
+    if tenant.startswith(SHARED):
+        raise ConfigError(f"host.tenant {tenant!r} begins with the control character {SHARED!r}, which no tenant's name may begin with")
 
 
 def refuse_unstorable(**names: str) -> None:

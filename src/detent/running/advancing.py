@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -20,24 +21,28 @@ from detent.config.planners import NoPlanner
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
 from detent.core.codec import read_log
-from detent.core.errors import Conflict, DetentError, RunNotFound, StoreBusy, StoreFull, Suspended, UnknownName
+from detent.core.errors import Conflict, DetentError, RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, UnknownName
 from detent.core.events import AnyEvent, BudgetChanged, Forked, LevelsAccepted, RunReopened, RunResumed, ToolReconciled
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.kernel.context import Run
 from detent.kernel.journal import Journal, Sink
+from detent.metering.accounts import FRESH_S, Accounts
 from detent.ports import (
     PATIENCE,
     Chunk,
     Clock,
+    DueQuery,
     EventStore,
     Planner,
     Signal,
     awaited,
     give_back,
     noop_hooks,
+    wake_workers,
 )
 from detent.ports.conversing import Conversation
+from detent.ports.heads import head_of, wakes_at
 from detent.ports.outside import BRANCH
 from detent.ports.raised import KEEP, tell
 from detent.running import admission, rules
@@ -55,15 +60,43 @@ from detent.running.parts import Parts, digests_of, links_of, make_run, tools_of
 from detent.running.patience import patience_of
 from detent.running.people import poster
 from detent.running.phase_hooks import apart
+from detent.running.posting import asked_parent
 from detent.running.preparing import preparing_of
 from detent.running.scheduling import ScheduledWorld
 from detent.running.snapshots import SnapshotJournal, load_run
+from detent.running.strategy_options import check_usable
 from detent.running.titles import Titling
 from detent.running.tracebacks import Keeper
+from detent.running.versions import is_other, refuse_other
 from detent.running.watcher import LOST
 
 ADVANCED: ContextVar[str] = ContextVar("detent_advanced", default="")
 """The run that the current task advances, "" outside of one. Code inside a run that answers that run must not wait for it."""
+
+
+PER_KEY: ContextVar[bool] = ContextVar("detent_per_key", default=False)
+"""Whether the bound on active runs of a key holds for the run that the current task resumes: a worker resumes it, and not a person."""
+
+
+async def _entitled(parts: Parts, run_id: str) -> RunState:
+    """Return the state of a claimed run. Raise `RunBusy` if more runs of its key are claimed than may be active.
+
+    Whoever claims one more sees it, because it is claimed already. Of several that do so at once, all may give way and try again.
+    """
+    state = await load_run(parts.store, run_id, artifacts=True)
+    if (most := parts.max_active_per_key) is not None and PER_KEY.get():
+        PER_KEY.set(False)  # what the run itself starts is not a worker's
+        key = (state.queued.fair_key if state.queued is not None else "") or state.host.tenant
+        found = await parts.store.due(DueQuery(now=parts.clock.now(), limit=0, counts=True))
+        if found.active.get(key, 0) > most:
+            raise RunBusy(run_id, f"nobody: {most} other runs of the key {key!r} are active (max_active_per_key)", doing="held back")
+    return state
+
+
+async def _tell_workers(store: EventStore, written: Journal | None) -> None:
+    """Wake the workers if the run whose claim was released can move: they may advance it now, or sleep until later than it can."""
+    if written is not None and wakes_at(written.state) is not None:
+        await wake_workers(store)
 
 
 async def load(store: EventStore, run_id: str) -> list[Record]:
@@ -85,6 +118,7 @@ class Advancing:
         "_journal",
         "_planner_for",
         "_sinks",
+        "_written",
         "control",
         "conversation",
         "parts",
@@ -102,14 +136,12 @@ class Advancing:
         inline: bool = False,
     ) -> None:
         """Set up the run. `inline`: a call of the engine that already has the run continues with it; its planner is not told that the run begins."""
-        self.parts, self.run_id = parts, run_id
-        self._planner_for, self._inline = planner_for, inline
+        self.parts, self.run_id, self._planner_for, self._inline = parts, run_id, planner_for, inline
         self._journal: Journal | None = None
         self._claim: int | None = None
-        self._decides = False
         self.conversation: Conversation | None = None  # what its artifact holds, where that was just made
         self.control = Control(run_id, grace_s=parts.grace_s, drain_s=parts.drain_s)
-        self._sinks, self._chunk = sinks, chunk
+        self._sinks, self._chunk, self._decides, self._written = sinks, chunk, False, None
 
     async def __aenter__(self) -> Advancing:
         """Take the claim. Raise `RunBusy`, also if another engine with this store object advances the run, and `Suspended`."""
@@ -144,28 +176,36 @@ class Advancing:
             self.parts.watcher.remove(self.run_id)
             if self.parts.children is not None:
                 self.parts.children.left(self.run_id, self.control.stop or ("its parent was stopped" if error is not None else ""))
+            if isinstance(error, Suspended) and error.until is not None and not self.control.stop:
+                await self._say_stopped(error.why)  # somebody holds the run: that it was tried is no failed attempt
+                await put_off(self.parts.store, self._written, error.until, self._claim)
             lost = isinstance(error, Conflict) or self.control.stop.startswith(LOST)
-            await asyncio.shield(self._give_back(lost=lost))
+            await asyncio.shield(self._give_back(lost=lost, unheard=isinstance(error, StoreBusy) or bool(self.control.stop)))
         if isinstance(error, asyncio.CancelledError) and self.control.stop and not self.control.stop.startswith(CALLER_GONE):
             raise Suspended(self.run_id, self.control.stop) from None
         if isinstance(error, (StoreBusy, StoreFull)):
             raise Suspended(self.run_id, str(error)) from error
 
-    async def _give_back(self, *, lost: bool) -> None:
-        if lost and self._journal is not None:
-            journal, self._journal, self._claim = self._journal, None, None  # the new owner of the run releases what it had reserved
+    async def _give_back(self, *, lost: bool, unheard: bool) -> None:
+        """Release the claim. Outcomes that could not be committed are recorded late: the run is `lost`, or an append failed, or was refused while the run
+        stopped (`unheard`).
+        """
+        if self._journal is not None:
+            self._journal.dropped()
+        if (lost or unheard) and (journal := self._journal) is not None:
+            self._claim = None
+            if lost:
+                self._journal = None
             await record_late(journal, self.parts.store, self.journal)
         if not self.parts.watcher.holds(self.run_id, self.control):
             return  # the run was resumed since: the claim is not this one's any more
         try:
-            if self.parts.tenants and self._journal is not None:
-                await self.parts.tenants.give_back(self.run_id, self._journal.state.host.tenant, self._journal.unreleased)
-            if self.parts.watcher.holds(self.run_id, self.control):  # the run may have been resumed meanwhile
-                await give_back(self.parts.store, self.run_id)
+            await give_back(self.parts.store, self.run_id)
         finally:
             self.parts.watcher.free(self.run_id, self.control)
+        await _tell_workers(self.parts.store, self._written)
 
-    async def _say_stopped(self) -> None:
+    async def _say_stopped(self, why: str = "") -> None:
         """Record that the run was opened and closed in good order without progress: it is not a failed attempt.
 
         Nothing is recorded if another process has resumed the run since.
@@ -175,7 +215,7 @@ class Advancing:
             if tries.count and tries.worker == self.parts.worker and not self.control.stop.startswith(LOST):
                 state = await load_run(self.parts.store, self.run_id)
                 journal = self.journal(state)
-                journal.record(RunResumed(worker=self.parts.worker, running_ms=state.running_ms, stopped=self.control.stop))
+                journal.record(RunResumed(worker=self.parts.worker, running_ms=state.running_ms, stopped=why or self.control.stop))
                 await journal.commit()
 
     def journal(self, state: RunState, *, told: bool = True) -> Journal:
@@ -184,12 +224,14 @@ class Advancing:
         if told and parts.hooks is not noop_hooks:
             sinks.append(LifecycleHooks(parts.hooks).on_record)
         make = partial(SnapshotJournal, parts.store, state, self.control.effects, clock=parts.clock, ids=parts.ids)
-        return make(sinks=sinks, claim=self._claim, charges_all=bool(parts.tenants))
+        self._written = make(sinks=sinks, claim=self._claim, tenants=parts.tenants)
+        return self._written
 
     async def go(self, journal: Journal, *, turns: int | None = None) -> RunState:
-        """Advance the run until it finishes, waits, or `turns` are done. Return its state."""
+        """Advance the run until it finishes, waits, or `turns` are done. Return its state. Raise `Suspended` if somebody holds it."""
         parts, journal.state = self.parts, self.parts.alike.shared(journal.state)
         self._journal = journal
+        await refuse_held(self.parts.accounts, self.control, journal)
         for outer in (BRANCH, MAKING):  # of this task: a tool of a pass, or an effect, may have begun the run
             if outer.get():
                 outer.set("")
@@ -197,7 +239,7 @@ class Advancing:
         self._decides = self.control.ready = True  # later signals are in the inbox, which is read first
         run, ended = await self._run(journal), journal.state.terminal
         if journal.state.children and parts.children is not None:
-            parts.children.begin(journal.state)
+            parts.children.begin(journal.kept)
         KEEP.set(Keeper(journal, (*parts.redact, *journal.state.agent.redact), run.tools.values()).keep)
         try:
             await drive(run, *ways_of(journal.state, parts), turns=turns)
@@ -205,12 +247,10 @@ class Advancing:
             KEEP.set(tell)
         if journal.state.terminal:
             await self._refuse_late(run)
-        if parts.tenants:
-            await journal.commit()  # release what the run still has reserved
         if journal.state.terminal and not ended:
             parts.ended(journal.state)
-            if parts.children is not None:
-                parts.children.ended(journal.state)
+        if parts.children is not None and ((journal.state.terminal and not ended) or asked_parent(journal.state) is not None):
+            parts.children.ended(journal.state)
         return journal.state
 
     async def _refuse_late(self, run: Run) -> None:
@@ -265,12 +305,11 @@ class Advancing:
     async def resume(self, *events: AnyEvent, turns: int | None = None, advance: bool = True) -> RunState:
         """Load the run and continue it. `events` (inputs) are recorded first, and nothing else if `advance` is false.
 
-        A run that has nothing to do is left as it is. A run that is to be cancelled needs none of its tools.
-
+        A run that has nothing to do is left as it is. To be cancelled, or opened for a worker, it needs none of its tools.
         A finished run that is opened again starts without the leftover signals; a run that was given up picks them up.
         """
         parts = self.parts
-        state = await load_run(parts.store, self.run_id, artifacts=True)
+        state = await _entitled(parts, self.run_id)
         now = parts.clock.now()
         left = [s for s in (await parts.store.signals([self.run_id])).get(self.run_id, []) if not rules.early(s, state, now)]
         reopened = state.terminal and any(isinstance(event, RunReopened) for event in events)
@@ -278,26 +317,26 @@ class Advancing:
             self.control.drop(left)
         else:
             there = [signal.payload for signal in left]
-            left += [
-                s for s in (*due(state, parts.clock), *await ended_children(parts.store, state)) if s.payload not in there
-            ]  # an answer that was given in time wins over the expiry
+            more = (*due(state, parts.clock), *await ended_children(parts.store, state))
+            left += [s for s in more if s.payload not in there]  # an answer that was given in time wins over the expiry
             self.control.deliver(left)
         settled = await self._settled(state, left) if state.in_doubt and advance and not reopened else []
         news = events or settled or any(counts(signal, state) for signal in left)
         here = advance and parts.children is not None and not parts.children.submits
         if (state.terminal or state.status != "running") and not (news or (here and await can_move(parts.store, state))):
             return await self._stands(state, left)
-        tools = tools_of(state, parts, missing_ok=bool(self.control.cancelled))
+        bare = bool(self.control.cancelled) or (not advance and bool(events) and all(isinstance(event, RunReopened) for event in events))
+        if advance and not bare and (reopened or not state.terminal):
+            refuse_other(state, parts.version)
+        tools = tools_of(state, parts, missing_ok=bare)
         usable: dict[str, str] = {}
-        if not self.control.cancelled:
+        if not bare:
             admission.refuse_control_in_reach(parts.store, parts.secrets, state.agent, tools)
             usable = admission.usable(state.agent, state.host, tools, secrets=parts.secrets, capabilities=parts.capabilities)
-            for entry in state.agent.verify:  # if a check is not available here, refuse before anything is recorded
-                parts.answers.verifier_of(state.agent, entry)
+            _refuse_unavailable(parts, state.agent)
             if reopened or not state.terminal:
                 parts.affordable(state.agent, bounds_after(state.budget, events), state.host)
-        bare = bool(self.control.cancelled)  # ending it uses none of the code
-        digests, levels = (
+        digests, levels = (  # ending it, or opening it for a worker, uses none of the code
             (state.digests, state.levels)
             if bare
             else (
@@ -320,7 +359,7 @@ class Advancing:
             journal.record(event, scope=event.call.rsplit(".", 2)[0])
         journal.record(*events)
         if parts.tenants:
-            journal.release(None)  # leftovers of a worker that died; the records charge it now
+            journal.release()  # leftovers of a worker that died; the records charge it now
         if not advance:
             await journal.commit(durable=True)
             return journal.state
@@ -348,7 +387,7 @@ class Advancing:
             return []
         world = self._world(self.journal(state), NoPlanner(state.agent))
         found: list[ToolReconciled] = []
-        for call_id in () if self.control.cancelled else state.in_doubt:
+        for call_id in () if self.control.cancelled or is_other(state, self.parts.version) else state.in_doubt:
             call = state.call(call_id)
             tool = tools.get(call.tool) if call is not None else None
             known = await world.settle(tool, call) if tool is not None and call is not None and call_id not in told else None
@@ -367,6 +406,24 @@ class Advancing:
         drop(left, journal, (*self.parts.redact, *state.agent.redact))
         await journal.commit()
         return journal.state
+
+
+async def refuse_held(accounts: Accounts, control: Control, journal: Journal) -> None:
+    """Raise `Suspended` if somebody holds the run. A new run is kept; nothing else is recorded, so it is not an attempt."""
+    if not await accounts.read(fresh_s=FRESH_S) or control.cancelled:
+        return
+    hold = accounts.stops(journal.state) if control.waiting else accounts.holding(journal.state)
+    if hold is not None:
+        if not journal.kept.seq:
+            await journal.commit(durable=True)
+        raise Suspended(journal.state.run_id, hold.said, until=accounts.again(hold))
+
+
+async def put_off(store: EventStore, written: Journal | None, until: datetime, claim: int | None) -> None:
+    """Write into the listing entry of a claimed run when it is worth another look. If that fails, a worker checks earlier."""
+    if written is not None and (kept := written.kept).seq:
+        with suppress(DetentError):
+            await store.append(kept.run_id, kept.seq, [], head=msgspec.structs.replace(head_of(kept), wake_at=until), claim=claim)
 
 
 def bounds_after(budget: Budget, events: Iterable[AnyEvent | None]) -> Budget:
@@ -389,3 +446,10 @@ def due(state: RunState, clock: Clock) -> list[Signal]:
         if asked.expires_at is not None and asked.expires_at <= now:
             over.append(Signal(id=f"expired:{call}", kind="approval", payload={"call": call, "decision": "expired"}))
     return over
+
+
+def _refuse_unavailable(parts: Parts, agent: AgentSpec) -> None:
+    """Raise `UnknownName` or `ConfigError`, before anything is recorded, if a check of the agent is not available here or its strategy cannot work here."""
+    for entry in agent.verify:
+        parts.answers.verifier_of(agent, entry)
+    check_usable(parts.strategies.get(agent.strategy), agent)

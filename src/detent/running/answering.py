@@ -32,8 +32,9 @@ from detent.running.parts import tools_of
 from detent.running.people import LONGEST, me, poster
 from detent.running.results import Answered, Approval, Doubt, Result, approvals_of, doubts_of
 from detent.running.rules import vetted
-from detent.running.runtime import Runtime
+from detent.running.runtime import Runtime, pass_on
 from detent.running.snapshots import load_run
+from detent.running.versions import refuse_other
 
 AskedT = TypeVar("AskedT", Approval, Doubt)
 
@@ -189,10 +190,13 @@ async def cancel(runtime: Runtime, run_id: str, *, by: str = "", why: str = "", 
     `by`: the user of this process. No call with an effect begins after this returned. `Result.answered` says whether this cancellation counts:
     `refused` if the run had ended or was cancelled before, `posted` if the process that advances the run has not read it yet.
     """
-    state, signal = (
-        await runtime.standing(run_id, host),
-        runtime.signal("cancel", {"why": why, **({"tree": True} if tree else {})}, by=by or me()),
-    )
+    return await cancelled(runtime, await runtime.standing(run_id, host), by=by, why=why, tree=tree)
+
+
+async def cancelled(runtime: Runtime, state: RunState, *, by: str = "", why: str = "", tree: bool = False, of: str = "") -> Result:
+    """End a run, as `cancel` does. Sending it again as the signal `of` is the same cancellation."""
+    signal = runtime.signal("cancel", {"why": why, **({"tree": True} if tree else {})}, by=by or me())
+    signal = msgspec.structs.replace(signal, id=of) if of else signal
     if state.terminal:
         if (control := runtime.parts.watcher.control(state.run_id)) is not None:  # it has ended; a hook or an observer may hold it yet
             control.deliver([signal])
@@ -273,6 +277,8 @@ async def _deliver(runtime: Runtime, state: RunState, signal: Signal, *, resume:
     go_on = partial(runtime.go_on, slot=slot) if resume else None
     with saying_posted(run_id):
         told, result = await _heard(runtime, run_id, signal.id, after=state.seq, go_on=go_on)
+    if told.outcome == "posted":
+        await pass_on(runtime, run_id)
     if resume and runtime.parts.children is not None:
         await runtime.parts.children.woken(state)  # its end may have continued the runs above it
     if told.outcome == "refused" and signal.kind != "cancel":
@@ -288,6 +294,7 @@ def refuse_not_here(runtime: Runtime, state: RunState) -> None:
     if state.terminal or state.status == "running":
         return  # nothing continues here, or another process may advance it
     try:
+        refuse_other(state, runtime.parts.version)
         there = tools_of(state, runtime.parts, missing_ok=True)
         if missing := [name for name in state.agent.tools if name not in there and not runtime.servers.claims(name)]:
             raise ToolsMissing(state.run_id, missing)

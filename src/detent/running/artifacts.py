@@ -92,10 +92,11 @@ def _missing(key: str) -> str:
 def named_in(lines: Sequence[bytes]) -> Iterator[tuple[int, str]]:
     """Yield the artifacts that these lines name, with the number of the line. A conversation from which words were erased does not count."""
     last = max((number for number, line in enumerate(lines, 1) if _KEPT in line), default=0)
+    artifact, files, conversation, kept = _NAMES
     for number, line in enumerate(lines, 1):
         if number < last and any(former in line for former in _FORMER):
             continue
-        if any(name in line for name in _NAMES):
+        if artifact in line or files in line or conversation in line or kept in line:  # `any` takes three times as long
             for key in _named_by(read_record(line).event):
                 yield number, key
 

@@ -150,6 +150,7 @@ class Calls(Values, ABC):
             attachments=lambda: tuple(copied(one) for one in state.attachments),
             memory=None if self.remembering is None else self.remembering.of_call,
             approved_by=call.approved_by,
+            goal_id=state.goal_id,
         )
 
     async def _result(self, call_id: str) -> Any:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from detent.config.groups import ChildBounds
-from detent.core.errors import ConfigError, DetentError, RunBusy, RunNotFound, Suspended, UnknownName
+from detent.core.errors import ConfigError, DetentError, RunBusy, RunNotFound, StoreBusy, StoreFull, Suspended, UnknownName
 from detent.core.events import RunStarted
 from detent.core.state import Child, RunState
 from detent.kernel.journal import Journal
@@ -23,9 +23,11 @@ from detent.running import inheriting, starting
 from detent.running.advancing import ADVANCED, Advancing
 from detent.running.joining import ENDED
 from detent.running.posting import cancelling, ending, unstarted
-from detent.running.runtime import WATCHED, Runtime
+from detent.running.runtime import WATCHED, Runtime, pass_on
 
 log = logging.getLogger("detent")
+
+T = TypeVar("T")
 
 LOOK_S = 0.25
 """How often a run that waits for children here looks for other news."""
@@ -41,28 +43,34 @@ class ChildrenHere:
     def __init__(self, runtime: Runtime, limits: ChildBounds, *, submits: bool = False) -> None:
         """`submits`: this engine has a worker host that advances the children."""
         self._runtime, self.own_host, self.limits = runtime, submits, limits
-        self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
+        self._tasks: dict[str, dict[str, asyncio.Task[str]]] = {}
         self._rested: dict[str, set[str]] = {}
         self._states: dict[str, RunState] = {}
         self._told: dict[str, set[str]] = {}
         self._woken: dict[str, set[asyncio.Task[None]]] = {}
+        self._again: dict[str, set[str]] = {}
 
     @property
     def submits(self) -> bool:
         """Whether children are left to workers."""
         return self.own_host or bool(self._runtime.underway.shifts)
 
-    def begin(self, state: RunState) -> None:
+    def begin(self, state: RunState, told: Sequence[str] = ()) -> None:
         """See `Children.begin`."""
         self._states[state.run_id] = state
-        told = self._told.setdefault(state.run_id, set())
+        again = self._again.setdefault(state.run_id, set())
+        again.update(told)
+        ending_here = self._told.setdefault(state.run_id, set())
         mine, rested = self._tasks.setdefault(state.run_id, {}), self._rested.setdefault(state.run_id, set())
+        ready = again.difference(mine)  # one that is advanced now may have read its inbox already: it is advanced once more when it rests
+        again -= ready
+        rested -= ready
         rested.intersection_update([name for name in rested if name in state.children and state.children[name].status == "open"])
         busy = sum(not task.done() for task in mine.values()) + (len(rested) if self.submits else 0)
         for child in state.children.values():
-            if child.status == "open" and child.cancel and child.child not in told:
+            if child.status == "open" and child.cancel and child.child not in ending_here:
                 if child.child not in mine:  # one that is advanced now may have read its inbox already: it is looked at again when it rests
-                    told.add(child.child)
+                    ending_here.add(child.child)
                     rested.discard(child.child)  # it waits, and now it is to end
                 self._hold(self._cancel(state.run_id, child.child))
             if child.status != "open" or child.child in mine or child.child in rested:
@@ -79,7 +87,7 @@ class ChildrenHere:
             done, _ = await asyncio.wait(mine.values(), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 for child in [child for child, task in mine.items() if task in done]:
-                    del mine[child]
+                    await self._refuse_unbegun(run_id, child, mine.pop(child))
                     self._rested[run_id].add(child)  # it has ended, waits, or another process has it: its next news is a signal
                 return True
         return news()
@@ -93,7 +101,27 @@ class ChildrenHere:
                     mine[child.child] = self._hold(self._advance(state, child), child.child)
                 await asyncio.wait([mine[child.child]], timeout=LOOK_S / 10)
                 if mine[child.child].done():
+                    await self._refuse_unbegun(state.run_id, child.child, mine[child.child])
                     break  # it cannot begin here: that is logged
+
+    async def _refuse_unbegun(self, run_id: str, child: str, task: asyncio.Task[str]) -> None:
+        """Raise `Suspended` for a run whose child was stopped before its first record: while the run waits as rows, nobody would begin it."""
+        stopped = "" if task.cancelled() or task.exception() is not None else task.result()
+        if stopped and await self._runtime.store.head(child) is None:
+            raise Suspended(run_id, f"its child {child!r} did not begin: {stopped}")
+
+    async def started(self, state: RunState, names: Sequence[str]) -> None:
+        """See `Children.started`. It is not advanced out of turn."""
+        mine = self._tasks.setdefault(state.run_id, {})
+        for child in [state.children[name] for name in names if name in state.children]:
+            if child.status != "open" or await self._runtime.store.head(child.child) is not None:
+                continue
+            if child.child not in mine:
+                mine[child.child] = self._hold(self._advance(state, child, alone=True), child.child)
+                await asyncio.wait([mine[child.child]])
+                mine.pop(child.child, None)
+            while child.child in mine and not mine[child.child].done() and await self._runtime.store.head(child.child) is None:
+                await asyncio.wait([mine[child.child]], timeout=LOOK_S / 10)
 
     def left(self, run_id: str, why: str) -> None:
         """See `Children.left`."""
@@ -101,6 +129,7 @@ class ChildrenHere:
         self._rested.pop(run_id, None)
         self._states.pop(run_id, None)
         self._told.pop(run_id, None)
+        self._again.pop(run_id, None)
         for child, task in mine.items() if why else ():
             control = self._runtime.parts.watcher.control(child)
             if control is not None:
@@ -109,15 +138,15 @@ class ChildrenHere:
                 task.cancel()
 
     def ended(self, state: RunState) -> None:
-        """See `Children.ended`. While this engine is a worker, the parent is due like any run."""
-        if (
-            state.delegated is None
-            or state.delegated.left
-            or self._runtime.underway.shifts
-            or self._runtime.parts.watcher.control(state.parent) is not None
-        ):
+        """See `Children.ended`. While this engine is a worker, the parent is due like any run, and passed to the workers."""
+        if state.delegated is None or state.delegated.left:
             return
-        task = self._hold(self._continue(state.parent), state.parent)
+        if (above := self._runtime.parts.watcher.control(state.parent)) is not None:
+            if state.terminal:
+                above.ends[state.run_id] = state
+            return
+        works = bool(self._runtime.underway.shifts)
+        task = self._hold(pass_on(self._runtime, state.parent) if works else self._continue(state.parent), state.parent)
         woken = self._woken.setdefault(state.delegated.root, set())
         woken.add(task)
         task.add_done_callback(partial(self._forget, state.delegated.root))
@@ -128,7 +157,7 @@ class ChildrenHere:
             await asyncio.wait(tasks)
             await asyncio.sleep(0)
 
-    def _hold(self, work: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]:
+    def _hold(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=name or None)
         self._runtime.underway.hold(task)
         return task
@@ -139,6 +168,8 @@ class ChildrenHere:
         if state is not None and (known := state.children.get(child)) is not None and known.status == "open" and known.cancel:
             with suppress(RunNotFound):  # it is not begun yet
                 await self._runtime.store.post(child, posted_to(child, cancelling(state, known)))
+            if self.submits:
+                await pass_on(self._runtime, child)
 
     def _forget(self, root: str, task: asyncio.Task[None]) -> None:
         known = self._woken.get(root, set())
@@ -156,17 +187,23 @@ class ChildrenHere:
         except DetentError as error:
             log.info("run %s, whose child has ended, is not continued here: %s", run_id, error)
 
-    async def _advance(self, state: RunState, child: Child) -> None:
-        """Start the child if nobody has, and advance it until it ends or waits; with workers, leave that to them."""
-        ADVANCED.set("")
-        while True:
-            if not await self._is_held(state, child):
-                return
-            await asyncio.sleep(BUSY_S)
+    async def _advance(self, state: RunState, child: Child, *, alone: bool = False) -> str:
+        """Start the child if nobody has, and (not `alone`) advance it until it ends or waits; with workers, leave that to them.
 
-    async def _is_held(self, state: RunState, child: Child) -> bool:
-        """Advance the child. Return whether it could not be, because this process still has it."""
-        runtime, submits, watched = self._runtime, self.submits, WATCHED.get()
+        Return what stopped it, if anything.
+        """
+        ADVANCED.set("")
+        try:
+            while True:
+                if not await self._is_held(state, child, alone=alone):
+                    return ""
+                await asyncio.sleep(BUSY_S)
+        except (Suspended, StoreBusy, StoreFull) as stopped:
+            return str(stopped)
+
+    async def _is_held(self, state: RunState, child: Child, *, alone: bool) -> bool:
+        """Advance the child. Return whether it could not be, because this process still has it. Raise `Suspended`, `StoreBusy`, `StoreFull`."""
+        runtime, submits, watched = self._runtime, self.submits or alone, WATCHED.get()
         try:
             head, parent = await runtime.store.head(child.child), runtime.parts.watcher.control(state.run_id)
             if head is not None and head.status in ENDED and parent is not None:
@@ -180,12 +217,12 @@ class ChildrenHere:
                 await self._cancel(state.run_id, child.child)
                 if not submits:
                     await runtime.go_on(child.child, slot=False, observers=watched)
-            if submits:
-                await runtime.worker_host.submit(child.child)
+            if self.submits:
+                await pass_on(runtime, child.child)
         except RunBusy:
             return not submits and runtime.parts.watcher.control(child.child) is not None  # it still stops here, or is answered here
-        except Suspended:
-            return False  # this process stops
+        except (Suspended, StoreBusy, StoreFull):
+            raise
         except DetentError as error:
             control = runtime.parts.watcher.control(state.run_id)
             if control is not None and isinstance(error, ConfigError) and not isinstance(error, UnknownName):

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from detent.config.groups import DRAIN_S, GRACE_S
+from detent.core.state import RunState
 from detent.ports import Cancellation, Signal
 from detent.running.effects import Effect, Effects
 from detent.running.rules import cancels
@@ -73,8 +74,10 @@ class Control:
         "doing",
         "drain_s",
         "effects",
+        "ends",
         "grace_s",
         "late",
+        "put_off",
         "ready",
         "run_id",
         "sections",
@@ -89,11 +92,14 @@ class Control:
         self.grace_s, self.drain_s = grace_s, drain_s
         self.stop: str = ""
         self.effects = Effects()
+        self.ends: dict[str, RunState] = {}
+        """The children that have ended in this process, until the run has taken the signals of that."""
         self._until = 0.0
         self.ready = False
         self.sections: list[Section] = []
         self._signals: dict[str, Signal] = {}
         self._taken = _NONE
+        self.put_off = False
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.told: dict[Callable[[], None], None] = {}
@@ -152,10 +158,12 @@ class Control:
         return bool(self._signals)
 
     def take(self, early: Callable[[Signal], bool]) -> list[Signal]:
-        """Return and forget the delivered signals. `early` ones are forgotten too, and delivered again."""
+        """Return and forget the delivered signals. `early` ones are forgotten too, and delivered again; `put_off`: a message is among them."""
+        self.put_off = False
         if not self._signals:
             return []
         taken = [signal for signal in self._signals.values() if not early(signal)]
+        self.put_off = any(signal.kind == "message" and signal not in taken for signal in self._signals.values())
         self._taken |= {signal.id for signal in taken}
         self._signals.clear()
         return taken

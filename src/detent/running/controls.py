@@ -8,6 +8,7 @@ from detent.core import events as e
 from detent.core.actions import Abstain, AskUser, CompleteGoal, FinalAnswer, PushGoal, Schedule, Stop, Thought
 from detent.kernel.context import KernelContext
 from detent.ports.clocks import due_at
+from detent.ports.delegation import has_parent
 
 
 async def control(action: Any, context: KernelContext) -> None:
@@ -15,8 +16,10 @@ async def control(action: Any, context: KernelContext) -> None:
     state, run = context.state, context.run.state
     name = f"{context.scope}.{state.iteration}"
     match action:
-        case AskUser(question=question, expected=expected):
-            context.run.record(context.scope, e.UserAsked(ask_id=name, question=question, expected=expected))
+        case AskUser(to="parent") if not has_parent(run):
+            _tell(context, "This run has no parent to ask.")
+        case AskUser(question=question, expected=expected, to=to):
+            context.run.record(context.scope, e.UserAsked(ask_id=name, question=question, expected=expected, to=to))
             await context.commit(durable=True)
         case PushGoal(goal=goal):
             context.run.record(context.scope, e.GoalPushed(goal_id=name, goal=goal))

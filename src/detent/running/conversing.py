@@ -102,7 +102,7 @@ def news_in(lines: Sequence[bytes]) -> News:
             continue
         if event.rule == "context":
             context.append(Message(kind="note", text=event.text))
-        elif event.rule != "steer":
+        elif event.rule not in ("steer", "parent"):
             one = Waiting(
                 text=event.text,
                 message_id=event.message_id,

@@ -7,22 +7,25 @@ it again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from detent.config.agents import PREFIX
+from detent.config.agents import PREFIX, Agent, entry_of
 from detent.config.groups import ChildBounds
+from detent.config.output_types import refuse_unusable
 from detent.core import events as e
-from detent.core.actions import AnyAction, CancelSubagent, JoinSubagent, SpawnSubagent, ToolCall
+from detent.core.actions import AnyAction, CancelSubagent, JoinSubagent, SpawnSubagent, ToolCall, is_blank
 from detent.core.agent import AgentSpec
 from detent.core.budget import FIELDS, Budget, Usage, remaining
 from detent.core.errors import DetentError, InvalidArguments, unknown_arguments
 from detent.core.state import CallState, Child, RunState
 from detent.ports import Plan, Tool, ToolContext, ToolOutcome, ToolSpec
+from detent.ports.clocks import due_at
+from detent.ports.outside import taken
 from detent.running.branching import NOT_INHERITED
 from detent.running.lineage import stub
 
@@ -32,8 +35,10 @@ _LIMITS = -4, "children"
 """The phase and the label of the value that has the limits of an engine that are not the usual ones."""
 
 
-MANAGING = ("spawn_agent", "join_agent", "cancel_agent")
-"""The tools beside `agent_NAME`. A planner may use their actions; a model is offered those that its agent lists."""
+MANAGING = ("spawn_agent", "join_agent", "cancel_agent", "message_agent")
+"""The tools beside `agent_NAME`. An agent has those that it lists."""
+BACKGROUND = "#background.1"
+"""The end of the id of a timer whose call waits no longer for its child; no pass waits for it."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,9 +47,15 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     goal: str
     variables: dict[str, Any] = {}
     budget: dict[str, Any] = {}
-    on_parent_end: e.OnParentEnd = "cancel"
+    on_parent_end: e.OnParentEnd | None = None
     tools: tuple[str, ...] | None = None
     scopes: tuple[str, ...] | None = None
+
+
+class Patient(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `agent_NAME` where `join_agent` collects a child later: after `auto_background` seconds the call waits no longer."""
+
+    auto_background: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class Spawned(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,14 +66,23 @@ class Spawned(Started, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of `join_agent`."""
+    """The arguments of `join_agent`; after `auto_background` seconds the call waits no longer."""
 
     child: str
+    auto_background: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
-class Cancelled(Joined, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `message_agent`."""
+
+    child: str
+    text: str
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arguments of `cancel_agent`; `wait`: for nothing, until the child has taken the cancellation, or until it has ended."""
 
+    child: str
     why: str = ""
     wait: Literal["none", "accepted", "ended"] = "none"
 
@@ -78,7 +98,7 @@ class Refused(DetentError):
 class AgentTool:
     """A tool that the kernel carries out by starting, awaiting or ending child runs."""
 
-    def __init__(self, name: str, description: str, kind: type[msgspec.Struct]) -> None:
+    def __init__(self, name: str, description: str, kind: type[msgspec.Struct], *, sinks: tuple[str, ...] | None = None) -> None:
         shape = msgspec.json.schema(kind)["$defs"][kind.__name__]
         schema = {key: value for key, value in shape.items() if key not in ("title", "description")}
         self._kind = kind
@@ -90,6 +110,7 @@ class AgentTool:
             idempotent=True,
             timeout_s=None,
             delegates=True,
+            sinks=sinks,
             trust="trusted",  # of what a child returned, its origin tells
         )
 
@@ -102,12 +123,16 @@ class AgentTool:
         """Return the arguments; raise `InvalidArguments`."""
         try:
             given = msgspec.convert(args, self._kind)
+            if isinstance(given, Told) and is_blank(given.text):
+                raise InvalidArguments("the text is blank; say what the child is to know")
             if isinstance(given, Started):
                 if not given.goal.strip():
-                    raise InvalidArguments(f"{self.name}: the goal is empty; say what to achieve")
+                    raise InvalidArguments("the goal is empty; say what to achieve")
                 if unknown := unknown_arguments("budget", given.budget, Budget.__struct_fields__):
-                    raise InvalidArguments(f"{self.name}: {unknown}")
+                    raise InvalidArguments(unknown)
                 msgspec.convert(given.budget, Budget)
+            if isinstance(given, Spawned) and given.output_schema:
+                refuse_unusable(given.output_schema, "output_schema")
         except (msgspec.ValidationError, DetentError) as error:
             raise InvalidArguments(f"{self.name}: {error}") from None
         return args
@@ -122,33 +147,52 @@ class AgentTool:
 
 
 @cache
-def _managing() -> dict[str, Tool]:
-    """Return the tools that an agent with subagents may list beside `agent_NAME`."""
-    made = (
-        AgentTool("spawn_agent", "Start an agent on a goal and continue; `join_agent` waits for it. Returns the id of the child.", Spawned),
-        AgentTool("join_agent", "Wait for a child that `spawn_agent` started, and return its result.", Joined),
-        AgentTool("cancel_agent", "Cancel a child. `join_agent` then returns what it had so far.", Cancelled),
-    )
-    return {tool.name: tool for tool in made}
+def managing(name: str) -> AgentTool:
+    """Return the tool of this name that the kernel carries out; its child is one of the run's own, so its id needs no proof."""
+    match name:
+        case "spawn_agent":
+            return AgentTool(name, "Start an agent on a goal and continue meanwhile. Returns the id of the child.", Spawned)
+        case "join_agent":
+            return AgentTool(name, "Wait for a child that was started before, and return its result.", Joined, sinks=())
+        case "cancel_agent":
+            return AgentTool(name, "Cancel a child. It ends with what it has so far.", Cancelled, sinks=())
+        case _:
+            return AgentTool(name, "Tell a child something, or answer its question. It sees the text at its next turn.", Told, sinks=())
 
 
 def subagents_of(agent: AgentSpec) -> dict[str, AgentSpec | str]:
     """Return who the agent may start, by name: as data, or as the name of an agent that the engine knows."""
-    return {name: one if isinstance(one, str) else msgspec.convert(one, AgentSpec) for name, one in agent.subagents.items()}
+    said = {name: entry_of(one)[0] for name, one in agent.subagents.items()}
+    return {name: one if isinstance(one, str) else msgspec.convert(one, AgentSpec) for name, one in said.items()}
 
 
 def tool_for(name: str, agent: AgentSpec) -> Tool | None:
-    """Return the tool of this name by which the agent starts, awaits or ends children; None if it has none."""
+    """Return the tool of this name by which the agent starts, awaits, tells or ends children; None if it has none."""
     if not agent.subagents:
         return None
-    if (found := _managing().get(name)) is not None:
-        return found
+    if name in MANAGING and name in agent.tools:
+        return managing(name)
     one = name.removeprefix(PREFIX)
     if not name.startswith(PREFIX) or one not in agent.subagents:
         return None
-    said = agent.subagents[one]
+    said, _ = entry_of(agent.subagents[one])
     what = said if isinstance(said, str) else said.get("instructions", "")
-    return AgentTool(name, f"Let the agent {one!r} work on a goal, and wait for its result. {what}".strip(), Started)
+    how = Patient if "join_agent" in agent.tools else Started
+    return AgentTool(name, f"Let the agent {one!r} work on a goal, and wait for its result. {what}".strip(), how)
+
+
+def names_below(agent: AgentSpec, known: Mapping[str, Agent[Any]], seen: frozenset[str] = frozenset()) -> set[str]:
+    """Return the names of all tools that an agent, or one that it may start at any depth, can call by its declaration. `known`: the engine's agents.
+
+    A strategy calls `spawn_agent` though its agent does not list it.
+    """
+    found = {*agent.tools, *(f"{PREFIX}{name}" for name in agent.subagents), *(["spawn_agent"] if agent.subagents else [])}
+    for one in subagents_of(agent).values():
+        if not isinstance(one, str):
+            found |= names_below(one, known, seen)
+        elif one in known and one not in seen:
+            found |= names_below(known[one].spec(), known, seen | {one})
+    return found
 
 
 def child_id(run_id: str, call_id: str) -> str:
@@ -166,19 +210,19 @@ def records(calls: Sequence[CallState], state: RunState) -> list[e.AnyEvent]:
     """Return what these calls, which have begun, record. The sums that a run has left are shared by the children of a batch."""
     starts = [call for call in calls if _starts(call) and child_id(state.run_id, call.call_id) not in state.children]
     made: list[e.AnyEvent] = []
-    count, first = len(state.children), left_of(state, state.counted, state.calls_of)
-    counted, calls_of, left = state.counted, dict(state.calls_of), first
+    count, first = len(state.children), left_of(state, taken(state), state.calls_of)
+    used, calls_of, left = taken(state), dict(state.calls_of), first
     waits = {child.child: child.waits for child in state.children.values() if child.status == "open" and _waiting(state, child.waits)}
     for call in calls:
         try:
             if _starts(call):
                 found = _spawn(call, state, first, left, parts=len(starts), count=count)
                 if isinstance(found[0], e.SubagentSpawned):
-                    counted, count = counted.plus(found[0].reserved), count + 1
+                    used, count = used.plus(found[0].reserved), count + 1
                     bounds: dict[str, int] = dict(found[0].budget.max_calls_of or ())
                     for tool, most in bounds.items():
                         calls_of[tool] = calls_of.get(tool, 0) + most
-                    left = left_of(state, counted, calls_of)
+                    left = left_of(state, used, calls_of)
             else:
                 found = _about(call, state)
                 if isinstance(last := found[-1], e.SubagentAwaited) and waits.setdefault(last.child, call.call_id) != call.call_id:
@@ -214,7 +258,7 @@ def as_calls(plan: Plan, agent: AgentSpec) -> Plan:
 def _as_call(action: AnyAction) -> AnyAction:
     match action:
         case SpawnSubagent(agent=agent, goal=goal, budget=budget):
-            ends = {} if action.on_parent_end == "cancel" else {"on_parent_end": action.on_parent_end}
+            ends = {} if action.on_parent_end is None else {"on_parent_end": action.on_parent_end}
             said = {"goal": goal, **({"budget": budget} if budget else {}), **ends}
             return (
                 ToolCall(tool=f"{PREFIX}{agent}", args=said) if action.join else ToolCall(tool="spawn_agent", args={"agent": agent, **said})
@@ -263,6 +307,7 @@ def _spawn(call: CallState, state: RunState, first: Budget, left: Budget, *, par
     done: list[e.AnyEvent] = [] if waits else [_finished(call, {"child": child})]
     if child in state.children:  # its worker died after it was spawned
         return done or [e.SubagentAwaited(child=child, call=call.call_id)]
+    entry = entry_of(state.agent.subagents[name])[1] if name in known else {}
     if state.fork_effects == "dry_run":
         if open_there := [child for one in state.ancestors if (child := state.children.get(child_id(one, call.call_id))) is not None]:
             raise _not_inherited(open_there[0])
@@ -297,15 +342,22 @@ def _spawn(call: CallState, state: RunState, first: Budget, left: Budget, *, par
         reserved=sums_of(budget),
         variables=call.args.get("variables", {}),
         output_schema=call.args.get("output_schema"),
-        on_parent_end=call.args.get("on_parent_end", "cancel"),
+        on_parent_end=call.args.get("on_parent_end") or entry.get("on_parent_end", "cancel"),
         tools=None if tools is None else tuple(tools),
         scopes=None if scopes is None else tuple(scopes),
     )
-    return [spawned, *done]
+    lasts = call.args.get("auto_background") or (entry.get("auto_background") if "join_agent" in state.agent.tools else None)
+    return [spawned, *(_timed(call, lasts, state) if waits else ()), *done]
+
+
+def _timed(call: CallState, lasts: float | None, state: RunState) -> list[e.AnyEvent]:
+    """Return the timer of a call that waits for its child no longer than that; the log's last record has the time."""
+    due = None if lasts is None else due_at("", lasts, state.updated_at)
+    return [] if due is None else [e.ScheduleSet(timer_id=f"{call.call_id}{BACKGROUND}", due=due)]
 
 
 def _about(call: CallState, state: RunState) -> list[e.AnyEvent]:
-    """Return what `join_agent` and `cancel_agent` record."""
+    """Return what `join_agent`, `message_agent` and `cancel_agent` record."""
     child = call.args["child"]
     known = state.children.get(child)
     if known is None:
@@ -319,8 +371,16 @@ def _about(call: CallState, state: RunState) -> list[e.AnyEvent]:
         if known.status == "open" and call.args.get("wait") == "ended":
             return [*cancelled, e.SubagentAwaited(child=child, call=call.call_id)]
         return [*cancelled, _finished(call, {"child": child, "status": known.status if known.status != "open" else "cancelling"})]
+    if call.tool == "message_agent":
+        if known.status == NOT_INHERITED:
+            raise Refused(NOT_INHERITED, f"child {child!r} belongs to the run above this fork")
+        if known.status != "open" or known.cancel:
+            ended = f"has ended ({known.status})" if known.status != "open" else f"was cancelled ({known.cancel})"
+            raise Refused("child_ended", f"child {child!r} {ended}, so nobody would read the text")
+        told = e.SubagentMessaged(child=child, text=call.args["text"], call=call.call_id)
+        return [told, _finished(call, {"child": child, "status": "sent"})]
     if known.status == "open":
-        return [e.SubagentAwaited(child=child, call=call.call_id)]
+        return [*_timed(call, call.args.get("auto_background"), state), e.SubagentAwaited(child=child, call=call.call_id)]
     if known.status == NOT_INHERITED:
         return _again(call, known, state)
     if known.result is None:
@@ -336,7 +396,7 @@ def _again(call: CallState, known: Child, state: RunState) -> list[e.AnyEvent]:
     said = known.spawned
     args = {"goal": known.goal, "variables": said.variables, "budget": msgspec.to_builtins(said.budget)}
     args |= {"tools": said.tools, "scopes": said.scopes, "on_parent_end": said.on_parent_end}
-    left = left_of(state, state.counted, state.calls_of)
+    left = left_of(state, taken(state), state.calls_of)
     anew = msgspec.structs.replace(call, tool=f"{PREFIX}{known.agent}", args=args)
     return _spawn(anew, state, left, left, parts=1, count=len(state.children))
 
@@ -368,19 +428,32 @@ def portion(first: Budget, left: Budget, asked: Budget, parts: int) -> Budget:
     rests: dict[str, int] = dict(left.max_calls_of or ())
     wanted: dict[str, int] = dict(asked.max_calls_of or ())
     shares = {tool: min(rests[tool], wanted.get(tool, limit // (parts + 1))) for tool, limit in most.items()}
-    return msgspec.structs.replace(asked, **said, max_calls_of={**wanted, **shares} or None)
+    return _fitting(msgspec.structs.replace(asked, **said, max_calls_of={**wanted, **shares} or None))
+
+
+def _fitting(budget: Budget) -> Budget:
+    """Return the budget with bounds on tokens that one usage can reach together: input and output are at most the total."""
+    total, given, output = budget.max_total_tokens, budget.max_input_tokens, budget.max_output_tokens
+    if total is None:
+        return budget
+    if given is not None and output is not None and given + output > total:
+        given = given * total // (given + output)
+        output = total - given
+    bounds = {name: None if bound is None else min(bound, total) for name, bound in (("input", given), ("output", output))}
+    return msgspec.structs.replace(budget, **{f"max_{name}_tokens": bound for name, bound in bounds.items()})
 
 
 def sums_of(budget: Budget) -> Usage:
     """Return the usage that reaches the sums of a budget: what is reserved for a child with this bound. Unset bounds reserve nothing."""
-    total, given = budget.max_total_tokens, budget.max_input_tokens
-    output = budget.max_output_tokens or 0 if total is None else max(0, total - (given or 0))
+    total, given, output = budget.max_total_tokens or 0, budget.max_input_tokens, budget.max_output_tokens
+    output = max(0, total - (given or 0)) if output is None else output
+    given = max(0, total - output) if given is None else given
     return Usage(
         iterations=budget.max_iterations or 0,
         model_calls=budget.max_model_calls or 0,
         tool_calls=budget.max_tool_calls or 0,
         failures=budget.max_failures or 0,
-        input_tokens=given or 0,
+        input_tokens=given,
         output_tokens=output,
         cost_usd=budget.max_cost_usd,
     )

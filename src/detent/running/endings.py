@@ -24,6 +24,15 @@ from detent.kernel.context import KernelContext
 from detent.ports.tools import shown_tools
 from detent.running.tracebacks import traceback_behind
 
+ENDS_RUN = ("cancelled", "policy_stopped", "policy_denied", "approval_rejected", "approval_expired", "fatal_tool_error")
+"""Reasons that end the run in whatever pass they occur. `policy_denied` and `approval_rejected` end a pass only if the agent is set to."""
+
+
+def ends_run(verdict: Settled) -> bool:
+    """Whether the end of a pass ends the run, so that no strategy continues after it."""
+    return verdict.reason in ENDS_RUN or (verdict.bound is not None and verdict.bound.of == "run")
+
+
 REFUSED = "answer_refused"
 """The error code of a call that would have ended the turn with an answer that falls short."""
 
@@ -186,7 +195,7 @@ def _can_make(deliverable: dict[str, str], context: KernelContext) -> bool:
 def last_turn(run: RunState, state: KernelState) -> bool:
     """Whether no turn may follow the current one; turns that correct an answer do not count against the share of the pass."""
     mine = state.usage.iterations - state.refused
-    bounds = ((run.budget.max_iterations, run.usage.iterations), (state.limits.max_iterations, mine))
+    bounds = ((run.budget.max_iterations, run.counted.iterations), (state.limits.max_iterations, mine))
     return any(most is not None and used >= most for most, used in bounds)
 
 

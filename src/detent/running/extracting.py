@@ -161,7 +161,7 @@ class Extracting:
                 if now.status != "completed" or item_id(state.run_id, "end") in now.memories:
                     return
                 make = partial(SnapshotJournal, parts.store, now, control.effects, clock=parts.clock, ids=parts.ids)
-                journal = make(claim=claim, charges_all=bool(parts.tenants))
+                journal = make(claim=claim, tenants=parts.tenants)
                 for item, refused in made:
                     journal.record(MemoryProposed(item_id=item.id, item=msgspec.to_builtins(item), memory=name, refused=refused))
                 end = item_id(state.run_id, "end")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 
+from detent.core.events import SubagentAwaited
 from detent.core.state import CallState
 from detent.kernel.context import KernelContext, Run
 from detent.ports import wait_for_news
@@ -17,6 +18,7 @@ from detent.running.calling import Calls
 from detent.running.delegating import changed_limits, in_two
 from detent.running.inbox import begins
 from detent.running.rules import fired
+from detent.running.telling import asking_children
 
 LOOK_S = 0.05
 """How often a call that cancels a child checks whether the child has read that."""
@@ -45,25 +47,32 @@ class Family(Calls):
 
     async def delegate(self, calls: Sequence[CallState], context: KernelContext) -> None:
         """See `World.delegate`. If a cancellation came first, no child begins."""
+        told = [call.args["child"] for call in calls if call.tool == "message_agent"]
         if self._children is not None:
             context.run.journal.record(*changed_limits(self._journal.state, self._children.limits))
+            if told:
+                await self._unless_cancelled(self._children.started(self._journal.state, told))
         now, later, cancelled = in_two(calls, self._journal.state)
         context.run.record(context.scope, *now)
         if await begins(context.run, self.control, self._store) and self._children is not None:
-            self._children.begin(self._journal.state)
+            self._children.begin(self._journal.kept, told)
+        if waited := {event.child for event in now if isinstance(event, SubagentAwaited)}:
+            self.control.deliver(await asking_children(self._store, self._journal.state, waited))
         if later:
-            await self._taken(cancelled)
+            await self._unless_cancelled(self._taken(cancelled))
             context.run.record(context.scope, *later)
             await context.commit(durable=True)
 
     async def _taken(self, children: set[str]) -> None:
-        """Wait until these children have taken their cancellations. A cancellation of this run ends the wait."""
+        """Wait until these children have taken their cancellations."""
+        while any(signal.kind == "cancel" for waiting in (await self._store.signals(list(children))).values() for signal in waiting):
+            await wait_for_news(self._store, LOOK_S)
+
+    async def _unless_cancelled(self, wait: Awaitable[None]) -> None:
+        """Wait. A cancellation of this run ends that."""
         with self.control.during(0):
             try:
-                while any(
-                    signal.kind == "cancel" for waiting in (await self._store.signals(list(children))).values() for signal in waiting
-                ):
-                    await wait_for_news(self._store, LOOK_S)
+                await wait
             except asyncio.CancelledError:
                 if not self.control.interrupted():
                     raise
@@ -71,14 +80,14 @@ class Family(Calls):
     async def children_begun(self, run: Run) -> None:
         """See `World.children_begun`."""
         if self._children is not None:
-            await self._children.begun(run.state)
+            await self._children.begun(self._journal.kept)
 
     async def children_move(self, run: Run) -> bool:
         """See `World.children_move`. The time that it waits is not running time."""
         if self._children is None:
             return False
         await run.journal.commit()
-        self._children.begin(run.state)
+        self._children.begin(self._journal.kept)
         since = self._clock.monotonic()
         with self.control.during(0) if not self.control.cancelled else nullcontext():
             try:
@@ -90,6 +99,5 @@ class Family(Calls):
         self._since += self._clock.monotonic() - since
         if moved:
             await self.absorb(run, fresh=True)
-            self._children.begin(run.state)
         self._looked = None
         return moved

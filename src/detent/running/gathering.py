@@ -8,12 +8,13 @@ has fired: both are records, so a replay decides alike. Its output says the outc
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
+from detent.config.adapters import interpreter
 from detent.config.groups import ChildBounds
 from detent.core import events as e
 from detent.core.actions import ToolCall
@@ -28,8 +29,11 @@ from detent.kernel.kernel import Kernel, make_kernel
 from detent.ports import Branch, Passed, Plan
 from detent.ports.copies import copied
 from detent.ports.delegation import GATHERS, AgentResult, AgentTask, OwnAgent, own_agent, watches
-from detent.running.delegating import SUMS, child_id, left_of, portion, subagents_of
+from detent.ports.interpreting import ProgramAnswer, ProgramLimits, ProgramMove
+from detent.ports.outside import taken
+from detent.running.delegating import SUMS, child_id, left_of, managing, portion, subagents_of
 from detent.running.phase_hooks import hooked
+from detent.running.programs import Course
 
 AGENTS = "agents"
 """The name of the kernel, and the usual label of its passes."""
@@ -46,12 +50,13 @@ class Waits(BaseException):
 
 
 class AgentPasses:
-    """The children of a strategy; see `ports.StrategyRun`."""
+    """The children and the programs of a strategy; see `ports.StrategyRun`."""
 
-    __slots__ = ("_agent", "_run")
+    __slots__ = ("_agent", "_programs", "_run")
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._programs = 0
         self._agent: OwnAgent | None = None
 
     @abstractmethod
@@ -61,6 +66,39 @@ class AgentPasses:
     @abstractmethod
     async def _pass(self, branch: Branch, scope: str, limits: Budget | None = None, *, kernel: Kernel | None = None) -> Passed:
         """Run a pass, unless it has ended."""
+
+    @abstractmethod
+    async def effect(self, label: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Return a recorded value, or make and record it."""
+
+    @abstractmethod
+    def parted(self, logged: str, now: str) -> BaseException:
+        """Return the error for something that differs from the log."""
+
+    async def program(
+        self,
+        label: str,
+        text: str,
+        functions: Sequence[str],
+        answer: Callable[[ProgramMove], Awaitable[ProgramAnswer]],
+        limits: ProgramLimits = ProgramLimits(),  # noqa: B008 - frozen
+    ) -> ProgramMove:
+        """Run a program to its end; see `ports.StrategyRun.program`."""
+        self._programs += 1
+        async with interpreter() as one:
+            course = Course(
+                label,
+                text,
+                functions,
+                limits,
+                run_id=self._run.state.run_id,
+                number=self._programs,
+                world=self._run.world,
+                interpreter=one,
+                effect=self.effect,
+                parted=self.parted,
+            )
+            return await course.run(answer)
 
     @property
     def agent(self) -> OwnAgent:
@@ -139,7 +177,7 @@ def _call(task: AgentTask) -> ToolCall:
         said["variables"] = task.variables
     if task.budget != Budget():
         said["budget"] = msgspec.to_builtins(task.budget)
-    if task.on_parent_end != "cancel":
+    if task.on_parent_end is not None:
         said["on_parent_end"] = task.on_parent_end
     narrower = {name: value for name in ("output_schema", "tools", "scopes") if (value := getattr(task, name)) is not None}
     return ToolCall(tool="spawn_agent", args={**said, **narrower})
@@ -184,7 +222,8 @@ def gathering(calls: Sequence[ToolCall]) -> Kernel:
         run.record(context.scope, e.PassFinished(status="done", reason="done_tool", output=found))
         return context.state
 
-    return make_kernel(phases=(plan, act), name=AGENTS)
+    spawns: Any = (managing("spawn_agent"),)  # the agent need not list it for its strategy to start others
+    return make_kernel(phases=(plan, act), meta_tools=spawns, name=AGENTS)
 
 
 def _with_shares(calls: Sequence[ToolCall], run: RunState) -> tuple[ToolCall, ...]:
@@ -192,7 +231,7 @@ def _with_shares(calls: Sequence[ToolCall], run: RunState) -> tuple[ToolCall, ..
 
     They are all decided here, because the calls do not begin together.
     """
-    left = left_of(run, run.counted, run.calls_of)
+    left = left_of(run, taken(run), run.calls_of)
     known, parts = subagents_of(run.agent), len(calls)
 
     def shared(call: ToolCall) -> ToolCall:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -11,7 +12,7 @@ import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
 from detent.core.codec import walk
-from detent.core.errors import CorruptLog, ToolFailed
+from detent.core.errors import CorruptLog, StoreError, ToolFailed
 from detent.core.events import ArtifactRef
 from detent.core.state import Item, RunState
 from detent.kernel.journal import Journal
@@ -30,7 +31,11 @@ from detent.running.lineage import find_blob
 from detent.secrecy.placing import OTHER, PLANNER, REFUSED, Given, Kept, fields_of, is_kept, kept_in, kept_of, misplaced
 from detent.secrecy.redact import Redactor, placeholders, rejected, resolve
 
+log = logging.getLogger("detent")
+
 KEY_BLOB = "redaction-key"
+SHORTCUT = "shortcut-"
+"""What the blob keys of a strategy's shortcuts begin with."""
 
 
 def blob_of(placeholder: str) -> str:
@@ -62,6 +67,24 @@ class Values:
         except CorruptLog as error:
             self.damage = error
             raise
+
+    async def shortcut(self, name: str) -> bytes | None:
+        """Return what `keep_shortcut` kept under this name; b"" if it is not whole."""
+        try:
+            data = await self._store.get_blob(self._run().run_id, SHORTCUT + name)
+        except StoreError as error:
+            return log.debug("a shortcut of run %s is not used: %s", self._run().run_id, error)
+        return data if data is None else data[32:] if sha256(data[32:]).digest() == data[:32] else b""
+
+    async def keep_shortcut(self, name: str, data: bytes) -> None:
+        """Keep `data` beside the log, with its digest before it; b"" drops it. If that fails, the run does without."""
+        try:
+            if data:
+                await self._store.put_blob(self._run().run_id, SHORTCUT + name, sha256(data).digest() + data)
+            else:
+                await self._store.delete_blob(self._run().run_id, SHORTCUT + name)
+        except StoreError as error:
+            log.debug("no shortcut of run %s: %s", self._run().run_id, error)
 
     async def hide(self, plan: Plan, specs: dict[str, ToolSpec]) -> Plan:
         """Return the plan with placeholders for sensitive values. These values, and files that a model created, are stored before it is recorded."""

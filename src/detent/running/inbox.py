@@ -23,6 +23,8 @@ from detent.running import rules
 from detent.running.control import Control
 from detent.running.joining import joins, was_left
 from detent.running.people import LONGEST, person
+from detent.running.posting import PARENT
+from detent.running.telling import in_background, origin_of_message
 from detent.secrecy.placing import CHILD, USER
 from detent.secrecy.redact import hidden
 
@@ -32,14 +34,14 @@ MOST_REFUSED = 100
 """How many refused answers of a run are recorded: flooding its inbox does not fill its log."""
 
 
-async def take(signal: Signal, run: Run, store: EventStore) -> None:
+async def take(signal: Signal, run: Run, store: EventStore, control: Control) -> None:
     """Record one signal. A signal that does not count is dropped, and the reason is recorded."""
     if not rules.moot(signal, run.state):
         try:
             while True:
                 state = run.state
                 counts = rules.vetted(signal, state)
-                scrubbed = await _scrubbed(counts, run)
+                scrubbed = await _scrubbed(counts, run, store)
                 if run.state is state:  # otherwise another pass has recorded something meanwhile
                     break
             if signal.kind == "child" and scrubbed.payload["child"] == state.run_id:
@@ -47,8 +49,11 @@ async def take(signal: Signal, run: Run, store: EventStore) -> None:
                     run.journal.record(e.LeftByParent(parent=state.parent, signal=signal.id))
             elif signal.kind == "child":
                 child = state.children[scrubbed.payload["child"]]
-                if (joined := await joins(child, state, store, signal=scrubbed)) is not None:
+                ended = control.ends.pop(child.child, None)
+                if (joined := await joins(child, state, store, signal=scrubbed, ended=ended)) is not None:
                     run.journal.record(joined, scope=child.scope)
+            elif signal.kind == "timer" and (late := in_background(signal, state)) is not None:
+                run.journal.record(late[0], scope=late[1])
             else:
                 run.journal.record(event_of(scrubbed, state), scope=scope_of(scrubbed, state))
         except NotAllowedNow as error:
@@ -71,7 +76,7 @@ async def begins(run: Run, control: Control, store: EventStore) -> bool:
             if control.cancelled:
                 break
             for signal in control.drop([signal for signal in waiting if signal.kind == "cancel"]):
-                await take(signal, run, store)  # from nobody: it is refused, and prevents nothing
+                await take(signal, run, store, control)  # from nobody: it is refused, and prevents nothing
     return not control.cancelled
 
 
@@ -131,12 +136,14 @@ SPOKEN = ("reply", "result", "output", "reason", "why", "cannot", "text", "attac
 """Parts of a signal's payload that hold somebody's words."""
 
 
-async def _scrubbed(signal: Signal, run: Run) -> Signal:
-    """Return the signal with placeholders for sensitive values in its words, or in other arguments of a call."""
+async def _scrubbed(signal: Signal, run: Run, store: EventStore) -> Signal:
+    """Return the signal with placeholders for sensitive values in its words, or in other arguments of a call; a parent's words have their origin."""
     world, told = run.world, dict(signal.payload)
     for part in SPOKEN:
         if part in told:
-            told[part] = await world.scrub(told[part], whose=CHILD if signal.kind == "child" else USER)
+            told[part] = await world.scrub(told[part], whose=CHILD if signal.kind == "child" or signal.via == PARENT else USER)
+    if signal.kind == "message" and told["rule"] == "parent":
+        told["origin"] = msgspec.to_builtins(await origin_of_message(run.state, told["call"], told["text"], store))
     if signal.kind == "approval" and told.get("args") is not None:
         asked = run.state.approvals.get(told["call"])
         tool = run.tools.get(asked.tool) if asked is not None else None
@@ -146,7 +153,7 @@ async def _scrubbed(signal: Signal, run: Run) -> Signal:
 
 def scope_of(signal: Signal, state: RunState) -> str:
     """Return the pass that a signal concerns, "" for the run."""
-    call: Any = signal.payload.get("call")
+    call: Any = signal.payload.get("call") if signal.kind != "message" else None  # that is a call of its parent
     return call.rsplit(".", 2)[0] if isinstance(call, str) and state.call(call) is not None else ""
 
 

@@ -34,7 +34,7 @@ replace = msgspec.structs.replace
 async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted:
     """Return the first record of a child, as its parent's log wants it. Raise `ConfigError`, `ToolsMissing` if it cannot run here."""
     said, declared = subagents_of(state.agent)[child.agent], state.agent.subagents[child.agent]
-    variables: dict[str, Any] = {} if isinstance(declared, str) else declared.get("variables", {})
+    variables: dict[str, Any] = {} if isinstance(said, str) else declared.get("variables", {})
     if isinstance(said, str):
         known = starting.known_agent(runtime, said)
         said, variables = known.spec(), known.variables
@@ -67,6 +67,7 @@ async def started(runtime: Runtime, state: RunState, child: Child) -> RunStarted
         strategy=spec.strategy,
         strategy_version=version_of(runtime.parts.strategies.get(spec.strategy)),
         parent=state.run_id,
+        queued=None if state.queued is None else replace(state.queued, dedupe_key="", not_before=None),
         levels=strict_levels(state.levels, {name: tool.spec.side_effect for name, tool in tools.items()}),
         delegated=Delegated(
             root=state.goal_id,

@@ -13,10 +13,11 @@ import msgspec
 from detent.config.adapters import origin_of
 from detent.core import events as e
 from detent.core.errors import DetentError, NotAllowedNow, RunErased, RunNotFound
-from detent.core.state import CLOSED, Child, RunState
-from detent.ports import EventStore, Signal
+from detent.core.state import Child, RunState
+from detent.ports import EventStore, Signal, is_erased
 from detent.running.posting import end_error, ending
 from detent.running.snapshots import load_run
+from detent.running.telling import asking_children, asks, waiting_call
 
 BOUNDS = ("max_iterations", "budget_exhausted")
 ENDED = ("completed", "failed", "stopped", "waiting_for_operator")
@@ -24,13 +25,13 @@ ENDED = ("completed", "failed", "stopped", "waiting_for_operator")
 
 
 async def ended_children(store: EventStore, state: RunState) -> list[Signal]:
-    """Return the signals of open children that have ended: a store may have lost what waited in its inboxes, as by a backup."""
-    found: list[Signal] = []
+    """Return the signals of open children that have ended, were erased, or ask: a store may have lost what waited in its inboxes, as by a backup."""
+    found = [] if state.terminal else await asking_children(store, state)
     for child in state.children.values() if not state.terminal else ():
         if child.status == "open":
             with suppress(DetentError):
                 head = await store.head(child.child)
-                if head is not None and head.status in ENDED:
+                if head is not None and (head.status in ENDED or is_erased(head)):
                     found.append(ending(child.child, head.records))
     return found
 
@@ -61,30 +62,32 @@ def outcome_of(state: RunState) -> str:
     return "cancelled" if state.reason == "cancelled" else "bound_reached" if state.reason in BOUNDS else "failed"
 
 
-async def joins(child: Child, parent: RunState, store: EventStore, *, signal: Signal) -> e.SubagentJoined | None:
-    """Return the record of a child that has ended, or was given up; None if its log says neither.
+async def joins(
+    child: Child, parent: RunState, store: EventStore, *, signal: Signal, ended: RunState | None = None
+) -> e.SubagentJoined | e.SubagentReleased | None:
+    """Return the record of a child that has ended, or was given up, or asks its parent; None if its log says none of this.
 
-    A run with its id that is not this parent's child is never its end: the child is lost. That a child cannot be started counts if the process that
-    advances its parent found it, so without a digest: a posted signal has one.
+    `ended` is the child as it ended in this process. A run with its id that is not this parent's child is never its end: the child is lost. That a
+    child cannot be started counts if the process that advances its parent found it, so without a digest: a posted signal has one.
     """
     try:
-        state = await load_run(store, child.child)
+        state = await _read(store, child.child, ended)
     except RunNotFound:
         cannot = signal.payload.get("cannot")
         return _unstarted(child, parent, cannot, signal=signal.id) if cannot and not signal.digest else None
     except RunErased:
-        return _lost(child, "its log was erased", signal=signal.id, call=_waits(child, parent))
+        return _lost(child, "its log was erased", signal=signal.id, call=waiting_call(child, parent))
     if state.parent != parent.run_id or state.delegated is None or state.delegated.call != child.spawned.call:
-        return _lost(child, "the run with its id is not a child of this run", signal=signal.id, call=_waits(child, parent))
+        return _lost(child, "the run with its id is not a child of this run", signal=signal.id, call=waiting_call(child, parent))
     outcome = outcome_of(state)
     if not outcome:
-        return None
+        return await asks(child, parent, store, signal=signal.id)
     if outcome == "lost":
         return _lost(
             child,
             state.dead_letter,
             signal=signal.id,
-            call=_waits(child, parent),
+            call=waiting_call(child, parent),
             sequence=state.seq,
             digest=state.digest,
             partial=state.partial,
@@ -104,10 +107,16 @@ async def joins(child: Child, parent: RunState, store: EventStore, *, signal: Si
         calls_of=state.calls_of,
         sequence=state.seq,
         digest=state.digest,
-        call=_waits(child, parent),
+        call=waiting_call(child, parent),
         error=error,
         signal=signal.id,
     )
+
+
+async def _read(store: EventStore, run_id: str, ended: RunState | None) -> RunState:
+    """Return the state of a child: the one that is known if nothing was recorded since, else from its log."""
+    head = None if ended is None else await store.head(run_id)
+    return ended if ended is not None and head is not None and head.records == ended.seq else await load_run(store, run_id)
 
 
 def _unstarted(child: Child, parent: RunState, why: str, *, signal: str) -> e.SubagentJoined:
@@ -117,7 +126,7 @@ def _unstarted(child: Child, parent: RunState, why: str, *, signal: str) -> e.Su
         status="failed",
         outcome="failed",
         reason="not_started",
-        call=_waits(child, parent),
+        call=waiting_call(child, parent),
         error=end_error(child, "failed", why, ""),
         signal=signal,
     )
@@ -127,11 +136,6 @@ async def was_left(state: RunState, store: EventStore) -> bool:
     """Whether the parent of a run has recorded that it left it."""
     above = await load_run(store, state.parent)
     return state.run_id in above.children and above.children[state.run_id].status == "left"
-
-
-def _waits(child: Child, parent: RunState) -> str:
-    """Return the call that waits for a child; none if its pass has ended with the run."""
-    return child.waits if child.scope in parent.passes and parent.passes[child.scope].status not in CLOSED else ""
 
 
 def _lost(child: Child, why: str, *, signal: str, call: str, **known: Any) -> e.SubagentJoined:

@@ -18,22 +18,24 @@ log = logging.getLogger("detent")
 
 
 async def record_late(journal: Journal, store: EventStore, make: Callable[[RunState], Journal]) -> None:
-    """Record the outcomes of effects that a journal could not commit because its run was lost. If the store fails, warn instead.
+    """Record the outcomes of effects that a journal could not commit because its run, or its store, was lost. If the store fails, warn instead.
 
     `make` returns a journal that continues after a state, and names no claim.
     """
     run_id, (after, lines) = journal.state.run_id, journal.uncommitted
-    ended = [event for line in lines if isinstance(event := read_record(line).event, ToolFinished)]
+    ended = [(line, event) for line in lines if isinstance(event := read_record(line).event, ToolFinished)]
     tried = {
-        event.call: call for event in ended if (call := journal.state.call(event.call)) is not None and call.attempt and not call.read_only
+        event.call: call
+        for _, event in ended
+        if (call := journal.state.call(event.call)) is not None and call.attempt and not call.read_only
     }
     if not tried:
         return
     try:
-        # there: they were committed, and their worker stopped before it heard of that
-        there = lines[0] in await store.read(run_id, after=after, limit=1)
-        for event in () if there else ended:
-            if event.call in tried:
+        # there: an append that was done, of which its worker did not hear; what another pass ended since came behind it
+        there = set(await store.read(run_id, after=after, limit=len(lines)))
+        for line, event in ended:
+            if event.call in tried and line not in there:
                 outcome = ToolReconciled(
                     call=event.call,
                     outcome="happened",
@@ -44,7 +46,7 @@ async def record_late(journal: Journal, store: EventStore, make: Callable[[RunSt
                 )
                 await append_late(run_id, outcome, store, make)
     except DetentError as error:
-        log.warning("run %s was lost, and the outcome of %s cannot be recorded: %s", run_id, ", ".join(tried), error)
+        log.warning("run %s: the outcome of %s cannot be recorded: %s", run_id, ", ".join(tried), error)
 
 
 async def append_late(run_id: str, outcome: ToolReconciled, store: EventStore, make: Callable[[RunState], Journal]) -> None:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
+from datetime import datetime, timedelta
 from types import CoroutineType, MappingProxyType
 from typing import Any, Literal, cast
 
@@ -19,11 +20,12 @@ from detent.config.remembering import Memories
 from detent.core.actions import Action, AnyAction, FinalAnswer, ToolCall
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget, exhausted
-from detent.core.errors import ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, UnknownModel
+from detent.core.errors import AccountClosed, ConfigError, Divergence, MalformedPlan, PlannerFailed, StoreError, Suspended, UnknownModel
 from detent.core.events import CANCELLED, FAILED, STOOD, EffectRecorded, ToolReconciled
-from detent.core.state import CLOSED, CallState
+from detent.core.state import CLOSED, CallState, RunState
 from detent.kernel.context import KernelContext, Run
 from detent.kernel.journal import Journal
+from detent.metering.accounts import Accounts
 from detent.metering.gateway import Gateway, Room, Traffic
 from detent.metering.tenants import Tenants
 from detent.ports import (
@@ -75,6 +77,14 @@ def refuse_inside_effect(what: str) -> None:
             f"{what} was begun inside the effect {outer!r}. A replay takes the effect's value from the log and runs nothing inside it "
             "again. Do this before the effect, and use the result in it"
         )
+
+
+def sooner(until: datetime, state: RunState, running_ms: float, now: datetime) -> datetime:
+    """Return this time, or when the run's total time is up if that is sooner: then it is due, and ends."""
+    if (most := state.budget.max_total_s) is None:
+        return until
+    left_s = max(0.0, most - (running_ms + state.away_ms) / 1000 + 0.001)
+    return until if (until - now).total_seconds() <= left_s else now + timedelta(seconds=left_s)
 
 
 class LiveWorld(Family):
@@ -217,8 +227,9 @@ class LiveWorld(Family):
 
     @property
     def quiet(self) -> bool:
-        """Whether no signal came and no account of the run's tenant is to be read: called several times a turn."""
-        return not (self.control.waiting or self._tenants or (BRANCH.get() and self._is_cancelled))
+        """Whether no signal came, nothing is held, and no account of the run's tenant is to be read: called several times a turn."""
+        holds = self._traffic.accounts is not None and self._traffic.accounts.holds
+        return not (self.control.waiting or self.control.put_off or self._tenants or holds or (BRANCH.get() and self._is_cancelled))
 
     @property
     def _is_cancelled(self) -> bool:
@@ -236,22 +247,31 @@ class LiveWorld(Family):
         return self._is_cancelled
 
     async def weigh(self, context: KernelContext, calls: Sequence[CallState] = ()) -> AbstractAsyncContextManager[None] | None:
-        """Read the usage of the run's tenant, if that is bounded; `calls` of tools are about to begin."""
+        """Read the usage of the run's tenant, if that is bounded; `calls` of tools are about to begin. Raise `Suspended` if somebody holds the run."""
+        if self._traffic.accounts is not None and self._traffic.accounts.holds:
+            await self._refuse_held(self._traffic.accounts, context, calls)
         if not self._tenants or (calls and all(call.attempt for call in calls)):
             return None
         return await self._tenants.weigh(context, calls)
+
+    async def _refuse_held(self, accounts: Accounts, context: KernelContext, calls: Sequence[CallState]) -> None:
+        """Raise `Suspended` if the run's agent or tenant, or the tool of a call that is about to begin, is held. What is recorded so far is kept."""
+        hold = None if self._is_cancelled else accounts.stops(self._run(), [call.tool for call in calls])
+        if hold is not None:
+            await context.commit()
+            raise Suspended(self._run().run_id, hold.said, until=accounts.again(hold))
 
     async def absorb(self, run: Run, *, fresh: bool) -> bool:
         """Record the signals that arrived, in the store's order; `fresh` reads the inbox instead of relying on the watcher."""
         self._inbox.closed = not self._inbox.closed or await self._inbox.turn()  # no pass decides on a signal before an earlier one
         try:
-            if fresh:
+            if fresh or self.control.put_off:
                 run_id = self._run().run_id
                 self.control.deliver((await self._store.signals([run_id])).get(run_id, []))
             state = run.state
             came = self.control.take(lambda signal: early(signal, state, self._looked or state.updated_at))
             for signal in came:
-                await take(signal, run, self._store)
+                await take(signal, run, self._store, self.control)
         finally:
             self._inbox.leave()
         if BRANCH.get():
@@ -295,6 +315,10 @@ class LiveWorld(Family):
                 if deadline_s is None or self._clock.monotonic() < started + deadline_s:
                     raise
                 raise Interrupted from None  # the next turn finds that the time is up
+            except AccountClosed as closed:  # no candidate was left that may be called now
+                raise Suspended(
+                    view.run_id, str(closed), until=sooner(closed.until, self._journal.state, self.running_ms(), self._clock.now())
+                ) from closed
             except asyncio.CancelledError:
                 if self.control.interrupted():
                     await self.cancels("planner")

@@ -55,8 +55,11 @@ def cancellations(state: RunState, why: str) -> list[e.AnyEvent]:
     ]
 
 
-def departures(state: RunState) -> list[e.AnyEvent]:
-    """Return the records that split off each open child that is left: what was reserved for it counts as used here from now on."""
+def departures(state: RunState, *, ended: bool = True) -> list[e.SubagentJoined]:
+    """Return the records that split off each open child that is left: what was reserved for it counts as used here from now on.
+
+    If the run has not `ended`, these are only the children whose calls say `leave`.
+    """
     return [
         e.SubagentJoined(
             child=child.child,
@@ -68,7 +71,7 @@ def departures(state: RunState) -> list[e.AnyEvent]:
             error=_left(child),
         )
         for child in state.children.values()
-        if child.status == "open" and not child.cancel
+        if child.status == "open" and not child.cancel and (ended or child.spawned.on_parent_end == "leave")
     ]
 
 

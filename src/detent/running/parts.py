@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from detent.core.errors import ToolsMissing, UnknownName
 from detent.core.state import RunState
 from detent.kernel.context import Run, World
 from detent.kernel.kernel import Kernel
+from detent.metering.accounts import Accounts
 from detent.metering.gateway import Traffic
 from detent.metering.tenants import Tenants
 from detent.ports import (
@@ -44,14 +46,15 @@ from detent.ports import (
 from detent.ports.compacting import Compactor
 from detent.ports.delegation import Children
 from detent.ports.governance import PolicyOf, guarding
+from detent.ports.heads import CODE
 from detent.running.alike import Alike
 from detent.running.controls import control
 from detent.running.declarations import held
-from detent.running.delegating import MANAGING, tool_for
 from detent.running.endings import objection
 from detent.running.estimating import ESTIMATOR
 from detent.running.foreign import record_changes
 from detent.running.healing import heal
+from detent.running.overseeing import tool_of
 from detent.running.verifying import Answers
 from detent.running.views import Views
 from detent.running.watcher import Watcher
@@ -85,8 +88,10 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     secrets: SecretSource | None = None
     capabilities: Capabilities | None = None
     worker: str = ""
+    version: str = ""
     grace_s: float = GRACE_S
     drain_s: float = DRAIN_S
+    max_active_per_key: int | None = None
     traffic: Traffic | None = None
     titles: bool = False
     tenants: Tenants | None = None
@@ -101,6 +106,11 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     digest: Callable[[ToolSpec], str] = lambda spec: digest_of([spec.name, spec.input_schema])
     alike: Alike = msgspec.field(default_factory=Alike)
 
+    @property
+    def accounts(self) -> Accounts:
+        """What is held in the store."""
+        return self.watcher.accounts
+
 
 def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict[str, Tool]:
     """Return the tools that the run's agent lists. Raise `ToolsMissing` naming those that are not here, unless that is allowed.
@@ -109,8 +119,9 @@ def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict
     """
     found: dict[str, Tool] = {}
     missing: list[str] = []
-    for name in (*state.agent.tools, *(MANAGING if state.agent.subagents else ())):
-        if (tool := _everywhere(name, state.agent, parts) or meta_tool_of_some_kernel(name, parts)) is not None:
+    usual = _usual(state.agent, parts) if state.agent.tools else {}
+    for name in state.agent.tools:
+        if (tool := _everywhere(name, state.agent, parts, usual) or meta_tool_of_some_kernel(name, parts)) is not None:
             found[name] = tool
         else:
             missing.append(name)
@@ -119,13 +130,14 @@ def tools_of(state: RunState, parts: Parts, *, missing_ok: bool = False) -> dict
     return found
 
 
-def _everywhere(name: str, agent: AgentSpec, parts: Parts) -> Tool | None:
-    """Return the tool that this name refers to in every pass, whatever its kernel; None if there is none."""
-    if (delegates := tool_for(name, agent)) is not None:
+def _usual(agent: AgentSpec, parts: Parts) -> dict[str, Tool]:
+    return {tool.spec.name: tool for tool in reversed(kernel_of(agent, parts).meta_tools)}
+
+
+def _everywhere(name: str, agent: AgentSpec, parts: Parts, usual: Mapping[str, Tool]) -> Tool | None:
+    """Return the tool that this name refers to in every pass, whatever its kernel; None if there is none. `usual`: the meta-tools of the agent's kernel."""
+    if (delegates := tool_of(name, agent, parts.store) or usual.get(name)) is not None:
         return delegates
-    for tool in kernel_of(agent, parts).meta_tools:
-        if tool.spec.name == name:
-            return tool
     try:
         return parts.tools.get(name)
     except UnknownName:
@@ -139,17 +151,20 @@ def meta_tool_of_some_kernel(name: str, parts: Parts) -> MetaTool | None:
 
 
 def nameless(name: str, agent: AgentSpec, parts: Parts) -> bool:
-    """Whether the name is neither that of a tool by which the agent starts others, nor that of a meta-tool of some kernel."""
-    return tool_for(name, agent) is None and meta_tool_of_some_kernel(name, parts) is None
+    """Whether the name is neither that of a tool by which the agent starts others, nor of a meta-tool of some kernel, nor of a tool found when it is used."""
+    with suppress(UnknownName):
+        return not parts.tools.get(name)
+    return tool_of(name, agent, None) is None and meta_tool_of_some_kernel(name, parts) is None
 
 
 def digests_of(tools: dict[str, Tool], parts: Parts, capabilities: dict[str, str], *, compacts: bool = False) -> dict[str, str]:
-    """Return the digests that a later resume compares: policy, kernel, each tool's schema, each capability's descriptor, and the version of the
-    estimator of prompts if the run `compacts`.
+    """Return the digests that a later resume compares: policy, kernel, each tool's schema, each capability's descriptor, the version of the code if
+    it has one, and the version of the estimator of prompts if the run `compacts`.
     """
     named = {f"tool:{name}": parts.digest(tool.spec)[:16] for name, tool in tools.items()}
     described = {f"capability:{name}": digest for name, digest in capabilities.items()}
     sized = {"estimator": ESTIMATOR} if compacts else {}
+    sized |= {CODE: parts.version} if parts.version else {}
     return {"policy": parts.policy.version, "kernel": f"{parts.kernel.name}-{parts.kernel.version}", **named, **described, **sized}
 
 
@@ -178,7 +193,8 @@ def make_run(journal: Any, world: World, parts: Parts, tools: dict[str, Tool], *
     """Assemble what the passes of a run share: `tools` without those that only passes with another kernel have. `links`: see `links_of`."""
     agent: AgentSpec = journal.state.agent
     tools = held(tools, journal.state.levels)
-    tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts) is not None}
+    usual = _usual(agent, parts)
+    tools = {n: tool for n, tool in tools.items() if not isinstance(tool, MetaTool) or _everywhere(n, agent, parts, usual) is not None}
     profile = profile_of(agent)
     return Run(
         journal=journal,

@@ -88,11 +88,7 @@ def make_context(run: Run, scope: str, kernel: Kernel, given: Pass = Pass()) -> 
         guards=run.guards_with(kernel.guards, given.guards),
         run=run,
         scope=scope,
-        specs=tuple(
-            tool.spec
-            for name, tool in tools.items()
-            if (not tool.spec.delegates or name in agent.tools) and offered(run.policy, tool.spec, state)
-        ),
+        specs=tuple(tool.spec for tool in tools.values() if offered(run.policy, tool.spec, state)),
         known={name: tool.spec for name, tool in known.items()},
         propose=propose,
         carry_out=carry_out,

@@ -19,19 +19,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from functools import reduce
 from types import CoroutineType
 from typing import Any
 
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import AskUser, FinalAnswer, ToolCall
-from detent.core.budget import Budget, Usage, exhausted, remaining
+from detent.core.actions import AskUser, FinalAnswer
+from detent.core.budget import Budget, exhausted, remaining
 from detent.core.codec import digest_of
 from detent.core.durations import seconds as in_seconds
 from detent.core.errors import ConfigError, Divergence, PassFailed, UnknownName, unknown_arguments
-from detent.core.settle import Settled, Wait
+from detent.core.settle import CALLS, Settled, Wait
 from detent.core.state import CLOSED, WAITING, Item, KernelState, RunState
 from detent.kernel.act import act
 from detent.kernel.context import KernelContext, Run
@@ -40,8 +39,8 @@ from detent.kernel.runner import run_kernel
 from detent.kernel.think import think
 from detent.ports import Branch, ContextProfile, MetaTool, OptionsT, Passed, Plan, ToolSpec, json_problem, offered, shared
 from detent.ports.copies import copied
-from detent.ports.outside import BRANCH, BoundReached, Hold, Interrupted, Turns, made
-from detent.running.endings import answers_goal, finished, honest
+from detent.ports.outside import BRANCH, BoundReached, Hold, Interrupted, Turns, made, taken
+from detent.running.endings import answers_goal, ends_run, finished, honest
 from detent.running.foreign import sheltered
 from detent.running.gathering import AgentPasses, Waits
 from detent.running.live import refuse_inside_effect
@@ -53,8 +52,6 @@ from detent.running.verifying import behind_act, holds, presenting, unchecked
 
 ASK = make_kernel(phases=(think, act), name="ask")
 """One model call that must answer: no tools, one turn."""
-CALLS = "calls"
-"""The name of the kernel that executes the calls that a strategy makes."""
 WAYS_OUT = "Install the code that the run was started with, run `detent check-upgrade`, or fork the run before this pass"
 
 ASKING = ("instructions", "guidance", "limits", "meta", "model", "planner", "settings")
@@ -124,8 +121,7 @@ class StrategyPasses(AgentPasses):
     def budget_remaining(self) -> Budget:
         """What is left of each bound of the run. It changes with time: base decisions on it only through `effect`."""
         state = self._run.state
-        used = reduce(Usage.plus, state.reserved.values(), state.usage)
-        return remaining(state.budget, used, running_s=state.running_ms / 1000, total_s=state.total_s)
+        return remaining(state.budget, taken(state), running_s=state.running_ms / 1000, total_s=state.total_s)
 
     @property
     def profile(self) -> ContextProfile:
@@ -166,9 +162,9 @@ class StrategyPasses(AgentPasses):
         if not branches:
             return ()
         pairs = [(branch, self._scope(branch.label)) for branch in branches]
-        share = shared(self.budget_remaining, len(branches))
-        new = [(branch, scope) for branch, scope in pairs if scope not in self._run.state.passes]
-        for branch, scope in new:
+        shares = _shares(self.budget_remaining, branches)
+        new = [(*pair, share) for pair, share in zip(pairs, shares, strict=True) if pair[1] not in self._run.state.passes]
+        for branch, scope, share in new:
             self._begin(branch, scope, branch.limits.over(share), kernel=self._chosen(branch), beside=True)
         if new:
             await self._run.journal.commit()
@@ -216,7 +212,7 @@ class StrategyPasses(AgentPasses):
         if scope not in run.state.passes:
             self._begin(branch, scope, branch.limits if limits is None else limits, kernel=kernel)
         elif (known := run.state.passes[scope].digest) and known != (digest := self._digest(branch, kernel)):
-            raise self._parted(
+            raise self.parted(
                 f"pass {scope!r} with input digest {known}", f"{digest}: the strategy gives it another kernel, limits or input"
             )
         if run.state.passes[scope].status in CLOSED:
@@ -232,7 +228,7 @@ class StrategyPasses(AgentPasses):
             raise Waits(verdict.status)
         assert isinstance(verdict, Settled)  # noqa: S101 - `run_kernel` returns nothing else
         verdict = honest(run.state, verdict, only=None if answers_goal(context) else ())
-        if verdict.ends_run:
+        if ends_run(verdict):
             end_pass(run, scope, verdict)
             raise Ends(verdict)
         if context.state.status not in CLOSED:
@@ -269,9 +265,9 @@ class StrategyPasses(AgentPasses):
     def all_asked_for(self, now: str) -> None:
         """Raise `Divergence` if the log has a pass that the strategy has not asked for before `now`: its label changed, or it is left out."""
         for left in self._unasked:
-            raise self._parted(f"pass {left!r}", f"{now}: the strategy does not ask for that pass")
+            raise self.parted(f"pass {left!r}", f"{now}: the strategy does not ask for that pass")
 
-    def _parted(self, logged: str, now: str) -> BaseException:
+    def parted(self, logged: str, now: str) -> BaseException:
         """Return the end that a strategy gives if it differs from the log's. A cancelled run ends in any case: its end uses none of the code."""
         run = self._run.state
         if run.cancel is not None:
@@ -280,7 +276,7 @@ class StrategyPasses(AgentPasses):
 
     def _chosen(self, branch: Branch) -> Kernel:
         if branch.calls:
-            return hooked(carrying_out(branch.calls, self._kernel_of(branch.kernel) if branch.kernel else None), self._run.hooks)
+            return hooked(carrying_out(branch, self._kernel_of(branch.kernel) if branch.kernel else None), self._run.hooks)
         if branch.question is not None:
             return hooked(asking(branch.question), self._run.hooks)
         return hooked(ASK if branch.kernel == ASK.name else sheltered(self._kernel_of(branch.kernel)), self._run.hooks)
@@ -375,6 +371,14 @@ def configured(branch: Branch) -> Pass:
     return Pass(**{field: getattr(branch, field) for field in Pass.__struct_fields__})
 
 
+def _shares(left: Budget, branches: Sequence[Branch]) -> list[Budget]:
+    """Return the share of each branch. If there are too few model calls for all, branches that only make calls are the last to get one."""
+    parts = len(branches)
+    ranked = sorted(range(parts), key=lambda number: bool(branches[number].calls))
+    most = {number: shared(left, parts, rank).max_model_calls for rank, number in enumerate(ranked)}
+    return [msgspec.structs.replace(shared(left, parts, number), max_model_calls=most[number]) for number in range(parts)]
+
+
 def _lightness(raised: BaseException) -> int:
     """Return the rank of an outcome among several passes: the lower, the more important."""
     match raised:
@@ -413,8 +417,8 @@ def passed(run: RunState, scope: str, label: str) -> Passed:
     return copied(whole)
 
 
-def carrying_out(calls: tuple[ToolCall, ...], chosen: Kernel | None = None) -> Kernel:
-    """Return the kernel that executes these calls as one batch, on the one path of every call; no planner is called.
+def carrying_out(branch: Branch, chosen: Kernel | None = None) -> Kernel:
+    """Return the kernel that executes the calls of a branch as one batch, on the one path of every call; no planner is called.
 
     It has the guards and meta-tools of the kernel that is `chosen` for the pass.
     """
@@ -422,9 +426,9 @@ def carrying_out(calls: tuple[ToolCall, ...], chosen: Kernel | None = None) -> K
     async def plan(state: KernelState, context: KernelContext) -> KernelState:
         if state.plan is None and state.iteration == 1:
             world = context.run.world
-            hidden = await world.hide(Plan(actions=calls), context.known)
+            hidden = await world.hide(Plan(actions=branch.calls), context.known)
             await world.breathe()  # passes beside this one continue here, live and in a replay alike
-            context.run.record(context.scope, e.Planned(actions=hidden.actions))
+            context.run.record(context.scope, e.Planned(actions=hidden.actions, provenance=branch.provenance))
         return context.state
 
     async def conclude(state: KernelState, context: KernelContext) -> KernelState:

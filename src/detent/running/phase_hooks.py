@@ -55,6 +55,8 @@ def check_hooks(hooks: KernelHooks, kernels: Mapping[str, Kernel]) -> None:
     """Raise `ConfigError` for an invalid hook, or a hook of a phase that no kernel has."""
     for when in ("before", "after"):
         check_functions("hook", **{f"hooks.{when}": getattr(hooks, when)})
+    if not (hooks.before or hooks.after):
+        return
     names = sorted({phase_name(phase) for kernel in kernels.values() for phase in getattr(kernel, "phases", ())})
     for name in (*hooks.before, *hooks.after):
         if name not in names and not (name == ANSWER and name in hooks.before and name not in hooks.after):

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from detent.core.events import ToolError
-from detent.core.state import Child, RunState
+from detent.core.codec import read_record
+from detent.core.events import SubagentMessaged, ToolError
+from detent.core.state import Ask, Child, RunState
 from detent.ports import Signal, posted_to
+from detent.ports.delegation import has_parent
+
+PARENT = "parent"
+"""Where a signal of a run's parent comes from; no other sender can say so."""
 
 
 def ending(child: str, seq: int = 0) -> Signal:
@@ -30,20 +35,25 @@ def unstarted(child: str, why: str) -> Signal:
     return Signal(id=f"child:{child}:0", kind="child", payload={"child": child, "cannot": why})
 
 
+def asked_parent(state: RunState) -> Ask | None:
+    """Return the oldest open question that a child asks its parent."""
+    asks = state.asks.values() if has_parent(state) and not state.terminal else ()
+    return next((ask for ask in asks if ask.to == "parent"), None)
+
+
 def posts_of(state: RunState, lines: Sequence[bytes]) -> list[tuple[str, Signal]]:
-    """Return what `lines`, which lead to `state`, tell other runs of the family: that this one ended or was given up, and whom it cancels.
+    """Return what `lines`, which lead to `state`, tell other runs of the family: that this one ended, was given up or asks, whom it cancels or tells something.
 
     A child that is lost is cancelled: whoever opens it again can only record its end. A child that is left hears that it is a root now.
     """
     posts: list[tuple[str, Signal]] = []
-    if (
-        state.delegated is not None
-        and not state.delegated.left
-        and not state.ancestors
-        and (state.terminal or state.dead_letter)
-        and _has(lines, b"run_finished", b"dead_lettered")
-    ):
-        posts.append((state.parent, ending(state.run_id, state.seq)))
+    if has_parent(state):
+        ended = (state.terminal or state.dead_letter) and _has(lines, b"run_finished", b"dead_lettered")
+        if ended or (asked_parent(state) is not None and _has(lines, b"user_asked")):
+            posts.append((state.parent, ending(state.run_id, state.seq)))
+    if state.children and _has(lines, b"subagent_messaged"):
+        told = [event for line in lines if isinstance(event := read_record(line).event, SubagentMessaged)]
+        posts += [(one.child, message(state.run_id, one)) for one in told]
     if state.children and _has(lines, b"subagent_cancelled"):
         posts += [(child.child, cancelling(state, child)) for child in state.children.values() if child.status == "open" and child.cancel]
     if state.children and _has(lines, b"subagent_joined"):
@@ -58,8 +68,14 @@ def cancelling(state: RunState, child: Child) -> Signal:
     whole = {"tree": True} if takes_the_tree(state) else {}
     why = "its parent has counted it as lost" if child.status == "lost" else child.cancel
     return Signal(
-        id=f"parent:{child.status}{':tree' if whole else ''}", kind="cancel", by=state.run_id, via="parent", payload={"why": why, **whole}
+        id=f"parent:{child.status}{':tree' if whole else ''}", kind="cancel", by=state.run_id, via=PARENT, payload={"why": why, **whole}
     )
+
+
+def message(run_id: str, told: SubagentMessaged) -> Signal:
+    """Return the signal with which a run tells its child something, before it is posted; one for each call."""
+    payload = {"rule": "parent", "text": told.text, "call": told.call}
+    return Signal(id=f"parent:{told.call}", kind="message", by=run_id, via=PARENT, payload=payload)
 
 
 def _has(lines: Sequence[bytes], *kinds: bytes) -> bool:

@@ -12,10 +12,13 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.errors import NotAllowedNow
+from detent.core.events import NO_ORIGIN, Origin
 from detent.core.state import KernelState, RunState
 from detent.ports import Signal, altered
+from detent.ports.delegation import has_parent
 from detent.running.admission import fitting_reply
 from detent.running.people import LONGEST, mixed_scripts, person, strange
+from detent.running.posting import PARENT, asked_parent
 
 
 class _Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -69,13 +72,16 @@ class Joined(_Shape, frozen=True, kw_only=True):
 
 
 class Sent(_Shape, frozen=True, kw_only=True):
-    """Of `message`: something for the run's session, see `MessageReceived`."""
+    """Of `message`: something for the run's session, or from its parent, see `MessageReceived`."""
 
-    rule: Literal["enqueue", "steer", "interrupt", "rollback", "context"]
+    rule: Literal["enqueue", "steer", "interrupt", "rollback", "context", "parent"]
     text: str
     message_id: str = ""
     attachments: tuple[Any, ...] = ()
     variables: dict[str, Any] = {}
+    call: str = ""
+    ask_id: str = ""
+    origin: Origin = NO_ORIGIN
 
 
 Told = Decided | Replied | Settled | Cancelled | Timed | Joined | Sent
@@ -144,14 +150,26 @@ def vetted(signal: Signal, state: RunState, *, now: datetime | None = None) -> S
             if (known := state.children.get(child)) is None or known.status != "open":
                 why = f"run {state.run_id!r} has no open child run {child!r}"
                 raise NotAllowedNow(state.run_id, why, reason_code="unknown_child")
-        case Sent() if state.session is None:
-            raise NotAllowedNow(
-                state.run_id, f"run {state.run_id!r} does not belong to a session: it takes no message", reason_code="no_session"
-            )
-        case Cancelled() | Sent():
+        case Sent():
+            said = _sent(said, signal, state)
+        case Cancelled():
             pass
     by = signal.by if _of_the_clock(said) else named(signal.by, state.run_id, what=f"a {signal.kind}")
     return msgspec.structs.replace(signal, by=by, payload=msgspec.to_builtins(said))
+
+
+def _sent(said: Sent, signal: Signal, state: RunState) -> Sent:
+    """Return a message with the question that it answers. Raise `NotAllowedNow` for one that neither a session nor the parent can send."""
+    if said.rule == "parent":
+        if (signal.by, signal.via) != (state.parent, PARENT) or not has_parent(state):
+            why = f"only the parent of run {state.run_id!r} sends it messages of the rule 'parent'"
+            raise NotAllowedNow(state.run_id, why, reason_code="not_its_parent")
+        asked = asked_parent(state)
+        return msgspec.structs.replace(said, ask_id="" if asked is None else asked.ask_id)
+    if state.session is None:
+        why = f"run {state.run_id!r} does not belong to a session: it takes no message"
+        raise NotAllowedNow(state.run_id, why, reason_code="no_session")
+    return said
 
 
 def _finished(said: Told, state: RunState) -> NotAllowedNow:
@@ -247,7 +265,7 @@ def early(signal: Signal, state: RunState, now: datetime | None) -> bool:
             due = state.timers.get(timer)
         case "approval", {"decision": "expired", "call": str(call)} if (asked := state.approvals.get(call)) is not None:
             due = asked.expires_at
-        case "message", {"rule": "steer"}:
+        case "message", {"rule": "steer" | "parent"}:
             return not state.terminal and state.cancel is None and not any(sees_more(known) for known in state.open_passes)
         case _:
             pass
@@ -259,15 +277,6 @@ def sees_more(known: KernelState) -> bool:
     return not known.ended and not known.answering
 
 
-def says_the_time(signal: Signal) -> bool:
-    """Whether a signal only announces that a time has come: a waiting run then continues by itself, and not before."""
-    match signal.kind, signal.payload:
-        case ("timer", _) | ("approval", {"decision": "expired"}):
-            return True
-        case _:
-            return False
-
-
 def moot(signal: Signal, state: RunState) -> bool:
     """Whether a signal's time belongs to something that was answered or cancelled before: nobody sent it, and nobody is told."""
     match signal.kind, signal.payload:
@@ -276,6 +285,8 @@ def moot(signal: Signal, state: RunState) -> bool:
         case "child", {"child": str(child)}:
             left = child == state.run_id and state.delegated is not None and state.delegated.left
             return state.terminal or left or (child in state.children and state.children[child].status != "open")
+        case "message", {"rule": "parent", "call": str(call)}:
+            return any((one.kind, one.about) == ("message_received", call) for one in state.interventions)
         case "approval", {"decision": "expired", "call": str(call)}:
             return state.call(call) is not None and (call not in state.approvals or state.cancel is not None)
         case _:

@@ -43,6 +43,7 @@ from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels
 from detent.running.snapshots import load_run
 from detent.running.stopping import Underway
+from detent.running.versions import Routing
 
 if TYPE_CHECKING:
     from detent.config.adapters import Registry, Servers
@@ -96,28 +97,31 @@ class Runtime:
         worker_host: WorkerHost,
         owns_store: bool,
         keep: Callable[..., Coroutine[Any, Any, Any]],
+        move: Callable[..., Coroutine[Any, Any, Any]],
+        fire: Callable[..., Coroutine[Any, Any, None]],
         protocols: Protocols,
         **shared: Any,
     ) -> None:
-        """Set up the runtime. `shared` has the `Parts` that are not given here. `keep` applies the retention rules now (`retention`)."""
+        """Set up; `shared` has the other `Parts`. `keep` applies the retention rules, `move` moves a run to this version, `fire` fires schedules."""
         self.tools, self.servers, self.planners, self.prices, self.tenants = tools, servers, planners, prices, tenants
         self.approver: Literal["caller"] | Approver | None = approver
         self.verifiers, self.protocols, self.guards = verifiers, protocols, guards
-        self.agents, self.session_ends = dict[str, Any](), dict[str, int]()
-        self.ceiling, self.budget, self.worker_host = ceiling, budget, worker_host
-        self.goal_words_in_ids, self.retention, self.keep = bounds.goal_words_in_ids, bounds.retention, keep
+        self.agents, self.session_ends, self.find_agent = dict[str, Any](), dict[str, int](), _nobody
+        self.ceiling, self.budget, self.worker_host, self.retention = ceiling, budget, worker_host, bounds.retention
+        self.goal_words_in_ids, self.keep, self.move, self.fire = bounds.goal_words_in_ids, keep, move, fire
         self.parts = Parts(
             tools=tools,
             tenants=tenants,
             grace_s=bounds.grace_s,
             drain_s=bounds.drain_s,
+            max_active_per_key=bounds.max_active_per_key,
             affordable=self.refuse_unpriced,
             planner_of_pass=self.planner_of_pass,
             **shared,
         )
         self.store, self.owns_store, self._opened = self.parts.store, owns_store, False
-        self._observers = one_of(observers)
-        self._most = bounds.max_concurrent_runs
+        self.routing, self.max_versions = Routing(self.store, self.parts.version, bounds.max_versions), bounds.max_versions
+        self._observers, self._most = one_of(observers), bounds.max_concurrent_runs
         self._limit = asyncio.Semaphore(self._most) if self._most else None
         self.underway = Underway(self.parts.watcher)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,7 +136,6 @@ class Runtime:
         self.parts.watcher.forked()
 
     # Lifetime -----------------------------------------------------------------------------------------------------------------------
-
     async def open(self) -> None:
         """Make the store usable. Give up what was left behind with a closed event loop."""
         here = asyncio.get_running_loop()
@@ -168,8 +171,8 @@ class Runtime:
         await self._give_up(self.parts.watcher.left(stopped=True))
         await self.parts.watcher.close()
         self.tools.rest()
-        for part in (self.servers, self.planners, self.parts.memories):
-            await part.close()
+        for part in (self.servers, self.planners, self.parts.memories, self.worker_host, self.parts.traffic):
+            await getattr(part, "close", _nothing)()
         if self._opened:
             self._opened = False
             if self.owns_store:
@@ -192,7 +195,6 @@ class Runtime:
         return self.underway.suspend(why, drain_s)
 
     # Continuing a run ------------------------------------------------------------------------------------------------------------
-
     async def go_on(
         self,
         run_id: str,
@@ -291,7 +293,6 @@ class Runtime:
         return Signal(id=self.parts.ids.token(16), kind=kind, payload=payload, by=by, via=poster())
 
     # Checks ---------------------------------------------------------------------------------------------------------------------
-
     async def kept_as(self, run_id: str, host: Host | None) -> str:
         """Return the stored id of the run that a host calls `run_id`, whether or not the run exists.
 
@@ -384,3 +385,22 @@ async def _looked_again(advancing: Advancing, state: RunState) -> RunState:
             async with advancing:
                 state = await advancing.resume()
     return state
+
+
+def _nobody(name: str) -> Any:
+    """Find an agent that the engine does not know yet; None for none. A command sets what reads its configuration."""
+    return None
+
+
+async def _nothing() -> None:
+    """What a part without connections does when it is closed."""
+
+
+async def pass_on(runtime: Runtime, run_id: str) -> None:
+    """Pass a run that can move to the workers, unless this engine advances it. Why it can move is durable, so a failure only delays it."""
+    if runtime.parts.watcher.control(run_id) is not None:
+        return
+    try:
+        await runtime.worker_host.submit(run_id)
+    except DetentError as error:
+        log.warning("run %s can continue, and no worker could be told: %s. A worker finds it when it next checks", run_id, error)

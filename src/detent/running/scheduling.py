@@ -43,10 +43,12 @@ class ScheduledWorld(LiveWorld):
         if all(tool.ends_turn for tool in tools):
             return await super().together(calls, context)
         run_id = context.run.state.run_id
-        group = Group(
-            [Job(run_id=run_id, call_id=c.call_id, tool=tool, start=start) for (c, start), tool in zip(calls, tools, strict=True)],
-            self.control,
-        )
+        shares = self._traffic.shared
+        jobs = [
+            Job(run_id=run_id, call_id=c.call_id, tool=tool, start=start, shares=shares)
+            for (c, start), tool in zip(calls, tools, strict=True)
+        ]
+        group = Group(jobs, self.control)
         try:
             await group.run(self._scheduler, context.time_left())
         except asyncio.CancelledError:

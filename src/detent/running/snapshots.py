@@ -22,14 +22,13 @@ import msgspec
 
 from detent.core import events as e
 from detent.core.actions import ToolCall, snake
-from detent.core.budget import Usage
 from detent.core.codec import STATE_VERSION, decode_envelope, decode_event, links, read_log
 from detent.core.errors import CorruptLog, RunNotFound
 from detent.core.fold import fingerprint, fold, item_of
 from detent.core.history import Map, Seq
 from detent.core.state import CallState, Item, RunState
 from detent.kernel.journal import Journal, Sink
-from detent.metering.tenants import spent_between
+from detent.metering.tenants import Tenants, spent_between
 from detent.ports import Clock, EventStore, Ids
 from detent.running.artifacts import read_whole, refuse_damaged
 from detent.running.branching import branch
@@ -231,7 +230,7 @@ def gather(run: RunState, records: Iterable[tuple[bytes, bytes | None, str]]) ->
 class SnapshotJournal(Journal):
     """A journal that writes a snapshot every so many records; if that fails, the run does without."""
 
-    __slots__ = ("_charges_all", "_due", "_effects")
+    __slots__ = ("_due", "_effects", "_tenants")
 
     def __init__(
         self,
@@ -243,22 +242,24 @@ class SnapshotJournal(Journal):
         ids: Ids,
         sinks: Sequence[Sink] = (),
         claim: int | None = None,
-        charges_all: bool = False,
+        tenants: Tenants | None = None,
     ) -> None:
         super().__init__(store, state, clock=clock, ids=ids, sinks=sinks, claim=claim)
         self._effects = effects
-        self._due, self._charges_all = state.seq + EVERY, charges_all
+        self._due, self._tenants = state.seq + EVERY, tenants or None
 
-    def _beside(self, charged: Usage, state: RunState, lines: Sequence[bytes]) -> dict[str, Any]:
-        """Charge the run's tenant (`detent.metering.tenants`), and tell the runs of its family what concerns them (`posts_of`).
+    def _beside(self, before: RunState, state: RunState, lines: Sequence[bytes]) -> dict[str, Any]:
+        """Charge the run's tenant, reserve in its account (`detent.metering.tenants`), and tell the runs of its family what concerns them (`posts_of`).
 
         A run without a tenant is charged only if the engine bounds such runs.
         """
         posts = posts_of(state, lines) if state.children or state.delegated is not None else ()
         more: dict[str, Any] = {"posts": posts} if posts else {}
-        if (not state.host.tenant and not self._charges_all) or (self._committed and state.usage == charged):
+        if self._tenants is not None and before.reserved is not state.reserved:
+            more |= self._tenants.kept_between(before, state)
+        if (not state.host.tenant and self._tenants is None) or (before.seq and state.usage == before.usage):
             return more
-        spent = spent_between(charged, state, lines, first=not self._committed)
+        spent = spent_between(before.usage, state, lines, first=not before.seq)
         return more if spent is None else {"spent": spent, **more}
 
     def commit(self, *, durable: bool = False, intent: bool = False) -> CoroutineType[Any, Any, None]:

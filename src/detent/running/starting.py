@@ -13,29 +13,28 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from detent.config.adapters import inlined, one_of
-from detent.config.agents import PREFIX, Agent, function_name, starts_of
+from detent.config.agents import PREFIX, STATUS, Agent, function_name, starts_of, with_starts
 from detent.config.compaction import compactor_in, compacts
 from detent.config.names import Imported, Names
 from detent.config.output_types import OutputT, OutputType, refuse_unusable
 from detent.core.agent import AgentSpec, Host
 from detent.core.budget import Budget
-from detent.core.errors import ConfigError, Conflict, NotAllowedNow, RunBusy, StoreError, Suspended, UnknownName
-from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, RunReopened, RunStarted, SideEffect
+from detent.core.errors import ConfigError, Conflict, NotAllowedNow, StoreError, Suspended, UnknownName
+from detent.core.events import AnyEvent, BudgetChanged, LevelsAccepted, Queued, RunStarted, SideEffect
 from detent.core.state import RunState
 from detent.kernel.journal import Journal
 from detent.kernel.think import think
-from detent.ports import Observer, SecretSource, Tool, wait_for_news
+from detent.ports import Observer, SecretSource, Tool
 from detent.ports.copies import ours
 from detent.ports.options import check_is, checked
 from detent.running import admission
 from detent.running.admission import new_run_id
-from detent.running.advancing import ADVANCED, Advancing
-from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S, refuse_reopening
+from detent.running.advancing import Advancing
 from detent.running.declarations import declared_of, kept_policy, levels_of, one_level
-from detent.running.delegating import MANAGING, tool_for
+from detent.running.delegating import MANAGING, names_below
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
-from detent.running.joining import refuse_joined
+from detent.running.overseeing import tool_of
 from detent.running.parts import digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
 from detent.running.people import me, poster
 from detent.running.results import Result
@@ -88,8 +87,9 @@ async def admitted(
         strategy=spec.strategy,
         strategy_version=version_of(runtime.parts.strategies.get(spec.strategy)),
     )
-    admission.refuse_bounds_of_unknown((budget or Budget()).over(spec.budget), [*spec.tools, *runtime.tools.names()])
+    admission.refuse_bounds_of_unknown((budget or Budget()).over(spec.budget), [*names_below(spec, runtime.agents), *runtime.tools.names()])
     admission.refuse_unstorable(**{"agent.name": spec.name, "host.tenant": started.host.tenant})
+    admission.refuse_shared(started.host.tenant)
     admission.refuse_what_is_not_json(
         goal=goal,
         agent=spec,
@@ -139,36 +139,28 @@ async def run(
     strategy: str | None = None,
     observers: Sequence[Observer] = (),
     turns: int | None = None,
+    queued: Queued | None = None,
 ) -> Result[OutputT]:
     """Work on `goal` until the run finishes or waits, and return its result. `agent` may be the name of one of `Engine(agents=[...])`.
 
     If a run with this id, agent, goal and host exists, it is resumed instead of started. An id belongs to the tenant of its host: its run is stored,
     and named in the result, as `ID@TENANT`; the tenant may use either. `turns`: at most this many turns now; with 0 the run is durably started, but
-    not advanced. Raises `ConfigError` and `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`, `Suspended`, `Conflict`.
+    not advanced. `queued`: see `submit`. Raises `ConfigError` and `BudgetRefused` before anything is recorded, `RunContextMismatch`, `RunBusy`,
+    `Suspended`, `Conflict`.
     """
-    started = await admitted(
-        runtime,
-        agent,
-        goal,
-        host=host,
-        budget=budget,
-        variables=variables,
-        seed_memory=seed_memory,
-        attachments=attachments,
-        output_schema=output_schema,
-        strategy=strategy,
-        turns=turns,
-    )
+    given: dict[str, Any] = {"host": host, "budget": budget, "variables": variables, "seed_memory": seed_memory, "attachments": attachments}
+    started = await admitted(runtime, agent, goal, **given, output_schema=output_schema, strategy=strategy, turns=turns)
+    started = msgspec.structs.replace(started, queued=queued)
     spec = started.agent
     admission.checked_run_id(run_id and run_id.partition("@")[0])
     await runtime.open()  # this creates the store: a refusal leaves nothing behind
-    given, run_id = run_id, run_id and await runtime.kept_as(run_id, host)
+    asked, run_id = run_id, run_id and await runtime.kept_as(run_id, host)
     if run_id is not None and await runtime.store.head(run_id) is not None:
         await admission.same_context(runtime.store, run_id, started, (*runtime.parts.redact, *spec.redact))
         if turns == 0:
             return runtime.result(await load_run(runtime.store, run_id))
         return await runtime.go_on(run_id, turns=turns, observers=observers)
-    admission.checked_run_id(given, run_id)
+    admission.checked_run_id(asked, run_id)
     await runtime.tenants.refuse_start(started.host.tenant)
     hidden = Redactor((*runtime.parts.redact, *spec.redact), b"").without(goal)  # every record has the id
     run_id = run_id or new_run_id(hidden if runtime.goal_words_in_ids else None, runtime.parts.clock.now(), runtime.parts.ids.token(6))
@@ -192,15 +184,16 @@ async def record_start(runtime: Runtime, advancing: Advancing, *, started: RunSt
     root = "" if started.delegated is None else started.delegated.root
     journal = advancing.journal(RunState(run_id=advancing.run_id, goal_id=root))
     started = msgspec.structs.replace(started, declared=declared_of(tools))
-    async with runtime.tenants.starting(advancing.run_id, started.host.tenant, counts=not started.parent) as reserved:
+    async with runtime.tenants.starting(started.host.tenant, counts=not started.parent) as counted:
         if patterns:
             started = await _redacted(runtime, started, advancing.run_id, patterns)
         compacted = compacts(started.agent, runtime.planners.of(started.agent, check=False)) is not None
         digests, policy = digests_of(tools, runtime.parts, usable, compacts=compacted), kept_policy(runtime.parts.policy, patterns)
+        if turns == 0 and started.delegated is None:  # a worker begins it
+            digests = {**digests, **await runtime.routing.of_new(advancing.run_id)}
         declared = msgspec.structs.replace(started, digests=digests, levels=started.levels or levels_of(tools), policy=policy)
         journal.record(declared)
-        if reserved:
-            journal.release(reserved)
+        if counted:
             await journal.commit()
     if turns == 0 or started.session is not None or not ours(runtime.parts.strategies.get(started.strategy)):
         # the run exists before the first line of its strategy; Detent's strategies begin with a pass or a value, which is committed first. A run of a
@@ -266,17 +259,17 @@ def _admitted(runtime: Runtime, agent: Agent, goal: str) -> AgentSpec:
 
 def _delegating(runtime: Runtime, spec: AgentSpec) -> list[str]:
     """Return the tools by which the agent starts, awaits or ends children. Raise `ConfigError` for one whose name another tool has."""
-    found = [name for name in spec.tools if tool_for(name, spec) is not None]
+    found = [name for name in spec.tools if tool_of(name, spec, None) is not None]
     for name in spec.subagents:
-        if (taken := f"{PREFIX}{name}") in MANAGING or taken in runtime.tools:
+        if (taken := f"{PREFIX}{name}") in runtime.tools:
             why = f"{name!r} is started with the tool {taken!r}, and there is another tool of this name; rename one of them"
             raise ConfigError(f"agent {spec.name!r}: subagents: {why}")
-    for name in MANAGING:
+    for name in (*MANAGING, STATUS):
         if name in spec.tools and not spec.subagents and name not in runtime.tools:
             raise ConfigError(
                 f"agent {spec.name!r}: tools: {name!r} is for agents that it may start, and it may start none; give subagents"
             )
-        if spec.subagents and name in runtime.tools:
+        if spec.subagents and name in spec.tools and name in runtime.tools:
             raise ConfigError(f"agent {spec.name!r} has subagents, and there is another tool with the name {name!r}; rename that tool")
     return found
 
@@ -324,6 +317,8 @@ def known_agent(runtime: Runtime, agent: Agent[OutputT] | str) -> Agent[OutputT]
     """Return the agent, found by its name if one is given. Raise `UnknownName`, which names the nearest, or `ConfigError`."""
     found: Any = agent
     if isinstance(agent, str):
+        if agent not in runtime.agents and (made := runtime.find_agent(agent)) is not None:
+            know(runtime, [made])
         if not runtime.agents:
             give = "give Engine(agents=[...]), [agents] in detent.toml, or an Agent(...)"
             raise ConfigError(f"agent is the name {agent!r}, and this engine knows no agents; {give}")
@@ -361,7 +356,7 @@ async def _with_servers(runtime: Runtime, agent: Agent) -> Agent:
         starts = {
             name: one if isinstance(one, str) else await _with_servers(runtime, one) for name, one in starts_of(agent.subagents).items()
         }
-        agent = msgspec.structs.replace(agent, subagents=starts)
+        agent = with_starts(agent, starts)
     if not runtime.servers:
         return agent
     own = [tool for tool in agent.tools if not isinstance(tool, str)]
@@ -395,15 +390,20 @@ async def resume(
     budget: Budget | None = None,
     accept_levels: Mapping[str, SideEffect] | None = None,
     output_type: type[OutputT] | None = None,
+    upgrade: bool = False,
     by: str = "",
+    request: str = "",
     host: Host | None = None,
     observers: Sequence[Observer] = (),
 ) -> Result[OutputT]:
     """Continue a run from the end of its log. A finished or waiting run without news is returned unchanged.
 
-    `budget` changes the bounds that it names from here on, recorded as changed `by` somebody (the user of this process); what was used stays used.
+    `budget` changes the bounds that it names from here on, recorded as changed `by` somebody (the user of this process), in the request with the id
+    `request`; what was used stays used.
     `accept_levels` names tools that declare a lower side-effect level than the run holds them to, each with that level, which applies from here on.
-    `output_type` is that of the answers, if no agent given here has it. Raises `NotAllowedNow` for a finished run (`reopen` takes a budget).
+    `output_type` is that of the answers, if no agent given here has it. `upgrade` moves a run that needs another version of the code to that of this
+    engine, also a pinned one; raises `ConfigError` if `check_upgrade` finds that it cannot continue with it. Raises `NotAllowedNow` for a finished run
+    (`reopen` takes a budget).
 
     With a host, only the host that started the run can resume it: raises `RunNotFound` for another tenant, `RunContextMismatch` for another workspace
     or principal.
@@ -411,6 +411,8 @@ async def resume(
     run_id = await runtime.same_host(run_id, host)
     admission.refuse_what_is_not_json(by=by)
     runtime.verifiers.add_type(None if output_type is None else OutputType(output_type, "resume"))
+    if upgrade:
+        await runtime.move(runtime, run_id, pinned=True, must=True)
     if budget is None and not accept_levels:
         result = await runtime.go_on(run_id, observers=observers)
         if runtime.parts.children is not None:
@@ -426,45 +428,9 @@ async def resume(
         levels: dict[str, SideEffect] = {name: one_level(level, name) for name, level in accept_levels.items()}
         events.append(LevelsAccepted(levels=levels, by=who, via=poster()))
     if bounds is not None:
-        admission.refuse_bounds_of_unknown(bounds, [*state.agent.tools, *runtime.tools.names()])
-        events.append(BudgetChanged(budget=bounds, by=who, via=poster()))
+        admission.refuse_bounds_of_unknown(bounds, [*names_below(state.agent, runtime.agents), *runtime.tools.names()])
+        events.append(BudgetChanged(budget=bounds, by=who, via=poster(), request=request))
     return await runtime.go_on(run_id, *events, observers=observers)
-
-
-async def reopen(
-    runtime: Runtime,
-    run_id: str,
-    *,
-    by: str = "",
-    why: str = "",
-    budget: Budget | None = None,
-    resume: bool = True,
-    host: Host | None = None,
-    observers: Sequence[Observer] = (),
-) -> Result:
-    """Open a failed, stopped or given up (`waiting_for_operator`) run again.
-
-    Refused while a bound is still exhausted; the message names the option that raises it. A run that has just ended is held until its observers and
-    hooks have its end: this waits for that, for at most 2 s.
-    """
-    run_id = await runtime.same_host(run_id, host)
-    admission.refuse_what_is_not_json(by=by, why=why)
-    check_is(Budget, budget=budget)
-    loop = asyncio.get_running_loop()
-    until, pause_s = loop.time() + HEARD_S, FIRST_LOOK_S
-    while True:
-        state = await load_run(runtime.store, run_id)
-        await refuse_joined(runtime.store, state)
-        refuse_reopening(state, budget or Budget(), runtime.parts.clock.now(), ceiling=runtime.ceiling)
-        admission.refuse_bounds_of_unknown(budget or Budget(), [*state.agent.tools, *runtime.tools.names()])
-        event = RunReopened(by=named(by or me(), run_id, what="a command"), why=why, budget=budget, via=poster(), repeats=False)
-        try:
-            return await runtime.go_on(run_id, event, advance=resume, observers=observers)
-        except RunBusy:
-            if ADVANCED.get() == run_id or loop.time() >= until:
-                raise
-        await wait_for_news(runtime.store, pause_s, records=True)
-        pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
 
 def call_sync(runtime: Runtime, call: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -27,6 +27,14 @@ def _dec_hook(kind: Any, value: Any) -> Any:
     raise NotImplementedError(f"{kind} cannot be read")
 
 
+class _Outer(msgspec.Struct, frozen=True):
+    v: int
+    state: msgspec.Raw
+
+
+_outer = msgspec.json.Decoder(_Outer)
+
+
 def dump_state(state: KernelState | RunState) -> bytes:
     """Return a state as JSON bytes: sets as sorted arrays, maps as objects in their order."""
     if isinstance(state, RunState):
@@ -46,12 +54,11 @@ def _with_sorted_sets(state: KernelState) -> KernelState:
 def load_state(data: bytes, kind: type[StateT]) -> StateT:
     """Return the state that `dump_state` wrote. Raise `NewerVersion` for a newer version, `ValueError` for anything else unreadable."""
     try:
-        outer: dict[str, Any] = msgspec.json.decode(data)
-        version = outer["v"]
-        if version > STATE_VERSION:
+        outer = _outer.decode(data)
+        if outer.v > STATE_VERSION:
             raise NewerVersion(
-                f"a state of version {version} was written by a newer Detent (this one reads up to {STATE_VERSION}); upgrade to read it"
+                f"a state of version {outer.v} was written by a newer Detent (this one reads up to {STATE_VERSION}); upgrade to read it"
             )
-        return msgspec.json.decode(encode(outer["state"]), type=kind, dec_hook=_dec_hook)
+        return msgspec.json.decode(outer.state, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ValueError(f"this is not a serialised {kind.__name__}: {error}") from error

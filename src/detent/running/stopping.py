@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from detent.core.errors import Suspended
 from detent.core.state import RunState
+from detent.running.cards import WorkerCard
 from detent.running.control import CALLER_GONE, Control
 from detent.running.watcher import Watcher
 
@@ -20,6 +21,8 @@ class Shift:
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.stopped = False
+        self.card: Callable[[], WorkerCard] | None = None
+        """Returns what this worker says about itself."""
 
     async def work(self, working: Coroutine[Any, Any, None]) -> None:
         """Work. A cancellation takes effect once everything has stopped."""
@@ -43,6 +46,7 @@ class Underway:
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
+        self.vitals: Any = None  # `health.Vitals`, once somebody has asked
         self.forked()
 
     def forked(self) -> None:

@@ -15,6 +15,13 @@ from detent.running.pass_context import own_agent, refuse_unusable
 
 def check_options(strategy: Strategy, agent: AgentSpec) -> None:
     """Raise `ConfigError` for an unknown option, an invalid value, or an agent that the strategy does not support."""
+    if getattr(strategy, "options", None) is None and agent.strategy_options:
+        raise ConfigError(f"agent {agent.name!r}: strategy_options: the strategy {agent.strategy!r} takes none; leave them out")
+    check_usable(strategy, agent)
+
+
+def check_usable(strategy: Strategy, agent: AgentSpec) -> None:
+    """Raise `ConfigError` if the strategy cannot work for the agent here; also asked before a run is resumed, perhaps on another machine."""
     kind: type[msgspec.Struct] | None = getattr(strategy, "options", None)
     if kind is not None:
         check: Callable[[AgentSpec], None] = getattr(options_of(agent, kind), "check", lambda agent: None)
@@ -22,8 +29,6 @@ def check_options(strategy: Strategy, agent: AgentSpec) -> None:
             check(agent)
         except ConfigError as error:
             raise _named(agent, error) from None
-    elif agent.strategy_options:
-        raise ConfigError(f"agent {agent.name!r}: strategy_options: the strategy {agent.strategy!r} takes none; leave them out")
 
 
 def models_of(strategy: Strategy, agent: AgentSpec) -> list[AgentSpec]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from detent.core.actions import Action
-from detent.core.budget import Usage, remaining
+from detent.core.budget import remaining
 from detent.core.codec import walk
 from detent.core.events import ContextCompacted
 from detent.core.history import Seq
@@ -17,6 +17,7 @@ from detent.core.state import Item, KernelState
 from detent.kernel.context import KernelContext
 from detent.ports import View
 from detent.ports.copies import Copies, fresh
+from detent.ports.outside import taken
 from detent.ports.tools import shown_tools
 from detent.running.estimating import earlier_of, json_size
 
@@ -38,7 +39,6 @@ class Views:
         """Return what the planner of a pass sees now."""
         run = context.run.journal.state
         state = run.passes[context.scope]
-        used = reduce(Usage.plus, run.reserved.values(), run.usage) if run.reserved else run.usage
         return View(
             goal=run.goal,
             task=context.input.task,
@@ -49,7 +49,7 @@ class Views:
             results=Copies(state.results),
             tools=shown_tools(state, context.specs, context.tools, context.agent),
             memory=tuple(fresh(state.memory)) if state.memory else (),
-            budget_remaining=remaining(run.budget, used, running_s=run.running_ms / 1000, total_s=run.total_s),
+            budget_remaining=remaining(run.budget, taken(run), running_s=run.running_ms / 1000, total_s=run.total_s),
             scratchpad=dict(state.scratchpad),
             guidance=(*context.input.guidance, *state.guidance) if context.input.guidance else state.guidance,
             attachments=tuple(fresh(run.attachments)) if run.attachments else (),

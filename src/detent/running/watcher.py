@@ -8,6 +8,7 @@ from contextlib import suppress
 from weakref import WeakKeyDictionary, ref
 
 from detent.core.errors import DetentError, RunBusy
+from detent.metering.accounts import Accounts
 from detent.ports import EventStore, wait_for_news
 from detent.running.control import Control, Finishing
 
@@ -29,8 +30,8 @@ It keeps neither an engine nor its store alive. What was left behind with its ev
 class Watcher:
     """Polls, or is woken by the store, while runs are advanced. It sleeps while there are none."""
 
-    def __init__(self, store: EventStore) -> None:
-        self._store = store
+    def __init__(self, store: EventStore, accounts: Accounts) -> None:
+        self._store, self.accounts = store, accounts
         self._controls: dict[str, Control] = {}
         self._task: asyncio.Task[None] | None = None
         self._mark = object()
@@ -125,6 +126,7 @@ class Watcher:
                     control = self._controls.get(run_id)
                     if control is not None:
                         control.notify(signals)
+                await self.accounts.read()
                 now = asyncio.get_running_loop().time()
                 if now - renewed >= RENEW_S:
                     renewed = now

@@ -74,6 +74,7 @@ class Leased:
         self.give_back: Callable[[str], None] | None = None
         """Releases the claim of a stranded run; called in an event loop. The store sets it."""
         self.signed = float("-inf")
+        self.taken_over = 0  # claims taken from holders that had died
         self.warned = 0
 
     def has_taken(self, run_id: str, number: int) -> None:

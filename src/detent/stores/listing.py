@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -33,10 +34,17 @@ def check_query(query: RunQuery) -> None:
     for text in (*query.starts_with, *query.ends_with):
         if problem := unstorable(text) or ("" if text else "is empty: leave it out for all runs"):
             raise ConfigError(f"RunQuery: {text[:80]!r}, with which ids start or end, {problem}")
-    for name, text in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent), ("after", query.after)):
+    for name, text in (
+        ("tenant", query.tenant),
+        ("goal_id", query.goal_id),
+        ("agent", query.agent),
+        ("after", query.after),
+        ("dedupe_key", query.dedupe_key),
+        ("version", query.version),
+    ):
         if text is not None and (problem := unstorable(text)):
             raise ConfigError(f"RunQuery({name}={text[:80]!r}) {problem}")
-    for name, at in (("since", query.since), ("until", query.until)):
+    for name, at in (("since", query.since), ("until", query.until), ("rested_since", query.rested_since)):
         if at is not None and at.tzinfo is None:
             raise ConfigError(f"RunQuery({name}={at.isoformat()}): the time has no zone; give one, such as {at.isoformat()}+00:00")
 
@@ -58,6 +66,36 @@ def named_in_sql(query: RunQuery, *, mark: str, end: str) -> list[tuple[str, lis
     return [(f"({' OR '.join(clauses)})", values)] if clauses else []
 
 
+SOME_VERSION = b'"version":"'
+"""A listing entry in JSON has this if and only if the run needs a version: inside of a text, quotation marks are escaped."""
+
+
+def version_mark(version: str) -> bytes:
+    """Return what a listing entry in JSON has if and only if the run needs this version. No entry has the mark of "", because it is the default."""
+    return b'"version":' + msgspec.json.encode(version)
+
+
+def needing_in_sql(query: RunQuery, has: str) -> list[tuple[str, list[bytes]]]:
+    """Return the condition on the version that runs need, as an SQL clause with its values. `has` is SQL for where an entry has some bytes, 0 for nowhere."""
+    if query.version is None:
+        return []
+    return [(f"{has}>0", [version_mark(query.version)]) if query.version else (f"{has}=0", [SOME_VERSION])]
+
+
+RESTED_MARK = '"updated_at":"'
+"""A listing entry in JSON has this once, before the time of the run's last record: inside of a text, quotation marks are escaped."""
+
+
+def to_the_second(at: datetime) -> str:
+    """Return the first part of a time in a listing entry: UTC, to the second, so that it sorts by time."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def rested(head: RunHead, query: RunQuery) -> bool:
+    """Whether the run waits or has ended since the time that the query names."""
+    return query.rested_since is None or (head.status != "running" and head.updated_at >= query.rested_since)
+
+
 LAST = "\U0010ffff"
 """Sorts after every other character, in UTF-8 too; no id contains it."""
 
@@ -70,8 +108,11 @@ def matches(head: RunHead, query: RunQuery) -> bool:
         and (query.tenant is None or head.tenant == query.tenant)
         and (query.goal_id is None or head.goal_id == query.goal_id)
         and (query.agent is None or head.agent == query.agent)
+        and (query.dedupe_key is None or (head.queued is not None and head.queued.dedupe_key == query.dedupe_key))
+        and query.version in (None, head.version)
         and (query.since is None or head.created_at >= query.since)
         and (query.until is None or head.created_at < query.until)
+        and rested(head, query)
     )
 
 

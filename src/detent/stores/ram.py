@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import itertools
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import reduce
 from typing import Any
 
 from detent.core.errors import Conflict, RunBusy, RunNotFound, StoreError
 from detent.core.records import RunHead
-from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
+from detent.ports import Balance, DueQuery, DueRuns, Reservation, RunQuery, Signal, Spent, intact
+from detent.ports.fleet import KEPT_S, MOST_CARDS, Tally
 from detent.ports.processes import renew_in_children
 from detent.ports.stores import Posts, is_erased, refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
+from detent.stores.due import Waiting, asked_for, is_told, key_of, line_of, microseconds, page_of, wake_of
+from detent.stores.fleet import counted, tallied
 from detent.stores.listing import select, unsealed
 
 FOLLOW_S = 0.25
@@ -57,11 +63,26 @@ class _Shelf:
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
         self.waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # who was left behind with its loop is kept by nobody
         self.posted = 0
+        self.wakes: list[tuple[int, str]] = []  # of the runs that can move by themselves: when, and which
+        self.lines: dict[str, list[tuple[int, str]]] = {}  # the same for each line
+        self.told: set[str] = set()  # the runs that may have a signal
+        self.cards: dict[str, tuple[float, bytes]] = {}  # of workers: when they were written, and what they say
         renew_in_children(self)
 
     def forked(self) -> None:
         """Start empty: in a forked child the runs belong to the parent, and would otherwise continue in both."""
-        for kept in (self.runs, self.blobs, self.claims, self.spent, self.reserved, self.waiting):
+        for kept in (
+            self.runs,
+            self.blobs,
+            self.claims,
+            self.spent,
+            self.reserved,
+            self.waiting,
+            self.wakes,
+            self.lines,
+            self.told,
+            self.cards,
+        ):
             kept.clear()
 
     def wake(self) -> None:
@@ -71,10 +92,26 @@ class _Shelf:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 waiting.get_loop().call_soon_threadsafe(_done, waiting)
 
+    def move(self, head: RunHead, before: int | None, after: int | None) -> None:
+        """Note that a run can move by itself at another time."""
+        line = line_of(head)
+        for waiting in (self.wakes, self.lines.setdefault(line, [])):
+            if before is not None:
+                del waiting[bisect.bisect_left(waiting, (before, head.run_id))]
+            if after is not None:
+                bisect.insort(waiting, (after, head.run_id))
+        if not self.lines[line]:
+            del self.lines[line]
+
     def used(self, tenant: str, since: str) -> Spent:
         """Return what a tenant has used since that day."""
         days = [spent for (who, day), spent in self.spent.items() if who == tenant and day >= since]
         return reduce(Spent.plus, days, Spent(tenant=tenant, day=since))
+
+    def keep(self, run_id: str, asked: Reservation) -> None:
+        """Make reservations of a run, without a look at the account."""
+        until = time.time() + asked.lasts_s
+        self.reserved.update({(run_id, name): (until, amount) for name, amount in asked.amounts.items()})
 
     def give_back(self, run_id: str) -> None:
         """Drop all reservations of a run."""
@@ -82,7 +119,62 @@ class _Shelf:
             del self.reserved[key]
 
 
-class RamStore:
+class RamFleet:
+    """One holder of claims, and what it says about the others. See `RamStore`."""
+
+    def __init__(self) -> None:
+        self._shelf, self._heard, self._taken_over = _Shelf(), 0, 0
+        self._runs: dict[str, _Run] | None = self._shelf.runs
+
+    def _open_runs(self) -> dict[str, _Run]:
+        if self._runs is None:
+            raise StoreError("the store ram: is closed; call open() first")
+        return self._runs
+
+    def _is_taken(self, run_id: str) -> bool:
+        _, holder, loop_of = self._shelf.claims.get(run_id, _FREE)
+        loop = loop_of()
+        return holder() is not None and loop is not None and not loop.is_closed()
+
+    @property
+    def taken_over(self) -> int:
+        """How many claims this store took from holders that had died."""
+        return self._taken_over
+
+    async def tally(self, now: datetime) -> Tally:
+        """Return how much work there is; see `Fleets.tally`."""
+        runs, shelf, at = self._open_runs(), self._shelf, microseconds(now)
+        claims = {run_id: self._is_taken(run_id) for run_id in shelf.claims if run_id in runs}
+        told = {run_id for run_id in shelf.told if run_id in runs and is_told(runs[run_id].head, runs[run_id].inbox.values())}
+        due = bisect.bisect_left(shelf.wakes, (at + 1, ""))
+        by_signal = sum((wake := wake_of(runs[run_id].head)) is None or wake > at for run_id in told if run_id not in claims)
+        return tallied(
+            at,
+            counts=counted(run.head for run in runs.values()),
+            due=due,
+            first=next((wake for wake, run_id in shelf.wakes[:due] if run_id not in claims), None),
+            told=by_signal,
+            claims=[(lives, wake_of(runs[run_id].head), run_id in told) for run_id, lives in claims.items()],
+        )
+
+    async def announce(self, worker: str, card: bytes | None) -> None:
+        """Keep what a worker says about itself; see `Fleets.announce`."""
+        self._open_runs()
+        now, cards = time.monotonic(), self._shelf.cards
+        cards.pop(worker, None)
+        for name in [name for name, (at, _) in cards.items() if now - at > KEPT_S]:
+            del cards[name]
+        if card is not None:
+            cards[worker] = now, card
+
+    async def announced(self) -> list[tuple[bytes, float]]:
+        """Return what workers said about themselves, the latest first."""
+        self._open_runs()
+        now = time.monotonic()
+        return [(card, now - at) for at, card in [*self._shelf.cards.values()][: -MOST_CARDS - 1 : -1]]
+
+
+class RamStore(RamFleet):
     """An `EventStore` in memory. Each `RamStore()` has its own runs; `sibling()` returns another holder of claims on the same runs.
 
     A store instance is one holder; in a forked process it is empty. You need not call `open` before first use. After `close` every call raises
@@ -91,21 +183,12 @@ class RamStore:
 
     url = "ram:"
 
-    def __init__(self) -> None:
-        self._shelf, self._heard = _Shelf(), 0
-        self._runs: dict[str, _Run] | None = self._shelf.runs
-
     def sibling(self) -> RamStore:
         """Return another holder with the same runs."""
         other = type(self)()
         other._shelf = self._shelf
         other._runs = self._shelf.runs
         return other
-
-    def _open_runs(self) -> dict[str, _Run]:
-        if self._runs is None:
-            raise StoreError("the store ram: is closed; call open() first")
-        return self._runs
 
     def _run(self, run_id: str) -> _Run:
         run = self._open_runs().get(run_id)
@@ -134,6 +217,7 @@ class RamStore:
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
@@ -150,8 +234,11 @@ class RamStore:
             raise Conflict(run_id, expected_seq, count)
         if run is None:
             run = runs[run_id] = _Run(head)
+            self._shelf.move(head, None, wake_of(head))
         elif intent and run.inbox:
             refuse_behind_cancel(run_id, run.inbox.values(), consumed)
+        if run.head.wake_at != head.wake_at:
+            self._shelf.move(run.head, wake_of(run.head), wake_of(head))
         run.records.extend(records)
         run.head = head
         if durable:
@@ -169,6 +256,8 @@ class RamStore:
         elif released:
             for name in released:
                 self._shelf.reserved.pop((run_id, name), None)
+        if reserved is not None:
+            self._shelf.keep(run_id, reserved)
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used since that day."""
@@ -184,7 +273,7 @@ class RamStore:
         held = [(*key, amount) for key, (_, amount) in reserved.items() if amount.tenant == asked.tenant]
         balance = asked.balance(shelf.used(asked.tenant, asked.since), held)
         if balance.granted:
-            reserved.update({(asked.run_id, name): (now + asked.lasts_s, amount) for name, amount in asked.amounts.items()})
+            shelf.keep(asked.run_id, asked)
         return balance
 
     async def read(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[bytes]:
@@ -210,6 +299,46 @@ class RamStore:
         last = runs.get(query.after) if query.after is not None else None
         return select((unsealed(run.head) for run in runs.values()), query, after=last.head if last else None)
 
+    async def due(self, query: DueQuery) -> DueRuns:
+        """Return the runs that somebody may advance now; see `EventStore.due`."""
+        runs, shelf, now = self._open_runs(), self._shelf, microseconds(query.now)
+        end = bisect.bisect_left(shelf.wakes, (now + 1, ""))
+        shelf.told -= {run_id for run_id in shelf.told if run_id not in runs or not runs[run_id].inbox}
+        found: list[Waiting] = []
+        for line in shelf.lines if end > query.limit + len(shelf.claims) else ("",):
+            waiting = shelf.lines[line] if line else shelf.wakes[:end]
+            free = (
+                (line or line_of(head), at, run_id)
+                for at, run_id in waiting
+                if at <= now and self._takes(head := runs[run_id].head, query) and not query.holds(head)
+            )
+            found += itertools.islice(free, query.limit + 1)
+        known = {run_id for _, _, run_id in found}
+        told = [
+            runs[run_id].head
+            for run_id in sorted(shelf.told - known)
+            if self._takes(head := runs[run_id].head, query) and is_told(head, runs[run_id].inbox.values(), held=query.holds(head))
+        ]
+        page, more = page_of(found, query)
+        return DueRuns(
+            runs=(*map(unsealed, told), *(unsealed(runs[run_id].head) for _, _, run_id in page)),
+            next_s=(shelf.wakes[end][0] - now) / 1e6 if end < len(shelf.wakes) else None,
+            held=sum(holder() not in (self, None) for _, holder, _ in shelf.claims.values()),
+            more=more,
+            active=dict(
+                Counter(key_of(line_of(runs[run_id].head)) for run_id in shelf.claims if run_id in runs and self._is_taken(run_id))
+            ),
+        )
+
+    def _takes(self, head: RunHead, query: DueQuery) -> bool:
+        """Whether a query asks for a run, and no living holder has it."""
+        return asked_for(head, query) and not self._is_taken(head.run_id)
+
+    async def wake(self) -> None:
+        """Wake everybody who waits for a signal."""
+        self._open_runs()
+        self._shelf.wake()
+
     async def claim(self, run_id: str) -> int:
         """Claim the run for this store instance and return the claim's number. Raise `RunBusy` while a sibling has it."""
         self._open_runs()
@@ -218,6 +347,7 @@ class RamStore:
         if holder is not self:
             if holder is not None and loop is not None and not loop.is_closed():
                 raise RunBusy(run_id, f"another store object of this process ({id(holder):#x})")
+            self._taken_over += number > 0
             number = next(self._shelf.numbers)
         self._shelf.claims[run_id] = number, weakref.ref(self), weakref.ref(asyncio.get_running_loop())
         return number
@@ -245,6 +375,7 @@ class RamStore:
         if run is not None and not is_erased(run.head):
             if signal.id not in run.consumed:
                 run.inbox.setdefault(signal.id, signal)
+                self._shelf.told.add(run.head.run_id)
             self._shelf.wake()
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
@@ -308,6 +439,7 @@ class RamStore:
         run = self._run(run_id)
         refuse_without_claim(run_id, claim, self._shelf.claims.get(run_id, _FREE)[0])
         run.records = [tombstone(line) for line in run.records]
+        self._shelf.move(run.head, wake_of(run.head), wake_of(head))
         run.head, run.snapshot = head, None
         run.consumed.update(run.inbox)
         run.inbox.clear()
@@ -315,9 +447,11 @@ class RamStore:
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything that belongs to it; raise `RunNotFound`."""
-        known = self._open_runs().pop(run_id, None) is not None
-        if not self._shelf.blobs.pop(run_id, {}) and not known:
+        known = self._open_runs().pop(run_id, None)
+        if not self._shelf.blobs.pop(run_id, {}) and known is None:
             raise RunNotFound(run_id)
+        if known is not None:
+            self._shelf.move(known.head, wake_of(known.head), None)
         self._shelf.claims.pop(run_id, None)
         self._shelf.give_back(run_id)
 

@@ -28,6 +28,8 @@ MOST = 2
 """How often a run may switch."""
 STUCK = (*GIVEN_UP, "output_schema_failed", "malformed_plan")
 """End reasons after which another way takes over. All others are honest ends, or concern the run."""
+REFLECTIONS = 1
+"""How often a planner that brings nothing new is told so, before the next way takes over."""
 AGAIN = 2
 """After so many equal failures of a tool, the next way is told of them."""
 
@@ -96,7 +98,7 @@ async def switching(run: StrategyRun) -> Passed:
 
 async def _worked(run: StrategyRun, options: SwitchingOptions, name: str) -> Passed:
     ways: dict[str, Callable[[], Awaitable[Passed]]] = {
-        "reactive": lambda: run.kernel("main", limits=Budget(max_iterations=options.turns)),
+        "reactive": lambda: run.kernel("main", limits=Budget(max_iterations=options.turns, max_reflections=REFLECTIONS)),
         "plan-execute": lambda: carry_through(run, options.plan_execute),
         "reflexion": lambda: reflect(run, options.reflexion),
         "tree-of-thought": lambda: explore(run, options.tree_of_thought),

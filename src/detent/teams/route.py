@@ -40,7 +40,7 @@ async def chosen(run: StrategyRun, names: tuple[str, ...]) -> str:
 
 def _about(agent: AgentSpec, name: str) -> str:
     known: Any = agent.subagents[name]
-    return str(cast("dict[str, Any]", known).get("instructions", "")) if isinstance(known, dict) else name
+    return str(cast("dict[str, Any]", known).get("instructions", "")) if isinstance(known, dict) and "agent" not in known else name
 
 
 class RouteOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,15 +29,21 @@ Decide = Callable[[Graph], Awaitable[Change]]
 
 
 async def task_graph(
-    run: StrategyRun, tasks: Sequence[GraphTask], *, concurrency: int | None = None, decide: Decide | None = None
+    run: StrategyRun,
+    tasks: Sequence[GraphTask],
+    *,
+    concurrency: int | None = None,
+    decide: Decide | None = None,
+    every: float | str | None = None,
 ) -> Graph:
     """Do the tasks and return the graph, with a result for each.
 
-    `decide` is called whenever a task has ended, and may change the graph. It depends on nothing but the graph and the run.
+    `decide` is called whenever a task has ended, and `every` so often (seconds, or "10m") while none has; it may change the graph. It depends on nothing
+    but the graph and the run: what it reads elsewhere goes through `run.effect`.
     """
     graph = Graph(tasks)
     while todo := [*graph.open.values(), *graph.ready()]:
-        for result in await run.agents(*todo, label="tasks", join="any", concurrency=concurrency):
+        for result in await run.agents(*todo, label="tasks", join="any", concurrency=concurrency, deadline=every):
             graph.note(result)
         if decide is not None:
             await _change(run, graph, await decide(graph))

@@ -25,6 +25,7 @@ from detent.ports import (
     Models,
     Plan,
     Planner,
+    Reservation,
     Spent,
     Tool,
     Toolbox,
@@ -177,6 +178,7 @@ class DisturbedStore(CrashingStore):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
@@ -189,7 +191,7 @@ class DisturbedStore(CrashingStore):
             if shared.strikes("store_conflict", len(shared.appends), 1):
                 await shared.intrude(self.inner)
         given: dict[str, Any] = {"durable": durable, "consumed": consumed, "spent": spent, "released": released, "intent": intent}
-        given |= {"claim": claim, "posts": posts}
+        given |= {"claim": claim, "posts": posts, "reserved": reserved}
         await super().append(run_id, expected_seq, records, head=head, **given)
 
 

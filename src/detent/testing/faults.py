@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 from detent.core.records import RunHead
-from detent.ports import Balance, EventStore, Reservation, RunQuery, Signal, Spent
+from detent.ports import Balance, DueQuery, DueRuns, EventStore, Reservation, RunQuery, Signal, Spent
 from detent.ports.stores import Posts
 
 T = TypeVar("T")
@@ -98,6 +98,7 @@ class CrashingStore:
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
@@ -106,6 +107,7 @@ class CrashingStore:
         more: dict[str, Any] = (
             ({"intent": True} if intent else {}) | ({} if claim is None else {"claim": claim}) | ({"posts": posts} if posts else {})
         )
+        more |= {} if reserved is None else {"reserved": reserved}
 
         def append() -> Awaitable[None]:
             return self.inner.append(
@@ -145,6 +147,10 @@ class CrashingStore:
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """See `EventStore.list_runs`."""
         return await self._do("list_runs", lambda: self.inner.list_runs(query))
+
+    async def due(self, query: DueQuery) -> DueRuns:
+        """See `EventStore.due`."""
+        return await self._do("due", lambda: self.inner.due(query))
 
     async def claim(self, run_id: str) -> int:
         """See `EventStore.claim`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from functools import partial
+from types import CoroutineType
 from typing import Any, cast
 
 from detent import ports
 from detent.core.errors import ConfigError, UnknownName
-from detent.ports import ToolSpec
+from detent.ports import ToolContext, ToolOutcome, ToolSpec
 from detent.ports.options import checked_options
 from detent.tools.functions.function import Tool
 from detent.tools.functions.threads import ThreadPool
@@ -18,12 +18,19 @@ from detent.tools.functions.threads import ThreadPool
 class PooledTool:
     """A tool and the pool that it runs in. A registry gives this to the kernel."""
 
-    __slots__ = ("asks", "check", "reconciles", "run", "settle", "spec", "tool")
+    __slots__ = ("_pool", "asks", "check", "reconciles", "spec", "tool")
 
     def __init__(self, tool: Tool[..., Any], pool: ThreadPool) -> None:
-        self.tool, self.spec, self.check, self.asks = tool, tool.spec, tool.check, tool.asks
+        self.tool, self._pool, self.spec, self.check, self.asks = tool, pool, tool.spec, tool.check, tool.asks
         self.reconciles = tool.reconciles
-        self.run, self.settle = partial(tool.run, pool=pool), partial(tool.settle, pool=pool)
+
+    def run(self, args: dict[str, Any], context: ToolContext) -> CoroutineType[Any, Any, ToolOutcome]:
+        """Run the tool as `Tool.run` does, in the pool."""
+        return self.tool.run(args, context, pool=self._pool)
+
+    def settle(self, context: ToolContext) -> CoroutineType[Any, Any, ToolOutcome | None]:
+        """Ask the tool as `Tool.settle` does, in the pool."""
+        return self.tool.settle(context, pool=self._pool)
 
 
 class Registry:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from amounts import in_check
+from amounts import in_check, thinned
 from cli.desk import Done, ended
 from detent import Agent, Engine, tool
 from detent.config.groups import Models
@@ -74,7 +74,10 @@ def _addresses(mock: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:FUNCTION_CALL is not a valid FinishReason")  # the server's word, which Gemini has not
+pytestmark = [
+    thinned,
+    pytest.mark.filterwarnings("ignore:FUNCTION_CALL is not a valid FinishReason"),  # the server's word, which Gemini has not
+]
 protocols = pytest.mark.parametrize("protocol", list(MODELS))
 costly = pytest.mark.parametrize("protocol", [pytest.param(name, marks=in_check if n else ()) for n, name in enumerate(MODELS)])
 """As `protocols`, where each starts a process: one by default."""

@@ -14,6 +14,7 @@ from pydantic_ai.messages import BinaryContent, ModelResponse, TextPart, Thinkin
 from pydantic_ai.models.function import DeltaThinkingPart, DeltaToolCall, FunctionModel
 from pydantic_ai.models.test import TestModel
 
+from amounts import thinned
 from detent.core import actions as a
 from detent.core.agent import AgentSpec
 from detent.core.budget import Budget
@@ -26,6 +27,8 @@ from detent.planners.providers import EXTRAS, VARIABLES, ModelRef, make_model, n
 from detent.ports import Plan, View
 from planners.gateways import KeepingGateway
 from planners.model.function_models import LOOK, Asked, a_view, calls
+
+pytestmark = thinned
 
 
 def planned(answer: Any, **fields: Any) -> Plan:

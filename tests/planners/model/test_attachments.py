@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, Engine, tool
 from detent.core.errors import ConfigError
 from detent.planners.model import attachments
 from detent.planners.model.planner import ModelPlanner
 from planners.model.chat_server import ChatServer, Entry, says
 from planners.model.function_models import Asked, calls
+
+pytestmark = thinned
 
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n.").decode()
 

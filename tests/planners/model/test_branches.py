@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from email.utils import formatdate
 from time import time
 from typing import Any
 
 import pytest
 
-from amounts import crossed, stride
-from detent import Agent, Budget, Engine, tool
+from amounts import crossed, stride, thinned
+from detent import Agent, Budget, Engine, Result, tool
 from detent.config.groups import Models
 from detent.core import events as e
+from detent.core.errors import Suspended
+from detent.metering.accounts import MOST_CLOSED_S
 from detent.metering.provider_limits import ModelRetries
 from detent.planners.fallback import FallbackPlanner
 from detent.planners.model.planner import ModelPlanner
+from detent.testing.clocks import FakeClock
 from planners.model.chat_server import HANGS_UP, Answer, ChatServer, Entry, fails, says, streamed
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 CALL, DONE = ("c1", "put", {"x": 7}), says("done")
 PAGE: Answer = {"status": 200, "body": "<!doctype html><title>Sign in</title>", "headers": {"Content-Type": "text/html; charset=utf-8"}}
@@ -31,10 +35,17 @@ both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"
 
 
 class Ran:
-    """A run against a script: its result, the events of its log, what was asked of the server, and what the tool `put` did."""
+    """A run against a script: its result, the events of its log, what was asked of the server, and what the tool `put` did.
 
-    def __init__(self, script: Sequence[Entry], *, budget: Budget | None = None, stream: bool = True, **agent: Any) -> None:
+    With a clock, a run that is suspended is resumed twice: at once, and when its time has come. `stops` has what it was suspended with, and how
+    many requests there were then.
+    """
+
+    def __init__(
+        self, script: Sequence[Entry], *, budget: Budget | None = None, stream: bool = True, clock: FakeClock | None = None, **agent: Any
+    ) -> None:
         self.done: list[int] = []
+        self.clock, self.stops = clock, list[tuple[Suspended, int]]()
         with ChatServer(script) as server:
             asyncio.run(self._run(server, budget, agent, stream=stream))
         self.requests = server.requests
@@ -50,14 +61,25 @@ class Ran:
             return x
 
         planner = ModelPlanner("openai:served", settings={"base_url": server.url, "stream": stream})
-        async with Engine(store="ram:", planner=planner, models=Models(retries=FAST)) as engine:
-            self.result = await engine.run(Agent(name="a", tools=[put], **agent), "go", budget=budget)
+        async with Engine(store="ram:", planner=planner, models=Models(retries=FAST), clock=self.clock) as engine:
+            self.result = await self._ended(server, engine.run(Agent(name="a", tools=[put], **agent), "go", budget=budget), engine)
             self.records = await engine.records(self.result.run_id)
             asked = len(server.requests), list(self.done)
             again = await engine.replay(self.result.run_id)
             assert again.identical, again.divergence
             assert (len(server.requests), self.done) == asked, "a replay asks nobody and does nothing"
         await planner.close()
+
+    async def _ended(self, server: ChatServer, going: Awaitable[Result], engine: Engine) -> Result:
+        try:
+            return await going
+        except Suspended as stopped:
+            if self.clock is None:
+                raise
+            self.stops.append((stopped, len(server.requests)))
+            if len(self.stops) > 1 and stopped.until is not None:
+                self.clock.advance((stopped.until - self.clock.now()).total_seconds())
+            return await self._ended(server, engine.resume(stopped.run_id), engine)
 
     def _counted(self) -> None:
         """Check that each request is on record as one call, and that what the calls used is what the run used."""
@@ -185,11 +207,17 @@ def test_a_wish_to_wait_that_makes_no_sense_is_no_wish(after: str, *, stream: bo
 
 @both
 @pytest.mark.parametrize("after", ["99999", "1000000000000", "tomorrow"])
-def test_a_wish_to_wait_for_longer_than_allowed_ends_the_run_at_once(after: str, *, stream: bool) -> None:
-    """Nobody hangs for a day: the message says what the provider said, and the run can be opened again."""
+def test_a_wish_to_wait_for_longer_than_allowed_suspends_the_run_at_once(after: str, *, stream: bool) -> None:
+    """Nobody hangs for a day, and nothing is lost: until its time, an hour at most, the run asks nobody; then it continues where it was."""
     said = formatdate(time() + 86_400, usegmt=True) if after == "tomorrow" else after
-    ran = Ran([fails(429, "slow down", Retry_After=said), DONE], stream=stream)
-    assert ran.how == ("failed", "planner_error", 1, []) and "slow down" in str(ran.result.error)
+    clock = FakeClock()
+    opens = clock.now() + timedelta(seconds=MOST_CLOSED_S)
+    ran = Ran([says("", CALL), fails(429, "slow down", Retry_After=said), DONE], stream=stream, clock=clock)
+    assert [(stopped.until, requests) for stopped, requests in ran.stops] == [(opens, 2)] * 2
+    assert all("is closed until" in stopped.why and "rate_limited: it asked for" in stopped.why for stopped, _ in ran.stops)
+    (failed,) = ran.of(e.ModelCallFailed)
+    assert "slow down" in failed.error and failed.closed_until == opens
+    assert ran.how == ("completed", "final_answer", 3, [7]) and clock.now() >= opens
 
 
 # Where a stream may end -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from pydantic_ai.messages import ModelResponse, TextPart
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent import Agent, Engine, Result, tool
 from detent.core import events as e
 from detent.planners.model.planner import ModelPlanner
@@ -18,7 +18,7 @@ from detent.ports.embedded_calls import IN_A_FENCE
 from planners.model.function_models import Asked, calls
 from planners.raw_text.texts import Says
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 Stack = Literal["native", "text", "on-device"]
 stacks = pytest.mark.parametrize("stack", ["native", "text", "on-device"])

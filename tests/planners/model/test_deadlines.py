@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from detent import Agent, Engine
 from detent.config.groups import Models
 from detent.core import events as e
-from detent.core.errors import ConfigError, ModelCallFailure
+from detent.core.errors import ConfigError, ModelCallFailure, Suspended
 from detent.metering.provider_limits import ModelRetries
 from detent.planners.deadlines import Deadline
 from detent.planners.model.planner import ModelPlanner
@@ -21,12 +22,15 @@ from detent.planners.model.transcription import transcribe
 from detent.planners.providers import ModelRef, make_model
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
 from detent.planners.raw_text.planner import OnDevicePlanner
+from detent.testing.clocks import FakeClock
 from planners.gateways import KeepingGateway
 from planners.model.chat_server import ChatServer, Entry, fails, never, says
 from planners.model.test_failures import view
 
 SOON = 0.2
 """Seconds; the servers answer after the test has seen the end of the requests, so what is waited for here has ended by itself."""
+AFTER_ONE_S = 1.0
+"""Seconds in which one request is refused on a busy machine, too, and a second one begins."""
 NAMES = (
     "openai:gpt-4.1",
     "openai-chat:gpt-4.1",
@@ -132,11 +136,11 @@ def ran(script: list[Entry], *, planner: Any = None, **settings: Any) -> tuple[A
 @pytest.mark.parametrize("planner", ["", "on-device"])
 def test_the_deadline_is_one_for_all_attempts(planner: str, stopping: threading.Event) -> None:
     """What failed at once is tried again within it; when it is up nothing is, or a second would be many."""
-    result, events = ran([fails(503), never(stopping)], planner=planner, timeout_s=SOON)
-    assert (result.status, result.reason) == ("failed", "planner_error") and "no whole answer within 0.2 s" in result.error
-    assert [event.kind for event in events if isinstance(event, e.ModelCallFailed)] == ["server", "timeout"]
     result, _ = ran([fails(503), says("in time")], planner=planner, timeout_s=60)
     assert result.output == "in time"
+    result, events = ran([fails(503), never(stopping)], planner=planner, timeout_s=AFTER_ONE_S)
+    assert (result.status, result.reason) == ("failed", "planner_error") and f"no whole answer within {AFTER_ONE_S:g} s" in result.error
+    assert [event.kind for event in events if isinstance(event, e.ModelCallFailed)] == ["server", "timeout"]
 
 
 @pytest.mark.parametrize("kind", [ModelPlanner, OnDevicePlanner, "a model that writes text"])
@@ -164,8 +168,25 @@ def test_a_failure_says_how_much_of_the_time_is_left() -> None:
         asyncio.run(ModelPlanner("m", settings={"base_url": server.url, "timeout_s": 60.0}).plan(view(gateway)))
     (left,) = [failure.left_s for failure in gateway.failures]
     assert left is not None and 0 < left < 60
-    result, events = ran([fails(429, retry_after="40"), says("late")], timeout_s=30.0)
-    assert result.reason == "planner_error" and len([event for event in events if isinstance(event, e.ModelCallStarted)]) == 1
+
+
+def test_a_pause_that_outlasts_the_time_of_the_request_suspends_the_run_at_once() -> None:
+    """It would be waited for in place, were there more time left. The request that is sent after the pause has the whole time again."""
+
+    async def go(url: str) -> None:
+        agent, clock = Agent(name="a", model="m", model_settings={"base_url": url, "timeout_s": 30.0}), FakeClock()
+        opens = clock.now() + timedelta(seconds=40)
+        async with Engine(store="ram:", models=Models(retries=ModelRetries(base_s=0.0)), clock=clock) as engine:
+            with pytest.raises(Suspended, match="is closed until") as stopped:
+                await engine.run(agent, "g", run_id="r")
+            assert stopped.value.until == opens and clock.now() < opens
+            assert len([record for record in await engine.records("r") if isinstance(record.event, e.ModelCallStarted)]) == 1
+            clock.advance(40)
+            assert (await engine.resume("r")).output == "later"
+
+    with ChatServer([fails(429, retry_after="40"), says("later")]) as server:
+        asyncio.run(go(server.url))
+        assert len(server.requests) == 2
 
 
 def test_the_next_request_has_the_whole_time_again(stopping: threading.Event) -> None:

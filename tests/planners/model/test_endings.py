@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent import Agent, Engine, tool
 from detent.config.groups import Models
 from detent.core import events as e
@@ -18,7 +18,7 @@ from detent.metering.provider_limits import ModelRetries
 from detent.planners.model.planner import ModelPlanner
 from planners.model.chat_server import Answer, ChatServer, Entry, fails, says, streamed
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"dot" * 50
 both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent import Agent, Engine, tool
 from detent.config.groups import Models
 from detent.core.actions import FinalAnswer, ToolCall
@@ -23,7 +23,7 @@ from detent.ports import Plan, ToolSpec, View
 from planners.gateways import KeepingGateway
 from planners.model.chat_server import HANGS_UP, ChatServer, Entry, fails, says
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 LOOK = ToolSpec(name="look", input_schema={"type": "object", "properties": {"x": {"type": "integer"}}}, side_effect="read")
 

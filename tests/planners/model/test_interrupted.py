@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent import Agent, Budget, Engine
 from detent.config.groups import Models
 from detent.core import events as e
@@ -25,7 +25,7 @@ from forked import asking, fork
 from planners.model.chat_server import Answer, ChatServer, says, streamed
 from planners.model.model_child import put
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 CHILD = Path(__file__).with_name("model_child.py")
 both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])

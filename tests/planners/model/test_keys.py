@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent import Agent, Engine, Result
 from detent.config.groups import Models
 from detent.core.errors import ModelCallFailure
@@ -24,7 +24,7 @@ from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaC
 from detent.planners.raw_text.planner import OnDevicePlanner
 from planners.model.chat_server import Answer, ChatServer, Entry, fails, says
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 KEY = "tok/Zx9.qwe+RTY=="
 """A key that looks like no known provider's."""

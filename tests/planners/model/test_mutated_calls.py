@@ -12,10 +12,12 @@ from jsonschema import Draft202012Validator
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 
-from amounts import times
+from amounts import thinned, times
 from detent import Agent, Budget, Engine
 from detent.planners.model.planner import ModelPlanner
 from planners.raw_text.test_mutated_outputs import MUTATIONS, recording_tools
+
+pytestmark = thinned
 
 TIMES = times(1_000)
 NUMBERS = [10**400, -(2**63), 1e308, -0.0, 10**25]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent import Agent, Budget, Engine, Result, tool
 from detent.config.groups import Models
 from detent.core.errors import ConfigError, MalformedPlan
@@ -26,7 +26,7 @@ from detent.planners.text.json_objects import whole_json
 from detent.ports import MOST_NESTED
 from planners.model.chat_server import HANGS_UP, Answer, ChatServer, Entry, fails, says
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 DONE = says("done")
 HIGH, LOW = "\ud83d", "\ude00"

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from jsonschema.validators import Draft202012Validator
 
-from amounts import crossed
+from amounts import crossed, thinned
 from detent import Agent, Engine
 from detent.core.errors import ConfigError
 from detent.planners.model.planner import ModelPlanner
@@ -18,7 +18,7 @@ from detent.tools.functions.function import Tool
 from planners.model import test_signatures as wire
 from planners.model.chat_server import Answer, ChatServer, says
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 TREE = {"type": "object", "properties": {"name": {"type": "string"}, "parts": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
 WANTED: dict[str, dict[str, Any]] = {

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, Engine, tool
 from detent.planners.model.planner import ModelPlanner
 from planners.model.chat_server import Answer, ChatServer
+
+pytestmark = thinned
 
 SIGNED = base64.b64encode(bytes(range(190, 255))).decode()
 URL_SAFE = SIGNED.replace("+", "-").replace("/", "_")

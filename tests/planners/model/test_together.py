@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed, sampled
+from amounts import crossed, sampled, thinned
 from detent import Agent, Budget, Engine, tool
 from detent.config.groups import Models
 from detent.core import events as e
@@ -21,7 +21,7 @@ from detent.planners.model.planner import ModelPlanner
 from detent.ports import Branch, StrategyRun
 from planners.model.chat_server import Answer, ChatServer, fails, says
 
-pytestmark = crossed
+pytestmark = [crossed, thinned]
 
 NAMES = [f"run-{n}" for n in range(8)]
 PRICES = {"openai:served": ModelPrice(input_usd=1_000.0, output_usd=10_000.0)}

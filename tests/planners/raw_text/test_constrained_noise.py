@@ -16,7 +16,7 @@ from hypothesis.internal.conjecture import utils as conjecture
 from hypothesis.strategies import DataObject, data
 from pydantic import BaseModel, Field
 
-from amounts import times
+from amounts import thinned, times
 from detent import ToolCall, tool
 from detent.core.actions import FinalAnswer
 from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaCppGenerator, OllamaGenerator
@@ -24,6 +24,8 @@ from detent.planners.raw_text.planner import OnDevicePlanner, Repair
 from detent.ports import Plan
 from detent.tools.functions.function import Tool
 from planners.raw_text.texts import Exchange, model_server, view
+
+pytestmark = thinned
 
 TIMES = times(150)
 """For each of three dialects: a thousand together."""

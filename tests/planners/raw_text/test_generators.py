@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent import FinalAnswer, Usage
 from detent.core.errors import ConfigError, ModelCallFailure
 from detent.planners.raw_text.generation import Generation, Message, Request, generate
@@ -16,6 +17,8 @@ from detent.planners.raw_text.generators import ChatCompletionsGenerator, LlamaC
 from detent.planners.raw_text.planner import OnDevicePlanner
 from planners.gateways import KeepingGateway
 from planners.raw_text.texts import Exchange, Handler, final, model_server, view
+
+pytestmark = thinned
 
 SCHEMA = {"type": "object"}
 ASKED = Request(messages=(Message("system", "s"), Message("user", "u")), max_tokens=50, stop=("END",), schema=SCHEMA)

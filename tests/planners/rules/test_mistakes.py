@@ -60,10 +60,10 @@ GOOD = "- {name: a, call: {tool: t}, as: log}\n"
         ("- {name: b, call: {tool: t, args: {'${goal}': x}}}", r"placeholders are allowed only in values"),
         (
             "- {name: b, spawn: {agent: a, goal: g}}",
-            r"rule 'b': 'spawn' is not supported: a run starts no child runs; remove it. Actions: call,",
+            r"rule 'b': 'spawn' is not an action of a rule; call the tool spawn_agent or agent_NAME. Actions: call,",
         ),
-        ("- {name: b, join: c1}", r"rule 'b': 'join' is not supported"),
-        ("- default: {cancel: c1}", r"default: 'cancel' is not supported"),
+        ("- {name: b, join: c1}", r"rule 'b': 'join' is not an action of a rule"),
+        ("- default: {cancel: c1}", r"default: 'cancel' is not an action of a rule"),
         ("- {name: b, repeat: 0, call: {tool: t}}", r"repeat is true, false or a number above 0, not 0"),
         ("- {name: b, batch: true, call: {tool: t}}", r"this rule has no for_each with a call"),
         ("- {name: b, for_each: '[1]', batch: -1, call: {tool: t}}", r"batch is true, false or a number above 0"),
@@ -173,7 +173,7 @@ def test_yaml_tags_that_make_objects_are_refused(tmp_path: Path) -> None:
     [
         (
             {"name": "b", "spawn": {"agent": "x"}},
-            r"agent 'a': rules\[0\]: rule 'b': 'spawn' is not supported.*remove it\. Actions: call,",
+            r"agent 'a': rules\[0\]: rule 'b': 'spawn' is not an action of a rule.*agent_NAME\. Actions: call,",
         ),
         ({"name": "b", "cal": {"tool": "t"}}, r"agent 'a': rules\[0\]: rule 'b': unknown key 'cal'; did you mean 'call'\?"),
         ({"name": "b", "when": "1 +", "answer": "x"}, r"agent 'a': rules\[0\]: rule 'b': when: expression `1 \+` is not CEL"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent.core.actions import AnyAction, FinalAnswer, ToolCall
 from detent.planners.raw_text.action_schema import SchemaChecks
 from detent.planners.text.offers import Offer, Unreadable
@@ -17,6 +18,8 @@ from detent.ports import MOST_NESTED, ToolSpec
 from detent.ports.embedded_calls import IN_A_FENCE
 from planners.raw_text.texts import ADD, READ
 from planners.text.dialects import ARGS, DIALECTS, NAMED, Dialect
+
+pytestmark = thinned
 
 CALL = ToolCall(tool="read_file", args={"path": "a.txt", "lines": 3})
 ASK = ToolSpec(name="ask", input_schema={"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]})

@@ -90,13 +90,23 @@ def test_what_a_dead_process_left_in_memory_is_put_on_disk_before_the_inbox_goes
 
 
 def test_posting_a_cancellation_waits_for_the_intent_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was looked for before it was there: `post` returns when that append is over. Else a call begins after its run was cancelled."""
-    log, writing, tried, sync, flock = tmp_path / "run.jsonl", threading.Event(), threading.Event(), os.fsync, fcntl.flock
+    """It was looked for before it was there: `post` returns when that append is over. Else a call begins after its run was cancelled.
+
+    Who advances the run hears of it at once, and not when the disk has kept what is being written.
+    """
+    log, writing, tried, kept, sync, flock = (
+        tmp_path / "run.jsonl",
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+        os.fsync,
+        fcntl.flock,
+    )
 
     def syncing(fd: int) -> None:
         if os.fstat(fd).st_ino == log.stat().st_ino:
             writing.set()
-            assert tried.wait(60)
+            assert kept.wait(60)
         sync(fd)
 
     def locking(fd: int, how: int) -> None:
@@ -111,6 +121,8 @@ def test_posting_a_cancellation_waits_for_the_intent_that_is_being_written(tmp_p
         await first.open()
         await second.open()
         await first.append("run", 0, [b'{"n":1}'], head=HEADS[1])
+        hearing = asyncio.create_task(first.changed(600.0))
+        await asyncio.sleep(0)
         monkeypatch.setattr(os, "fsync", syncing)
         monkeypatch.setattr(fcntl, "flock", locking)
         appending = asyncio.create_task(first.append("run", 1, [b'{"n":2}'], head=HEADS[2], durable=True, intent=True))
@@ -119,8 +131,12 @@ def test_posting_a_cancellation_waits_for_the_intent_that_is_being_written(tmp_p
         waiting = asyncio.create_task(asyncio.to_thread(tried.wait, 60))
         await asyncio.wait({posting, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waited = tried.is_set()
+        if waited:
+            await asyncio.wait({posting, hearing}, return_when=asyncio.FIRST_COMPLETED)
         tried.set()
+        kept.set()
         assert waited, "it returned while the intent was being written"
+        assert hearing.done(), "nobody was told while the intent was being written"
         await asyncio.gather(appending, posting, waiting)
         await first.close()
         await second.close()

@@ -11,15 +11,19 @@ import os
 import stat
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from detent.core.errors import ClaimLost, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, RunNotFound, StoreBusy
 from detent.core.records import RunHead
 from detent.ports import RunQuery, Signal
+from detent.stores.due import microseconds
 from detent.stores.files.store import FileStore
+from detent.stores.files.waking import Wakes
 from detent.stores.locks import lock_file, unlock
 from forked import fork
 
@@ -493,3 +497,27 @@ def test_a_deletion_that_is_cut_off_anywhere_left_the_run_whole_or_can_be_done_a
             break
     assert set(seen) == {True, False}
     assert len(seen) > 4, seen
+
+
+def test_the_first_due_runs_of_a_long_line_are_found_by_listing_few_names(tmp_path: Path) -> None:
+    """They are in the first directories of their line, however many wait behind them."""
+
+    class Counting(Wakes):
+        listed = 0
+
+        def _listed(self, place: str) -> list[str]:
+            names = super()._listed(place)
+            self.listed += len(names)
+            return names
+
+    wakes, begun = Counting(tmp_path / ".wake", lambda _: None), START + timedelta(days=1)
+    for n in range(900):
+        head = msgspec.structs.replace(head_of(f"run-{n:03}", 1), created_at=begun, wake_at=START + timedelta(milliseconds=100 * n))
+        wakes.before(None, head)
+    wakes.before(None, msgspec.structs.replace(head_of("other", 1), created_at=begun, wake_at=START, version="2"))
+    now = microseconds(begun)
+    lines, listed = wakes.lines(), wakes.listed
+    first = [[run_id for _, _, run_id in islice(wakes.of_line(line, now), 12)] for line in lines]
+    assert sorted(first) == [["other"], [f"run-{n:03}" for n in range(12)]]
+    assert wakes.listed - listed < 150, f"{wakes.listed - listed} names were listed for 12 of 900"
+    assert len(list(wakes.all_due(now))) == 901

@@ -56,6 +56,10 @@ shutil.rmtree(place, ignore_errors=True)
 """Waits until the process of the tests is gone, however it ended, and then ends the server and removes its folder."""
 
 
+_EMPTY: dict[Path, str] = {}
+"""By programs: an empty cluster that was never started, beside the first one of this process."""
+
+
 class Cluster:
     """A PostgreSQL server in `directory`, reached over a socket there and, at `port`, over loopback."""
 
@@ -87,8 +91,12 @@ class Cluster:
         """Create the cluster and start its server; it ends with this process at the latest."""
         # In a session of its own: what ends the tests together, Ctrl-C or a kill of their group, leaves it to do its work.
         self._watch = subprocess.Popen([sys.executable, "-c", _WATCH, str(self.directory)], stdin=subprocess.PIPE, start_new_session=True)
-        initdb = (str(self._bin / "initdb"), "-D", self._data, "-U", "detent", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-        self._do(*initdb)
+        if (first := _EMPTY.get(self._bin)) is not None and Path(first).exists():
+            self._do("cp", "-a", first, self._data)  # a fifth of what making one takes
+        else:
+            self._do(str(self._bin / "initdb"), "-D", self._data, "-U", "detent", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+            self._do("cp", "-a", self._data, self._data + ".empty")
+            _EMPTY.setdefault(self._bin, self._data + ".empty")
         with (self.directory / "data" / "postgresql.conf").open("a") as conf:
             conf.write(
                 f"listen_addresses = ''\nunix_socket_directories = '{self.directory}'\nmax_connections = 60\nshared_buffers = 32MB\n"

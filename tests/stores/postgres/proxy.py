@@ -14,7 +14,8 @@ Loss = Literal["request", "reply"]
 class Proxy:
     """Passes bytes on between clients and the server until it is told otherwise. Use as `with Proxy(socket) as proxy:`."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str | tuple[str, int]) -> None:
+        """`server`: the path of its socket, or its address."""
         self._server = server
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -84,7 +85,7 @@ class Proxy:
             if self._refusing:
                 client.close()
                 continue
-            server = socket.socket(socket.AF_UNIX)
+            server = socket.socket(socket.AF_UNIX if isinstance(self._server, str) else socket.AF_INET)
             try:
                 self._open.wait()
                 server.connect(self._server)

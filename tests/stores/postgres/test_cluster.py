@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from amounts import sampled
+from amounts import in_check, sampled
 from stores.postgres.cluster import MISSING, programs
 
 
+@in_check  # it is of the tests themselves
 @pytest.mark.parametrize(("end", "number"), sampled(product((os.kill, os.killpg), (signal.SIGKILL, signal.SIGTERM)), few=2))
 def test_a_killed_test_process_leaves_no_server_behind(end: Callable[[int, int], None], number: int) -> None:
     """Its folder is removed after the server was ended, although nobody could tidy up; also where it is ended with all that it started."""

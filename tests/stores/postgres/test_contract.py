@@ -1,38 +1,56 @@
-"""The PostgreSQL store keeps the contract, against a real server."""
+"""The PostgreSQL store keeps the contract, against a real server, with and without partitions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
+from amounts import in_check, thinned
 from detent.ports import EventStore
 from detent.stores import open_store
 from detent.testing.conformance.store import Place, StoreContract
+from detent.testing.conformance.store_logs import LogContract
 from stores.postgres.cluster import Cluster
+from stores.url_places import UrlPlace
 
 
-class PostgresPlace(Place):
+class PostgresPlace(UrlPlace):
     """Stores in one database."""
 
     def __init__(self, url: str, server: str = "") -> None:
-        self.url = url
+        super().__init__(url)
         self.server = server or None
-        self.child = f"from detent.stores import open_store; store = open_store({url!r})"
-
-    def store(
-        self, *, now: Callable[[], float] | None = None, host: str | None = None, monotonic: Callable[[], float] | None = None
-    ) -> EventStore:
-        options: dict[str, Any] = {name: clock for name, clock in (("now", now), ("monotonic", monotonic)) if clock is not None}
-        return open_store(self.url, **options, host=host)
 
     def through(self, host: str, port: int) -> EventStore:
         database = self.url.partition("?")[0].rpartition("/")[2]
-        return open_store(f"postgresql://detent@{host}:{port}/{database}")
+        months = "?partitions=month" if "partitions=month" in self.url else ""
+        return open_store(f"postgresql://detent@{host}:{port}/{database}{months}")
 
 
+@thinned
 class TestPostgresStore(StoreContract):
     @pytest.fixture
     def place(self, postgres: Cluster, postgres_url: str) -> Place:
         return PostgresPlace(postgres_url, f"{postgres.directory}/.s.PGSQL.5432")
+
+
+def divided(postgres: Cluster, url: str) -> Place:
+    """A place whose store has records and snapshots in one partition a month."""
+    return PostgresPlace(f"{url}&partitions=month", f"{postgres.directory}/.s.PGSQL.5432")
+
+
+@thinned
+class TestPartitionedLogs(LogContract):
+    """The part of the contract that partitions touch: logs."""
+
+    @pytest.fixture
+    def place(self, postgres: Cluster, postgres_url: str) -> Place:
+        return divided(postgres, postgres_url)
+
+
+@in_check
+class TestPartitionedStore(StoreContract):
+    """With partitions: the same promises."""
+
+    @pytest.fixture
+    def place(self, postgres: Cluster, postgres_url: str) -> Place:
+        return divided(postgres, postgres_url)

@@ -16,8 +16,7 @@ import pytest
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.core.errors import StoreFull, Suspended
 from detent.stores.postgres.store import PostgresStore
-from detent.testing.conformance.store import head_of, line
-from detent.testing.conformance.store_places import outcome, write
+from detent.testing.conformance.store_places import head_of, line, outcome, write
 from laws.places import Effects, PurePlanner
 from stores.postgres.cluster import Cluster
 

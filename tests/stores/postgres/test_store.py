@@ -19,19 +19,22 @@ import psycopg
 import pytest
 
 import virtual_time
+from amounts import sampled, thinned
 from detent.core.errors import CancelWaits, ClaimLost, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
 from detent.ports.passwords import without_password
 from detent.stores import open_store
+from detent.stores.postgres import session
 from detent.stores.postgres.errors import is_lost, nobody_listens
 from detent.stores.postgres.schema import MIGRATIONS, SCHEMA_VERSION, migrate
-from detent.stores.postgres.session import Seen, process_began
+from detent.stores.postgres.session import ORPHAN_S, RENEW_S, Seen, process_began
 from detent.stores.postgres.store import PostgresStore
-from detent.testing.conformance.store import head_of, line
-from detent.testing.conformance.store_places import write
+from detent.testing.conformance.store_places import head_of, line, write
 from stores.postgres.cluster import Cluster
 from stores.postgres.pooler import Pooler
 from stores.postgres.proxy import Loss, Proxy
+
+pytestmark = thinned
 
 
 def on(url: str, body: Callable[[PostgresStore], Awaitable[Any]], **options: Any) -> Any:
@@ -559,6 +562,75 @@ def test_a_holder_of_this_host_lives_as_long_as_its_process_and_its_lease(postgr
     asyncio.run(main())
 
 
+def test_a_holder_elsewhere_whose_session_dropped_has_three_seconds_to_come_back(postgres_url: str) -> None:
+    """A blip of the network must not put calls in doubt; a holder whose session is open and that is silent has its whole lease."""
+
+    async def main() -> None:
+        here = PostgresStore(postgres_url, host="here/1")
+        await here.open()
+        lives = here._holder.lives
+        dropped = Seen("x", 1, "there/1", 1, "", monotonic=None, up_s=9999.0, age_s=RENEW_S + ORPHAN_S - 0.1, locked=False)
+        assert here._holder.every_s <= RENEW_S < ORPHAN_S == 3.0, "who renews less often may have less time"
+        assert lives(dropped)
+        assert not lives(msgspec.structs.replace(dropped, age_s=RENEW_S + ORPHAN_S))
+        assert lives(msgspec.structs.replace(dropped, age_s=29.9, locked=True))
+        assert not lives(msgspec.structs.replace(dropped, age_s=30.0, locked=True))
+        await here.close()
+
+    asyncio.run(main())
+
+
+def test_a_holder_that_comes_back_after_a_blip_keeps_its_runs(postgres_url: str) -> None:
+    """Its sessions are gone, and a worker of another host asks for the run at once and again: nothing is in doubt."""
+
+    async def main() -> None:
+        there, here = PostgresStore(postgres_url, host="there/1"), PostgresStore(postgres_url, host="here/1")
+        for store in (there, here):
+            await store.open()
+        number = await there.claim("run")
+        before = ask(postgres_url, "SELECT lock_key, renewed FROM detent.holders")[0]
+        ask(postgres_url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name='detent'")
+        held = "SELECT 1 FROM pg_locks l WHERE l.locktype='advisory' AND l.granted AND l.objid=(%s & 4294967295)::bigint::oid"
+        deadline = time.monotonic() + 60
+        while not (ask(postgres_url, held, (before[0],)) and ask(postgres_url, "SELECT renewed FROM detent.holders")[0][0] > before[1]):
+            assert time.monotonic() < deadline, "it does not come back"
+            with pytest.raises(RunBusy):
+                await here.claim("run")
+        await write(there, "run", range(1, 2), claim=number)
+        for store in (there, here):
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_holder_that_an_engine_has_seen_die_needs_no_more_time(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only if the server has no session of it either: whoever is connected lives, and whoever comes back lives again."""
+
+    async def main() -> None:
+        there, here = PostgresStore(postgres_url, host="there/1"), PostgresStore(postgres_url, host="here/1", now=time.time)
+        for store in (there, here):
+            await store.open()
+        await there.claim("run")
+        assert not await here.bury("run"), "its session is open"
+        assert not await here.bury("nobody's"), "there is no such claim"
+        await there._session.stop()
+        assert not await there.bury("run"), "it is no other host"
+        monkeypatch.setattr(session, "ORPHAN_S", 1e9)
+        assert not await here.bury("run"), "the server has just started: nobody has a session, and whoever lives comes back"
+        monkeypatch.setattr(session, "ORPHAN_S", 0.0)
+        assert await here.bury("run")
+        there._holder.signed = float("-inf")
+        await there.renew()
+        with pytest.raises(RunBusy):
+            await here.claim("run")
+        assert await here.bury("run")
+        await here.claim("run")
+        for store in (there, here):
+            await store.close()
+
+    asyncio.run(main())
+
+
 def test_an_append_and_a_takeover_exclude_each_other(postgres_url: str) -> None:
     """An append that began before the run was taken over, and is committed after it, would be on a log that the new holder has read without it."""
 
@@ -584,12 +656,12 @@ def test_a_blocked_event_loop_keeps_its_runs(postgres_url: str) -> None:
     """The thread renews over a connection of its own, which is there for as long as something is claimed, and no longer."""
 
     async def main() -> None:
-        mine, other = PostgresStore(postgres_url, lease_s=0.3), PostgresStore(postgres_url, lease_s=0.3)
+        mine, other = PostgresStore(postgres_url, lease_s=1.2), PostgresStore(postgres_url, lease_s=1.2)
         for store in (mine, other):
             await store.open()
         await mine.claim("run")
-        first, deadline = mine._holder.signed, time.monotonic() + 20
-        while mine._holder.signed < first + 0.3:
+        first, deadline = mine._holder.signed, time.monotonic() + 60
+        while mine._holder.signed < first + 1.2:
             assert time.monotonic() < deadline, "nobody renews"
             threading.Event().wait(0.01)  # the event loop does not turn
         with pytest.raises(RunBusy):
@@ -654,10 +726,10 @@ def test_a_holder_elsewhere_whose_connection_ended_is_free_before_its_lease(post
                 locks = "SELECT 1 FROM pg_locks l JOIN detent.holders h ON l.objid = (h.lock_key & 4294967295)::bigint::oid WHERE h.host='there/1'"
                 while ask(postgres_url, locks):
                     await asyncio.sleep(0.01)  # polls until the server has seen that the connection ended
-                clock[0] = 1009.0
+                clock[0] = 1003.9
                 with pytest.raises(RunBusy):  # it may come back
                     await store.claim("run")
-                clock[0] = 1011.0
+                clock[0] = 1004.0
                 await store.claim("run")
 
             on(postgres_url, body, host="here/1", now=lambda: clock[0])
@@ -841,6 +913,7 @@ def test_listening_goes_on_after_the_server_restarted(own_postgres: Cluster) -> 
 # Versions -------------------------------------------------------------------------------------------------------------------------------
 
 
+@thinned
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
 def test_every_earlier_version_is_upgraded_with_what_it_holds(postgres_url: str, version: int) -> None:
     """Records, heads, inbox, blobs and snapshots are there afterwards, and the store works on."""
@@ -879,12 +952,12 @@ async def body_of_a_current_store(store: PostgresStore) -> None:
 
 def test_eight_processes_may_create_and_upgrade_at_once(postgres_url: str) -> None:
     """From nothing and from every earlier version: each migration is applied once, every process works, and nothing is lost."""
-    schemas = ["new", *(f"from_{version}" for version in range(1, SCHEMA_VERSION))]
+    schemas = ["new", *(f"from_{version}" for version in sampled(range(1, SCHEMA_VERSION), few=2))]
 
     async def old() -> None:
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as db:
-            for version, schema in enumerate(schemas[1:], 1):
-                await migrate(db, schema, "here", to=version)
+            for schema in schemas[1:]:
+                await migrate(db, schema, "here", to=int(schema.removeprefix("from_")))
                 await db.execute(f"INSERT INTO {schema}.blobs VALUES ('run', 'k', 'blob')")  # type: ignore[arg-type]
 
     asyncio.run(old())

@@ -19,10 +19,11 @@ from msgspec.structs import replace
 
 from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.core.records import RunHead
-from detent.ports import Reservation, RunQuery, Spent
+from detent.ports import DueQuery, Reservation, RunQuery, Spent
+from detent.stores.due import microseconds
 from detent.stores.locks import Holder
 from detent.stores.sqlite.operations import Operation
-from detent.stores.sqlite.schema import SCHEMA_VERSION, microseconds
+from detent.stores.sqlite.schema import SCHEMA_VERSION
 from detent.stores.sqlite.store import SqliteStore
 from detent.stores.sqlite.writer import Checkpointer
 
@@ -320,6 +321,8 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> N
         store = SqliteStore(path)
         await store.open()
         await write(store, "run", range(1, 4))
+        for run_id, status in (("waits", "waiting_for_user"), ("ended", "completed")):
+            await store.append(run_id, 0, [line(1)], head=replace(head_of(run_id, 1), status=status))
         await store.close()
         living = Holder(store._holder.directory)
         living.take()
@@ -328,8 +331,19 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> N
             db.execute("DROP TABLE spent")
             db.execute("DROP TABLE reserved")
             db.execute("INSERT INTO blobs VALUES ('_tenant-00ff', 'reserved', x'00'), ('_tenant-00ff', 'mine', x'00')")
-            for table, column in (("records", "iterations"), ("records", "updated"), ("claims", "host"), ("claims", "number")):
-                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+            db.execute("DROP INDEX runs_by_wake")
+            db.execute("DROP INDEX runs_by_line")
+            db.execute("DROP INDEX runs_by_need")
+            db.execute("DROP INDEX runs_by_dedupe")
+            db.execute("DROP INDEX runs_by_rest")
+            for table, columns in (
+                ("records", "iterations updated"),
+                ("claims", "host number"),
+                ("runs", "wake line dedupe needs"),
+                ("inbox", "wakes"),
+            ):
+                for column in columns.split():
+                    db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
             db.execute("CREATE TABLE holders (name TEXT PRIMARY KEY, host TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID")
             db.execute("INSERT INTO claims VALUES ('held', ?), ('left', 'gone:1:aa')", (living.name,))
             db.execute("INSERT INTO holders VALUES (?, ?, 0), ('gone:1:aa', ?, 0)", (living.name, living.host, living.host))
@@ -337,6 +351,10 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> N
         one, two = SqliteStore(path), SqliteStore(path)
         await asyncio.gather(one.open(), two.open())
         assert await two.read("run") == [line(n) for n in range(1, 4)]
+        due = await two.due(DueQuery(now=datetime.now(UTC)))
+        assert [head.run_id for head in due.runs] == ["waits", "run"], "a waiting run of an earlier version is due once, a running one too"
+        await two.append("waits", 1, [], head=replace(head_of("waits", 1), status="waiting_for_user"))
+        assert [head.run_id for head in (await one.due(DueQuery(now=datetime.now(UTC)))).runs] == ["run"]
         with pytest.raises(RunBusy):
             await one.claim("held")  # whoever took it with the first version is at it
         living.drop()

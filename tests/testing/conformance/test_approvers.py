@@ -9,9 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent.running.results import Approval
 from detent.testing.conformance.approver import ApproverContract, ApproverMaker, Person
 from testing.conformance.rejecting import checks_of, failing
+
+pytestmark = thinned
 
 
 def plain(person: Person) -> Any:

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from amounts import thinned
 from detent.core.errors import ItemNotFound
 from detent.memories.lifecycle import utcnow
 from detent.memories.ram import RamMemory
 from detent.ports import Found, Memory, MemoryItem, key_of, standing_of
 from detent.testing.conformance.memory import MemoryContract, MemoryMaker
 from testing.conformance.rejecting import failing
+
+pytestmark = thinned
 
 
 class PrefixesAreText(RamMemory):

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Chunk, Observer
 from detent.testing.conformance.observer import ObserverContract, ObserverMaker
 from testing.conformance.rejecting import checks_of, failing
+
+pytestmark = thinned
 
 
 class Sound:

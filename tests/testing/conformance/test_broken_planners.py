@@ -10,12 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent.core.actions import FinalAnswer, Stop, ToolCall
 from detent.core.budget import Usage
 from detent.core.errors import MalformedPlan, ModelCallFailure
 from detent.ports import ModelAnswer, Plan, View
 from detent.testing.conformance.planner import PlannerContract, PlannerMaker, Wish
 from testing.conformance.rejecting import checks_of, failing
+
+pytestmark = thinned
 
 GOAL = re.compile(r"goal-\d+(?:-of-\d+)?")
 

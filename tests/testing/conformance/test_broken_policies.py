@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent.core.state import KernelState, RunState
 from detent.ports import Block, Call, Guard, Policy, ToolSpec, Verdict
 from detent.testing.conformance.policy import GuardContract, GuardMaker, PolicyContract, PolicyMaker
 from testing.conformance.rejecting import checks_of, failing
+
+pytestmark = thinned
 
 
 class Sound:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent.core.errors import ClaimLost, Conflict, DetentError, RunBusy
 from detent.core.records import RunHead
-from detent.ports import MOST_UNDECIDED, Balance, EventStore, Reservation, RunQuery, Signal, Spent
+from detent.ports import MOST_UNDECIDED, Balance, DueQuery, DueRuns, EventStore, Reservation, RunQuery, Signal, Spent, Tally
 from detent.ports.examining import Examined, Fault
 from detent.ports.stores import is_erased, no_room, refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
 from detent.stores.ram import RamStore
 from detent.testing.conformance.store import Place, StoreContract
 from simulation.disks import DiskStore, SqliteDisk
+
+pytestmark = thinned
 
 
 class BrokenStore(RamStore):
@@ -186,6 +191,27 @@ class GivesBackForOthers(BrokenStore):
             del self._shelf.reserved[key]
 
 
+class ReservesNothingBeside(BrokenStore):
+    async def append(self, *args: Any, reserved: Reservation | None = None, **options: Any) -> None:
+        await super().append(*args, **options)
+
+
+class ReservesOnConflict(BrokenStore):
+    async def append(self, run_id: str, *args: Any, reserved: Reservation | None = None, **options: Any) -> None:
+        if reserved is not None:
+            await super().reserve(msgspec.structs.replace(reserved, limits={}))
+        await super().append(run_id, *args, **options)
+
+
+class ReservesBesideIfItFits(BrokenStore):
+    """What an append reserves was reserved under another name before: asked for again, it is refused."""
+
+    async def append(self, run_id: str, *args: Any, reserved: Reservation | None = None, **options: Any) -> None:
+        await super().append(run_id, *args, **options)
+        if reserved is not None:
+            await super().reserve(msgspec.structs.replace(reserved, limits={"tokens": 100}))
+
+
 class GivesBackFirst(BrokenStore):
     """What is given back is charged a moment later."""
 
@@ -305,6 +331,159 @@ class GrantsClaimsTwice(BrokenStore):
 class DoubtsWhatItWrote(BrokenStore):
     async def wrong_with_claim(self, run_id: str) -> str:
         return "it is held" if run_id in self._shelf.claims else ""
+
+
+class FindsWhatIsToCome(BrokenStore):
+    async def due(self, query: DueQuery) -> DueRuns:
+        return await super().due(msgspec.structs.replace(query, now=query.now + timedelta(days=1)))
+
+
+class FindsEveryRun(BrokenStore):
+    """Whatever waits is due."""
+
+    async def due(self, query: DueQuery) -> DueRuns:
+        found = await super().due(query)
+        return msgspec.structs.replace(found, runs=tuple(run.head for run in self._open_runs().values()))
+
+
+class HearsNoSignal(BrokenStore):
+    async def due(self, query: DueQuery) -> DueRuns:
+        found = await super().due(query)
+        timed = tuple(head for head in found.runs if head.wake_at is not None and head.wake_at <= query.now)
+        return msgspec.structs.replace(found, runs=timed)
+
+
+class WakesWithEverySignal(BrokenStore):
+    async def due(self, query: DueQuery) -> DueRuns:
+        found = await super().due(query)
+        told = tuple(run.head for run in self._open_runs().values() if run.inbox and run.head not in found.runs)
+        return msgspec.structs.replace(found, runs=(*found.runs, *told))
+
+
+class FindsWhatOthersHave(BrokenStore):
+    async def due(self, query: DueQuery) -> DueRuns:
+        claims, self._shelf.claims = self._shelf.claims, {}
+        try:
+            return await super().due(query)
+        finally:
+            self._shelf.claims = claims
+
+
+class CountsNothing(BrokenStore):
+    async def due(self, query: DueQuery) -> DueRuns:
+        return msgspec.structs.replace(await super().due(query), active={})
+
+
+class CountsTheEnded(BrokenStore):
+    async def tally(self, now: datetime) -> Tally:
+        heads = [run.head for run in self._open_runs().values()]
+        return msgspec.structs.replace(await super().tally(now), statuses=dict(Counter(head.status for head in heads)))
+
+
+class QueuesWhatIsAdvanced(BrokenStore):
+    async def tally(self, now: datetime) -> Tally:
+        found = await super().tally(now)
+        return msgspec.structs.replace(found, queued=found.queued + found.active)
+
+
+class QueuesNoAnswers(BrokenStore):
+    async def tally(self, now: datetime) -> Tally:
+        told, self._shelf.told = self._shelf.told, set()
+        try:
+            return await super().tally(now)
+        finally:
+            self._shelf.told = told
+
+
+class KeepsWhatWorkersSaid(BrokenStore):
+    async def announce(self, worker: str, card: bytes | None) -> None:
+        await super().announce(f"{worker}-{len(self._shelf.cards)}", card)
+
+
+class KeepsWorkersAsRuns(BrokenStore):
+    async def announce(self, worker: str, card: bytes | None) -> None:
+        await super().announce(worker, card)
+        now = datetime(2026, 3, 1, tzinfo=UTC)
+        await self.append(worker, 0, [b"{}"], head=RunHead(run_id=worker, goal_id=worker, records=1, created_at=now, updated_at=now))
+
+
+class FindsNobodyByKey(BrokenStore):
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        return await super().list_runs(msgspec.structs.replace(query, dedupe_key=None))
+
+
+class FindsWhatRunsAgain(BrokenStore):
+    async def list_runs(self, query: RunQuery) -> list[RunHead]:
+        found = await super().list_runs(msgspec.structs.replace(query, rested_since=None))
+        return [head for head in found if query.rested_since is None or head.updated_at >= query.rested_since]
+
+
+class FindsWhatIsGone(BrokenStore):
+    async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
+        there = await self.head(run_id)
+        await super().erase(run_id, tombstone, head=msgspec.structs.replace(head, wake_at=there.wake_at if there else None), claim=claim)
+
+
+class FindsWhatIsHeld(BrokenStore):
+    async def due(self, query: DueQuery) -> DueRuns:
+        return await super().due(msgspec.structs.replace(query, held_agents=(), held_tenants=()))
+
+
+class HidesBehindWhatIsHeld(BrokenStore):
+    """Leaves held runs out of the page, after it was cut."""
+
+    async def due(self, query: DueQuery) -> DueRuns:
+        found = await super().due(msgspec.structs.replace(query, held_agents=(), held_tenants=()))
+        return msgspec.structs.replace(found, runs=tuple(head for head in found.runs if not query.holds(head)))
+
+
+class CollectsHolds(BrokenStore):
+    async def gc(self) -> int:
+        self._shelf.blobs = {run_id: blobs for run_id, blobs in self._shelf.blobs.items() if run_id in self._shelf.runs}
+        return 0
+
+
+class FindsEveryTenant(BrokenStore):
+    async def due(self, query: DueQuery) -> DueRuns:
+        return await super().due(msgspec.structs.replace(query, tenant=None))
+
+
+class FindsEveryVersion(BrokenStore):
+    async def due(self, query: DueQuery) -> DueRuns:
+        return await super().due(msgspec.structs.replace(query, version=None))
+
+
+class StartsTheRoundAgain(BrokenStore):
+    """A page is made from the first keys, whoever has something in them."""
+
+    async def due(self, query: DueQuery) -> DueRuns:
+        found = await super().due(msgspec.structs.replace(query, version=None))
+        wanted = tuple(head for head in found.runs if query.version is None or head.version in ("", query.version))
+        whole = query.version is None or wanted or not found.more
+        return msgspec.structs.replace(found, runs=wanted, more=found.more if whole else " ")
+
+
+class FindsTheFirstOnly(BrokenStore):
+    """Of many, those that are due longest, whoever's they are."""
+
+    async def due(self, query: DueQuery) -> DueRuns:
+        found = await super().due(msgspec.structs.replace(query, limit=10_000))
+        cut = len(found.runs) > query.limit
+        return msgspec.structs.replace(found, runs=found.runs[: query.limit], more="z" if cut else "")
+
+
+class KeepsToTheFirstPage(BrokenStore):
+    async def due(self, query: DueQuery) -> DueRuns:
+        return await super().due(msgspec.structs.replace(query, after=""))
+
+
+class SortsByPriority(BrokenStore):
+    """Over all keys."""
+
+    async def due(self, query: DueQuery) -> DueRuns:
+        found = await super().due(msgspec.structs.replace(query, limit=10_000))
+        first = sorted(found.runs, key=lambda head: head.queued.priority if head.queued else 0)
+        return msgspec.structs.replace(found, runs=tuple(first[: query.limit]), more="z" if len(first) > query.limit else "")
 
 
 class ReleasesForOthers(BrokenStore):
@@ -561,6 +740,29 @@ class ClosesInItsLoop(BrokenStore):
 
 
 REJECTED = {
+    FindsWhatIsHeld: "test_of_runs_that_somebody_holds_only_a_cancelled_one_is_due",
+    HidesBehindWhatIsHeld: "test_of_runs_that_somebody_holds_only_a_cancelled_one_is_due",
+    CollectsHolds: "test_what_is_held_is_kept_beside_the_runs",
+    FindsWhatIsToCome: "test_a_run_is_due_from_its_wake_at_on",
+    FindsEveryRun: "test_each_append_says_anew_when_the_run_can_move",
+    HearsNoSignal: "test_a_signal_makes_a_waiting_run_due_at_once",
+    WakesWithEverySignal: "test_only_a_cancellation_makes_a_dead_letter_due",
+    FindsWhatOthersHave: "test_what_somebody_advances_is_not_due",
+    CountsNothing: "test_it_counts_how_many_runs_of_each_key_are_active",
+    CountsTheEnded: "test_unfinished_runs_are_counted_by_status",
+    QueuesWhatIsAdvanced: "test_the_queue_is_what_nobody_advances",
+    QueuesNoAnswers: "test_the_queue_is_what_nobody_advances",
+    KeepsWhatWorkersSaid: "test_what_a_worker_says_replaces_what_it_said",
+    KeepsWorkersAsRuns: "test_workers_are_no_runs",
+    FindsNobodyByKey: "test_runs_are_found_by_what_they_were_submitted_with",
+    FindsWhatRunsAgain: "test_runs_that_rest_are_found_by_when_they_came_to_rest",
+    FindsWhatIsGone: "test_what_is_gone_is_not_due",
+    FindsEveryVersion: "test_a_worker_finds_runs_of_its_version_and_those_that_need_none",
+    FindsEveryTenant: "test_a_query_asks_for_one_tenant_or_for_waiting_runs",
+    StartsTheRoundAgain: "test_keys_with_runs_of_other_versions_alone_hide_no_other_key",
+    FindsTheFirstOnly: "test_many_runs_of_one_key_hide_no_other_key",
+    KeepsToTheFirstPage: "test_a_round_of_pages_reaches_every_key",
+    SortsByPriority: "test_priority_orders_the_runs_of_a_key_only",
     LosesUpdates: "test_of_many_appends_at_one_place_exactly_one_wins",
     IgnoresTheSequence: "test_an_append_with_a_wrong_sequence_is_refused_and_changes_nothing",
     AppendsOneByOne: "test_an_append_is_all_or_nothing",
@@ -620,6 +822,9 @@ REJECTED = {
     DecidesAfterwards: "test_reservations_are_decided_one_after_another",
     GivesBackOnConflict: "test_an_append_gives_back_what_it_names",
     GivesBackForOthers: "test_an_append_gives_back_what_it_names",
+    ReservesNothingBeside: "test_an_append_makes_reservations",
+    ReservesOnConflict: "test_an_append_makes_reservations",
+    ReservesBesideIfItFits: "test_an_append_makes_reservations",
     GivesBackFirst: "test_what_is_charged_and_given_back_in_one_append_is_never_missing",
     ReservesForEver: "test_a_reservation_lapses",
     ReservesForDeletedRuns: "test_a_reservation_outlives_its_process_and_not_its_run",

@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent.core.errors import InvalidArguments, UnknownName
 from detent.ports import Tool, ToolContext, ToolOutcome, ToolSpec
 from detent.testing.conformance.tool import ToolboxContract, ToolboxMaker, ToolContract, ToolMaker, ToolWish
 from testing.conformance.rejecting import checks_of, failing
+
+pytestmark = thinned
 
 CAP = 200
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"], "additionalProperties": False}

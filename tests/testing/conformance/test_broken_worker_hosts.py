@@ -7,14 +7,18 @@ import contextlib
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from amounts import thinned
 from detent.core.errors import RunBusy, StoreBusy, StoreError
-from detent.ports import Backlog, Due, Tries, WorkerHost
+from detent.ports import Advanced, Backlog, Tries, Work, WorkerHost
 from detent.ports.working import NOT_HERE
-from detent.testing.conformance.worker_host import BacklogContract, WorkerHostContract, WorkerHostMaker
+from detent.testing.conformance.worker_host import BacklogContract, PullingContract, PullingHostContract, WorkerHostMaker
 from detent.testing.conformance.worker_runs import RunsContract
 from detent.workers.in_process import InProcessHost
 from testing.conformance.rejecting import checks_of, failing
+
+pytestmark = thinned
 
 
 class Around:
@@ -39,16 +43,16 @@ class Wraps(InProcessHost):
 
 class RunsTwice(Wraps):
     class Through(Around):
-        async def advance(self, run_id: str) -> str:
+        async def advance(self, run_id: str, *, within_s: float | None = None) -> Advanced:
             first, _ = await asyncio.gather(self.inner.advance(run_id), self.inner.advance(run_id))
             return first
 
 
 class LosesARun(Wraps):
     class Through(Around):
-        async def due(self) -> list[Due]:
-            found = await self.inner.due()
-            return [due for due in found if not due.run_id.endswith("7") and "half" not in due.run_id]
+        async def due(self, after: str = "", *, beside: int = 0) -> Work:
+            found = await self.inner.due(after, beside=beside)
+            return replace(found, runs=tuple(due for due in found.runs if not due.run_id.endswith("7") and "half" not in due.run_id))
 
 
 class RetriesWithoutPause(InProcessHost):
@@ -82,7 +86,7 @@ class GivesUpSilently(Wraps):
 
 class TakesEveryErrorForAFailure(Wraps):
     class Through(Around):
-        async def advance(self, run_id: str) -> str:
+        async def advance(self, run_id: str, *, within_s: float | None = None) -> Advanced:
             try:
                 return await self.inner.advance(run_id)
             except Exception as error:  # whatever an attempt raises
@@ -112,12 +116,12 @@ class EndsWithTheFirstFailure(Wraps):
     class Through(Around):
         failure: Exception | None = None
 
-        async def due(self) -> list[Due]:
+        async def due(self, after: str = "", *, beside: int = 0) -> Work:
             if self.failure is not None:
                 raise self.failure
-            return [*await self.inner.due()]
+            return await self.inner.due(after, beside=beside)
 
-        async def advance(self, run_id: str) -> str:
+        async def advance(self, run_id: str, *, within_s: float | None = None) -> Advanced:
             try:
                 return await self.inner.advance(run_id)
             except Exception as error:  # whatever an attempt raises
@@ -127,7 +131,7 @@ class EndsWithTheFirstFailure(Wraps):
 
 class GivesUpWhatIsNotHere(Wraps):
     class Through(Around):
-        async def advance(self, run_id: str) -> str:
+        async def advance(self, run_id: str, *, within_s: float | None = None) -> Advanced:
             try:
                 return await self.inner.advance(run_id)
             except NOT_HERE as error:
@@ -137,14 +141,30 @@ class GivesUpWhatIsNotHere(Wraps):
 
 class YoungestFirst(Wraps):
     class Through(Around):
-        async def due(self) -> list[Due]:
-            return [*(await self.inner.due())][::-1]
+        async def due(self, after: str = "", *, beside: int = 0) -> Work:
+            found = await self.inner.due(after, beside=beside)
+            return replace(found, runs=found.runs[::-1])
 
 
-class SeesNoTenants(Wraps):
+class SeesNoKeys(Wraps):
     class Through(Around):
-        async def due(self) -> list[Due]:
-            return [Due(run_id=due.run_id, since=due.since, records=due.records) for due in await self.inner.due()]
+        async def due(self, after: str = "", *, beside: int = 0) -> Work:
+            found = await self.inner.due(after, beside=beside)
+            return replace(found, runs=tuple(replace(due, key="") for due in found.runs))
+
+
+class SeesNoPriorities(Wraps):
+    class Through(Around):
+        async def due(self, after: str = "", *, beside: int = 0) -> Work:
+            found = await self.inner.due(after, beside=beside)
+            return replace(found, runs=tuple(replace(due, priority=0) for due in found.runs))
+
+
+class SeesNoWeights(Wraps):
+    class Through(Around):
+        async def due(self, after: str = "", *, beside: int = 0) -> Work:
+            found = await self.inner.due(after, beside=beside)
+            return replace(found, runs=tuple(replace(due, weight=1) for due in found.runs))
 
 
 class InterruptsInsteadOfSuspending(Wraps):
@@ -194,29 +214,29 @@ class AdvancesWhatIsSubmitted(InProcessHost):
 
 class EndsWithABusyStore(Wraps):
     class Through(Around):
-        async def due(self) -> list[Due]:
+        async def due(self, after: str = "", *, beside: int = 0) -> Work:
             try:
-                return [*await self.inner.due()]
+                return await self.inner.due(after, beside=beside)
             except StoreError as error:
                 raise StoreError(str(error)) from error
 
 
 class TakesABusyStoreForAnEmptyOne(Wraps):
     class Through(Around):
-        async def due(self) -> list[Due]:
+        async def due(self, after: str = "", *, beside: int = 0) -> Work:
             try:
-                return [*await self.inner.due()]
+                return await self.inner.due(after, beside=beside)
             except StoreBusy:
-                return []
+                return Work()
 
 
 class NeverSaysThatTheStoreIsGone(Wraps):
     class Through(Around):
-        async def due(self) -> list[Due]:
+        async def due(self, after: str = "", *, beside: int = 0) -> Work:
             try:
-                return [*await self.inner.due()]
+                return await self.inner.due(after, beside=beside)
             except StoreError:
-                return []
+                return Work()
 
 
 class Makers(WorkerHostMaker):
@@ -231,13 +251,17 @@ class Makers(WorkerHostMaker):
 
 def checks(*words: str) -> set[str]:
     """Return the checks whose names hold these words."""
-    return {next(name for name in checks_of(WorkerHostContract) if word in name) for word in words}
+    return {next(name for name in checks_of(PullingHostContract) if word in name) for word in words}
+
+
+class Backlogs(BacklogContract, PullingContract):
+    """The checks with a backlog in memory."""
 
 
 PAUSES, COUNTS, STOPS = "pause_that_grows", "killed_too_many", "cancelled_it_suspends"
 
 BY_THE_BACKLOG: dict[type[InProcessHost], set[str]] = {
-    LosesARun: checks("advanced_once", "at_once_as_it_was_told", "longest_untouched"),
+    LosesARun: checks("advanced_once", "at_once_as_it_was_told", "longest_untouched", "in_each_round"),
     RetriesWithoutPause: checks(PAUSES),
     PausesAlwaysTheSame: checks(PAUSES),
     ForgetsAttemptsOfOthers: checks(PAUSES, COUNTS),
@@ -249,8 +273,10 @@ BY_THE_BACKLOG: dict[type[InProcessHost], set[str]] = {
     EndsWithTheFirstFailure: checks("that_fails", "never_given_up", PAUSES, "given_up_with_the_reason", "suspended_run"),
     AdvancesPastItsBound: checks("at_once_as_it_was_told", STOPS),
     OneAtATime: checks("at_once_as_it_was_told", "that_hangs", STOPS),
-    YoungestFirst: checks("that_fails", "tenants_take_turns", "longest_untouched"),
-    SeesNoTenants: checks("tenants_take_turns"),
+    YoungestFirst: checks("tenants_take_turns", "longest_untouched", "priority_orders"),
+    SeesNoKeys: checks("tenants_take_turns", "priority_orders", "in_each_round"),
+    SeesNoPriorities: checks("priority_orders"),
+    SeesNoWeights: checks("in_each_round"),
     InterruptsInsteadOfSuspending: checks(STOPS),
     IgnoresStop: checks(STOPS, "that_hangs", "waits_for_more"),
     LeavesWithoutWaiting: checks(STOPS),
@@ -273,7 +299,7 @@ BY_RUNS: dict[type[InProcessHost], set[str]] = {
 @pytest.mark.parametrize("kind", BY_THE_BACKLOG)
 def test_the_suite_rejects_a_host_that_is_broken(kind: type[InProcessHost]) -> None:
     """The checks about the broken promise fail, and no other."""
-    assert failing(BacklogContract, lambda: Makers(kind)) == BY_THE_BACKLOG[kind]
+    assert failing(Backlogs, lambda: Makers(kind)) == BY_THE_BACKLOG[kind]
 
 
 @pytest.mark.parametrize("kind", BY_RUNS)
@@ -284,9 +310,9 @@ def test_the_suite_rejects_a_host_that_breaks_runs(kind: type[InProcessHost]) ->
 
 def test_the_suite_rejects_a_host_that_advances_a_run_twice_at_once() -> None:
     """Whatever else it does right."""
-    assert failing(BacklogContract, lambda: Makers(RunsTwice)) >= checks("advanced_once", "that_hangs", "tenants_take_turns")
+    assert failing(Backlogs, lambda: Makers(RunsTwice)) >= checks("advanced_once", "that_hangs", "tenants_take_turns")
 
 
 def test_every_check_of_worker_hosts_rejects_something() -> None:
     """No check of the suite is there for nothing."""
-    assert set(checks_of(WorkerHostContract)) - set().union(*BY_THE_BACKLOG.values(), *BY_RUNS.values()) == set()
+    assert set(checks_of(PullingHostContract)) - set().union(*BY_THE_BACKLOG.values(), *BY_RUNS.values()) == set()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent.core.records import Record
 from detent.observers import CompositeObserver, ConsoleObserver, EventBus, InMemoryObserver, NoopObserver, StreamingObserver
 from detent.ports import Observer
@@ -99,6 +100,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("name", MAKERS)
+@thinned
 class TestObservers(ObserverContract):
     @pytest.fixture
     def maker(self, name: str) -> ObserverMaker:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent.kernel.guards import in_doubt_guard
 from detent.policies import (
     BasicPolicy,
@@ -108,6 +109,7 @@ CHILDREN = {
 
 
 @pytest.mark.parametrize("name", MADE)
+@thinned
 class TestPolicies(PolicyContract):
     @pytest.fixture
     def maker(self, name: str, tmp_path: Path) -> PolicyMaker:
@@ -124,6 +126,7 @@ class Guards(GuardMaker):
 
 
 @pytest.mark.parametrize("guard", [in_doubt_guard, *GUARDS.values()], ids=lambda guard: guard.__name__)
+@thinned
 class TestGuards(GuardContract):
     @pytest.fixture
     def maker(self, guard: Guard) -> GuardMaker:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent.ports import Job, Scheduler
 from detent.testing.conformance.scheduler import SchedulerContract, SchedulerMaker
 from detent.tools import Bounded, Together
 from testing.conformance.rejecting import checks_of, failing
+
+pytestmark = thinned
 
 
 class Schedulers(SchedulerMaker):

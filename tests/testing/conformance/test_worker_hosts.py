@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from amounts import thinned
 from detent.ports import EventStore, WorkerHost
 from detent.stores import open_store
-from detent.testing.conformance.worker_host import WorkerHostContract, WorkerHostMaker
+from detent.testing.conformance.worker_host import PullingHostContract, WorkerHostMaker
 from detent.testing.conformance.worker_runs import RunsContract
 from detent.workers import InProcessHost
 
@@ -31,18 +32,20 @@ class FiledMaker(InProcessMaker):
         return open_store(self.url)
 
 
-class TestInProcessHost(WorkerHostContract):
+class TestInProcessHost(PullingHostContract):
     @pytest.fixture
     def maker(self) -> WorkerHostMaker:
         return InProcessMaker()
 
 
+@thinned
 class TestOverFiles(RunsContract):
     @pytest.fixture(params=["sqlite", "file"])
     def maker(self, request: pytest.FixtureRequest, tmp_path: Path) -> WorkerHostMaker:
         return FiledMaker(f"sqlite:///{tmp_path}/runs.db" if request.param == "sqlite" else f"file:{tmp_path}/runs")
 
 
+@thinned
 class TestOverPostgres(RunsContract):
     @pytest.fixture
     def maker(self, postgres_url: str) -> WorkerHostMaker:

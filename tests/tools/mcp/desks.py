@@ -20,6 +20,7 @@ from detent import Agent, Engine, FinalAnswer, McpServer, ToolCall
 from detent.core.state import Item
 from detent.running.results import Result
 from detent.testing import ScriptedPlanner
+from forked import fork
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,6 +102,10 @@ def error(result: Result) -> tuple[str, str]:
     return found.code, found.message
 
 
+SERVERS = ("mcp.server.mcpserver", "uvicorn", "websockets.server", "starlette.middleware.cors")
+"""What a server in Python imports besides."""
+
+
 @contextmanager
 def listening(command: Sequence[str], *, port: int = 0, environment: Mapping[str, str] | None = None) -> Generator[tuple[Any, int]]:
     """Run a program that serves on a port of loopback, `{port}` in its command and environment; yields its process and the port."""
@@ -110,7 +115,9 @@ def listening(command: Sequence[str], *, port: int = 0, environment: Mapping[str
             port = free.getsockname()[1]
     filled = {name: value.format(port=port) for name, value in (environment or {}).items()}
     quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([word.format(port=port) for word in command], env={**os.environ, **filled}, **quiet)
+    words, env = [word.format(port=port) for word in command], {**os.environ, **filled}
+    forked = words[0] == sys.executable
+    process = fork(words[1:], env=env, stderr=subprocess.DEVNULL, imports=SERVERS) if forked else subprocess.Popen(words, env=env, **quiet)
 
     def answers() -> bool:
         with socket.socket() as tried:
@@ -121,7 +128,7 @@ def listening(command: Sequence[str], *, port: int = 0, environment: Mapping[str
         yield process, port
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def node_tool(name: str) -> str:

@@ -119,6 +119,7 @@ def call(message: dict[str, Any]) -> dict[str, Any] | None:  # noqa: PLR0911, PL
             for step in (1, 2):
                 values = {"progressToken": token, "progress": step, "total": 2, "message": f"step {step} of {os.environ.get('TOKEN', '')}"}
                 send({"method": "notifications/progress", "params": values})
+            (HOME / "trace").write_text(message["params"]["_meta"].get("traceparent", "none"))
             return said("two steps")
         case "change":
             changed()

@@ -14,6 +14,7 @@ from detent import Agent, McpServer, ToolPins
 from detent.config.groups import Bounds
 from detent.core.errors import ConfigError
 from detent.ports import Chunk
+from detent.ports.tracing import traceparent
 from tools.mcp.desks import TOKEN, call, effects, engine_of, error, one, ran, received, rude, until, within
 
 PICTURE = base64.b64encode(b"\x89PNG").decode()
@@ -114,6 +115,14 @@ def test_progress_reaches_observers(tmp_path: Path) -> None:
         {"progress": 2.0, "total": 2.0, "message": "step 2 of "},
     ]
     assert {c.call_id for c in chunks} == {"main.1.0"}
+
+
+def test_a_server_is_told_which_trace_its_call_belongs_to(tmp_path: Path) -> None:
+    """In `_meta`, as the protocol has it: the trace of the run and the span of the call."""
+    result = ran(rude(tmp_path), call("steps"))
+    state = result.state
+    assert one(result).content == "two steps"
+    assert (tmp_path / "trace").read_text() == traceparent(state.host, state.goal_id, f"{state.run_id}:main.1.0")
 
 
 # Failures ---------------------------------------------------------------------------------------------------------------------

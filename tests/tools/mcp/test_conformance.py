@@ -70,11 +70,8 @@ AUTHORISATION = [
 ]
 
 
-BY_DEFAULT = ("scope-step-up",)
-"""A login, and a second one for more: the others take as long, and differ in details."""
-
-
-@pytest.mark.parametrize("scenario", [pytest.param(name, marks=() if name in BY_DEFAULT else in_check) for name in AUTHORISATION])
+@in_check
+@pytest.mark.parametrize("scenario", AUTHORISATION)
 def test_an_authorisation_scenario_passes(scenario: str, tmp_path: Path) -> None:
     """A login as `detent mcp login` makes it, or none where this program is the client; then the tools are called."""
     checks = checked(f"auth/{scenario}", tmp_path, str(LOGIN))

@@ -44,7 +44,7 @@ def test_a_server_of_the_sdk_works_over_stdio_in_every_version(tmp_path: Path, p
     assert one(ran(settings, call("echo", text="hello"))).content == {"result": "hello"}
 
 
-@pytest.mark.parametrize("protocol", ["auto", "legacy"])
+@pytest.mark.parametrize("protocol", ["auto", pytest.param("legacy", marks=in_check)])
 def test_a_changed_list_is_noticed_in_every_version(tmp_path: Path, protocol: Any) -> None:
     """By a notification, or by the stream of changes that newer servers have."""
 
@@ -59,7 +59,7 @@ def test_a_changed_list_is_noticed_in_every_version(tmp_path: Path, protocol: An
     within(work)
 
 
-@pytest.mark.parametrize("protocol", ["auto", "legacy"])
+@pytest.mark.parametrize("protocol", ["auto", pytest.param("legacy", marks=in_check)])
 def test_a_cancelled_run_ends_the_call_on_the_server(tmp_path: Path, protocol: Any) -> None:
     """The handler there is cancelled, whichever way the protocol version says so over HTTP."""
 

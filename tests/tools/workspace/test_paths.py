@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import crossed
 from detent.core.errors import ConfigError, DetentError, NotExecuted, ToolFailed, ToolRaised
 from detent.tools.failures import translated
 from detent.tools.workspace import files, listing, patch, reading, search
@@ -62,6 +63,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink()}
 
 
+@crossed
 @pytest.mark.parametrize("use", ALL.values(), ids=ALL)
 @pytest.mark.parametrize(
     "path", ["../outside/secret.txt", "/etc/passwd", "a/../../outside/secret.txt", "here.txt/..", "./../outside", "//etc/passwd"]
@@ -76,6 +78,7 @@ def test_parent_and_absolute_paths_are_refused_by_every_tool(workspace: Workspac
     assert contents(outside) == before
 
 
+@crossed
 @pytest.mark.parametrize("use", ON_FILES.values(), ids=ON_FILES)
 @pytest.mark.parametrize("link", ["file", "directory/secret.txt", "relative", "chain", "directory/new.txt"])
 def test_a_link_that_leads_outside_is_never_followed(workspace: Workspace, outside: Path, use: Use, link: str) -> None:
@@ -157,6 +160,7 @@ def test_a_file_swapped_for_a_link_before_the_append_is_not_followed(tmp_path: P
     assert (outside / "secret.txt").read_text() == "secret\n"
 
 
+@crossed
 @pytest.mark.parametrize("use", ON_FILES.values(), ids=ON_FILES)
 @pytest.mark.parametrize("kind", ["fifo", "socket", "directory"])
 def test_what_is_no_regular_file_is_refused_without_hanging(
@@ -190,6 +194,7 @@ def test_a_device_is_refused(workspace: Workspace) -> None:
     assert caught.value.error_code == "not_a_regular_file"
 
 
+@crossed
 @pytest.mark.parametrize("use", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("path", ["a\0b", "\ud800", "x" * 300, "x" * 5000, "d/" * 200 + "x", "", "here.txt/x", "."])
 def test_impossible_names_end_in_a_typed_error_or_an_answer(workspace: Workspace, use: Use, path: str) -> None:
@@ -222,6 +227,7 @@ def test_every_error_of_the_system_is_translated(number: int) -> None:
     assert isinstance(error, DetentError)
 
 
+@crossed
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EMFILE, errno.EROFS, errno.EDQUOT])
 @pytest.mark.parametrize("step", ["stage", "sync", "rename"])
 def test_an_error_at_any_step_of_a_write_leaves_the_old_content(tmp_path: Path, step: str, number: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import thinned
 from detent import Agent, Engine, FinalAnswer, ToolCall, View
 from detent.core.errors import ToolFailed
 from detent.ports.store_files import is_store_file
@@ -34,6 +35,7 @@ USES: dict[str, Callable[[Workspace, str], object]] = {
 PATHS = ["runs.db", "runs.db-wal", "runs.db-shm", "runs.db-journal", "runs.db-claims/new.lock", "link", "hard", "below/up"]
 
 
+@thinned
 @pytest.mark.parametrize("use", USES)
 def test_files_of_an_open_store_are_refused_by_name_and_any_other_name(use: str, tmp_path: Path) -> None:
     """Through links, hard links and files that are not there yet; once the store is closed its file is a file like any other."""

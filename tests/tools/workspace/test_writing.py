@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from amounts import times
+from amounts import PROFILE, crossed, times
 from detent.core.errors import NotExecuted, ToolFailed
 from detent.ports import Cancellation
 from detent.tools.workspace import files, reading
@@ -57,6 +57,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
+@crossed
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("field", ["expected_hash", "expected_mtime_unix_ms", "expected_size_bytes"])
 def test_one_field_that_does_not_match_refuses_the_change(workspace: Workspace, change: Any, field: str) -> None:
@@ -174,7 +175,7 @@ except ToolFailed as error:
 def test_of_writers_that_read_the_same_version_one_succeeds(tmp_path: Path) -> None:
     """R54: four processes released at once, again and again: one writes, the others are told that they are stale."""
     workspace = Workspace(tmp_path)
-    for _ in range(times(20)):
+    for _ in range(times(20) if PROFILE != "default" else 2):
         put(workspace, "original text")
         seen = reading.read_file(workspace, "f").hash
         writers = [fork(["-c", WRITER, str(tmp_path), seen, f"written by {i}"], stdin=subprocess.PIPE) for i in range(4)]
@@ -193,7 +194,7 @@ def test_of_writers_that_read_the_same_version_one_succeeds(tmp_path: Path) -> N
 
 def test_no_append_and_no_replacement_is_lost_between_threads(tmp_path: Path) -> None:
     """The lock also excludes threads of one process: the increments and appends of four of them all arrive."""
-    workspace, each = Workspace(tmp_path, limits=Limits(lock_wait_s=60)), times(25)
+    workspace, each = Workspace(tmp_path, limits=Limits(lock_wait_s=60)), times(25) if PROFILE != "default" else 2
     put(workspace, "0", "count")
 
     def work() -> None:

@@ -48,8 +48,8 @@ FORMS: dict[str, Form] = {
     "complete_goal": Form(fields=("goal_id", "outcome"), needs=(), bare="outcome"),
 }
 """The actions that a rule can take, by their key."""
-NOT_CARRIED_OUT = ("spawn", "join", "cancel")
-"""Actions on child runs, which nothing executes: a rule with one is refused at load."""
+AS_CALLS = {"spawn": "spawn_agent or agent_NAME", "join": "join_agent", "cancel": "cancel_agent"}
+"""What is done to child runs, and the tools that do it: a rule calls these."""
 OPTIONS = ("name", "when", "for_each", "batch", "repeat", "as", "on_error", "why")
 RETRIES = 2
 """How often `on_error: retry` retries by default."""
@@ -188,8 +188,8 @@ def _rule(entry: dict[str, Any], place: str, names: Names, *, label: str = "") -
         raise ConfigError(f"{place}: {said}; a name has letters, digits, - and _, begins with a letter, and is not 'default'")
     where = f"{place}: {label or f'rule {name!r}'}"
     for key in entry:
-        if key in NOT_CARRIED_OUT:
-            raise ConfigError(f"{where}: {key!r} is not supported: a run starts no child runs; remove it. Actions: {', '.join(FORMS)}")
+        if key in AS_CALLS:
+            raise ConfigError(f"{where}: {key!r} is not an action of a rule; call the tool {AS_CALLS[key]}. Actions: {', '.join(FORMS)}")
         if key not in OPTIONS and key not in FORMS:
             raise ConfigError(f"{where}: unknown key {key!r}{nearest(str(key), (*OPTIONS, *FORMS))}")
     actions = [key for key in entry if key in FORMS]

@@ -90,14 +90,15 @@ class Wrote:
 
 
 class _Tainted(msgspec.Struct, frozen=True):
-    """What made a context untrusted: the sources, their coded names, and whether there are more."""
+    """What made a context untrusted: the sources, their labels and coded names, and whether there are more."""
 
     sources: dict[Source, Source]
+    labels: dict[str, None]
     names: dict[str, None]
     more: bool
 
 
-NOTHING = _Tainted({}, {}, False)
+NOTHING = _Tainted({}, {}, {}, False)
 
 
 def _same(source: Source) -> Source:
@@ -109,9 +110,7 @@ class _Names:
     """What the names of origins stand for in a run."""
 
     def __init__(self, state: RunState, seen: Seen, earlier: Mapping[str, Origin] | None = None) -> None:
-        self._state, self._seen, self._earlier = state, seen, earlier or {}
-        self._known: dict[tuple[str, str], list[Source]] = {}
-        self._coded: dict[tuple[str, str], list[str]] = {}
+        self._state, self._seen, self._earlier, self._cache = state, seen, earlier or {}, seen.run.named
         self._tainted: _Tainted | None = None
 
     def kept(self, name: str) -> Origin | None:
@@ -120,29 +119,51 @@ class _Names:
 
     def of(self, name: str, label: str) -> list[Source]:
         """Return the sources that a name stands for."""
-        if (known := self._known.get((name, label))) is None:
-            known = self._known[name, label] = self._of(name, label)
+        if (known := self._cache.known.get((name, label))) is None:
+            known = self._cache.known[name, label] = self._of(name, label)
         return known
 
     def coded(self, name: str, label: str) -> list[str]:
         """Return the coded names of all sources that a name stands for, and `MORE` if they are not all known."""
-        if (known := self._coded.get((name, label))) is None:
+        if (known := self._cache.coded.get((name, label))) is None:
             kept, said = self.kept(name), [one for source in self.of(name, label) for one in names_in(source)]
             if kept is not None and kept.person:
                 said.append(f"person:{kept.person}")
-            known = self._coded[name, label] = list(map(coded, said))
+            known = self._cache.coded[name, label] = list(map(coded, said))
             if kept is not None:
                 known += [*sorted(unpacked(kept.also)), *([MORE] if kept.more else [])]
         return known
 
     def tainted(self, taints: Callable[[], Iterable[str]]) -> _Tainted:
-        """Return what made the context untrusted. It is computed once: `taints` are the same for all that a run writes at one moment."""
+        """Return what made the context untrusted. It is computed once: `taints` are the same for all that a run writes at one moment.
+
+        What was computed at an earlier moment is continued, and not changed.
+        """
         if self._tainted is None:
-            named = list(islice(taints(), MOST_TAINTS + 1))
-            sources = {_same(source): source for name in reversed(named) for source in reversed(self.of(name, "untrusted"))}
-            names = dict.fromkeys(one for name in named for one in self.coded(name, "untrusted"))
-            self._tainted = _Tainted(dict(reversed(sources.items())), names, len(named) > MOST_TAINTS)
+            named, (told, before) = list(islice(taints(), MOST_TAINTS + 1)), self._cache.tainted
+            if before is None or named[: len(told)] != told:
+                told, before = [], NOTHING
+            if len(named) == len(told):
+                self._tainted = before
+                return before
+            sources, labels, names = dict(before.sources), dict(before.labels), dict(before.names)
+            for name in named[len(told) :]:
+                for source in self.of(name, "untrusted"):
+                    sources[same] = sources.pop(same := _same(source), source)
+                    labels[source.label] = None
+                names.update(dict.fromkeys(self.coded(name, "untrusted")))
+            self._tainted = _Tainted(sources, labels, names, len(named) > MOST_TAINTS)
+            self._cache.tainted = named, self._tainted
         return self._tainted
+
+    def untraced(self, tainted: _Tainted, most: int) -> Origin:
+        """Return the origin of a content that was found nowhere: what made the context untrusted, or else the model."""
+        same, told, known = self._cache.untraced
+        if known is None or same is not tainted or told != most:
+            shown = list(islice(tainted.sources.values(), most)) or [Source(label="model")]
+            known = _origin(shown, tainted.names, labels=tainted.labels, most=most, more=tainted.more)
+            self._cache.untraced = tainted, most, known
+        return known
 
     def _of(self, name: str, label: str) -> list[Source]:
         if (kept := self.kept(name)) is not None:
@@ -155,15 +176,17 @@ class _Names:
         return [Source(label=label, origin=name, run_id=self._state.run_id, tool=made.tool, said=said)]
 
 
-def _origin(sources: Sequence[Source], names: Iterable[str], *, most: int = MOST_SOURCES, more: bool = False) -> Origin:
-    """Return the origin with these sources: the first `most` with what is known of each, and the coded `names` of all."""
-    labels = tuple(dict.fromkeys(source.label for source in sources))
+def _origin(
+    sources: Sequence[Source], names: Iterable[str], *, labels: Iterable[str] = (), most: int = MOST_SOURCES, more: bool = False
+) -> Origin:
+    """Return the origin with these sources: the first `most` with what is known of each, and the coded `names` of all. `labels` has more labels."""
+    labels = tuple(dict.fromkeys((*(source.label for source in sources), *labels)))
     trusted = bool(labels) and all(label in SAID or label == "model" for label in labels)
     shown = _fitted(sources[:most])
     items = tuple(dict.fromkeys(s.via[0].item.partition(":")[2] for s in shown if s.via and s.via[0].item.startswith("memory:")))
     found = Origin(labels=labels, trusted=trusted, items=items, sources=shown)
     told = {MORE, *map(coded, names_of(found))}
-    also, left = packed([name for name in names if name not in told], ALSO_BYTES)
+    also, left = packed((name for name in names if name not in told), ALSO_BYTES)
     return msgspec.structs.replace(found, also=also, more=more or left or MORE in names)
 
 
@@ -206,6 +229,8 @@ class _Search:
             self._unknown = True
         whole = len(self._found) == 1 and not self._unknown
         tainted = self._names.tainted(self._taints) if self._unknown or self._worst else NOTHING
+        if not self._found:
+            return self._names.untraced(tainted, self._most)
         names, made = dict(tainted.names), {same: (source, list[str]()) for same, source in tainted.sources.items()}
         if self._unknown and not made:
             made[Source(label="model")] = (Source(label="model"), [])
@@ -217,11 +242,12 @@ class _Search:
 
         for (label, name), values in self._found.items():
             add(name, label, values if label in SAID else [])
-        sources = [
+        ordered = sorted(made.values(), key=lambda one: one[0].label in SAID)
+        shown = [
             msgspec.structs.replace(s, whole=whole and s.label in SAID, values=() if whole else tuple(dict.fromkeys(v))[:MOST_VALUES])
-            for s, v in sorted(made.values(), key=lambda one: one[0].label in SAID)
+            for s, v in ordered[: self._most]
         ]
-        return _origin(sources, names, most=self._most, more=tainted.more)
+        return _origin([*shown, *(s for s, _ in ordered[self._most :])], names, most=self._most, more=tainted.more)
 
     def _leaf(self, value: Any) -> None:
         wanted = self._look_for(value)

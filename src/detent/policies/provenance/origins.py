@@ -17,6 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from operator import is_
 from typing import Any, Literal, cast
 
@@ -150,6 +151,8 @@ class PassIndex:
         for position, item in enumerate(steps[len(self._seen) :], len(self._seen)):
             if item.kind == "user":
                 self._add_user(item, first=position == 0)
+            elif item.kind == "note" and item.arguments:  # its parent's words
+                self.kept.add_returned(f"parent:{item.arguments.get('call', '')}", item.arguments.get("text"), origin_in(item.arguments))
             elif item.kind == "tool" and (child := child_of(item)) is not None:
                 said = item.content if item.error is None else [item.error.message, item.error.details]
                 self.kept.add_returned(f"child:{child.child}", said, child.origin)
@@ -206,16 +209,32 @@ class PassIndex:
         return found
 
 
+class Named:
+    """What the names in a run stand for, as far as it was worked out (`lasting`): a run with many children is asked the same for each of them."""
+
+    __slots__ = ("coded", "known", "tainted", "untraced")
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], list[Source]] = {}
+        self.coded: dict[tuple[str, str], list[str]] = {}
+        self.tainted: tuple[list[str], Any] = ([], None)
+        self.untraced: tuple[Any, int, Origin | None] = (None, 0, None)
+
+
 class RunIndex:
     """The content that a run began with, and an index of each of its passes."""
 
-    __slots__ = ("_began", "_declared", "kept", "passes", "sources")
+    __slots__ = ("_began", "_children", "_counted", "_declared", "_uncalled", "_waits", "kept", "named", "passes", "sources")
 
     def __init__(self, state: RunState, conversation: Sequence[Any], declared: Callable[[str], str]) -> None:
         self._began, self._declared = _beginning(state, conversation), declared
         self.sources: Sources = {"agent": Evidence(), "user": Evidence(), "memory": Evidence()}
         self.kept = Keepings(lambda label: self.sources.setdefault(label, Evidence()), declared)
         self.passes: dict[str, PassIndex] = {}
+        self.named = Named()
+        self._children: Mapping[str, Child] = {}
+        self._waits: dict[str, Child] = {}
+        self._counted, self._uncalled = 0, list[str]()
         agent = state.agent
         add_data(self.sources["agent"], [agent.instructions, list(agent.rules), agent.meta], "agent")
         add_data(self.sources["memory"], list(state.seed_memory), "memory")
@@ -232,10 +251,25 @@ class RunIndex:
         """Return whether the state belongs to the run of this index."""
         return all(map(is_, self._began, _beginning(state, conversation)))
 
+    def waits(self, children: Mapping[str, Child]) -> Mapping[str, Child]:
+        """Return the children by the calls that wait for them."""
+        if self._children is not children:
+            self._children, self._waits = children, {child.waits: child for child in children.values() if child.waits}
+        return self._waits
+
+    def uncalled(self, children: Mapping[str, Child]) -> bool:
+        """Whether a child has ended that no call has started, as in old logs. Children are only added, so those that are known are not looked at again."""
+        if len(children) < self._counted:
+            self._counted, self._uncalled = 0, []
+        self._uncalled += [name for name in islice(children, self._counted, None) if not children[name].spawned.call]
+        self._counted = len(children)
+        return any(children[name].status not in ("open", "cancelled") for name in self._uncalled)
+
     def of_pass(self, state: KernelState, trust: Callable[[Item], str], child_of: Callable[[Item], Child | None]) -> PassIndex:
         """Return the index of a pass, updated to `state`."""
         known = self.passes.get(state.scope)
         if known is None or not known.covers_prefix_of(state.steps):
+            self.named = Named()
             known = self.passes[state.scope] = PassIndex(self, self._declared)
         known.extend(state.steps, trust, child_of)
         return known
@@ -273,7 +307,7 @@ class Seen(msgspec.Struct, frozen=True):
                 yield from known.kept.unknown
             if self.state.seed_memory or any(p.memory or p.recalled for p in self.state.passes.values()):
                 yield "memory"
-        if any(child.status not in ("open", "cancelled") and not child.spawned.call for child in self.state.children.values()):
+        if self.state.children and self.run.uncalled(self.state.children):
             yield "child"
         if self.state.parent and self.state.delegated is None:
             yield "parent"
@@ -296,15 +330,13 @@ class Origins:
         """Return how far the output of a tool is trusted: as recorded in the log, unless `trust` overrides it."""
         return self._declared(item.tool) or item.trust
 
-    def _child_of(self, children: Mapping[str, Child], waits: Mapping[str, Child], item: Item) -> Child | None:
+    def _child_of(self, run: RunIndex, children: Mapping[str, Child], item: Item) -> Child | None:
         """Return the child that returned this outcome of a call, unless it is declared how far the output of its tool is trusted."""
-        if not waits and item.tool != "join_agent":
-            return None
-        found = waits.get(item.call_id)
+        found = run.waits(children).get(item.call_id) if children else None
         if found is None and item.tool == "join_agent":
             said: Any = item.arguments
             found = children.get(said.get("child", "")) if isinstance(said, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-        return None if found is None or self._declared(item.tool) else found
+        return None if found is None or item.call_id in found.freed or self._declared(item.tool) else found
 
     def needle(self, value: Any) -> Needle:
         """Return the needle of a value (`matching.needle`). Short texts are cached, because calls repeat them."""
@@ -326,7 +358,7 @@ class Origins:
             self._runs.move_to_end(state.run_id)
             if len(self._runs) > CACHED_RUNS:
                 self._runs.popitem(last=False)
-            child_of = partial(self._child_of, state.children, {child.waits: child for child in state.children.values() if child.waits})
+            child_of = partial(self._child_of, run, state.children)
             passes = tuple([run.of_pass(known, self.trust, child_of) for known in state.passes.values()])
         recalled = _recalled(state)
         among = (run.sources, *(p.sources for p in passes), *([recalled] if recalled else []))

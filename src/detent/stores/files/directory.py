@@ -177,8 +177,8 @@ class StoreDirectory:
         self._inboxes.post(run_id, signal, wait_s, check, after=after)
 
     def _posted(self, run_id: str, signal: Signal, wait_s: float) -> None:
-        """Wake waiters once the signal counts. No append that has not seen a cancellation is under way then."""
+        """Wake waiters now that the signal counts. On return, no append that has not seen a cancellation is under way."""
+        self._bell.ring()
         if signal.kind == "cancel":
             with self._logs.still(run_id, wait_s):
                 pass  # appends that have not seen it are over
-        self._bell.ring()

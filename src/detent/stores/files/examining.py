@@ -8,6 +8,8 @@ from pathlib import Path
 
 from detent.core.errors import CorruptLog, NewerVersion
 from detent.ports.examining import Examined, Fault
+from detent.ports.holding import HELD_AS
+from detent.ports.stores import RESERVED
 from detent.stores.files.logs import Logs
 from detent.stores.files.parts import Claims, Inboxes, temporary
 from detent.stores.locks import is_dead, lock_paths
@@ -22,14 +24,14 @@ def examine(logs: Logs, inboxes: Inboxes, claims: Claims, reserved: Path) -> Exa
     there = {name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl") and not name.startswith(".")}
     for name in names:
         for ending in _PARTS:
-            if name.endswith(ending) and not name.startswith("."):
+            if name.endswith(ending) and not name.startswith((".", RESERVED)):
                 parts.setdefault(name.removesuffix(ending), []).append(directory / name)
     for name in inboxes.names():
         parts.setdefault(name, []).append(inboxes.path(name))
     runs = {run_id for run_id in sorted(there | parts.keys()) if _is_run(logs, run_id)}
     for run_id in parts.keys() - runs:  # an empty seal was made for a first append that never happened; the next append uses it
         parts[run_id] = [path for path in parts[run_id] if path.suffix != ".sealed"]
-    faults = [_orphan(run_id, parts[run_id]) for run_id in sorted(parts.keys() - runs) if parts[run_id]]
+    faults = [_orphan(run_id, parts[run_id]) for run_id in sorted(parts.keys() - runs - {HELD_AS}) if parts[run_id]]
     faults += _left(claims, [directory, reserved])
     return Examined(runs=tuple(sorted(runs)), faults=tuple(faults), looked_at=f"{len(names)} files", lists_apart=False)
 

@@ -18,9 +18,13 @@ from detent.stores.files.log import Tail, commit_line, consumed_ids, header_line
 from detent.stores.files.parts import fingerprint, replace_file, sync_directory, write_all
 from detent.stores.files.sealed import Seals
 from detent.stores.files.spent import Ledger
+from detent.stores.files.waking import Wakes
 from detent.stores.locks import lock_file, still_named, unlock
 
 log = logging.getLogger("detent.stores.files.store")
+
+_Stamp = tuple[int, int, int]
+"""The inode, size and time of a log file: it has not changed as long as they are the same."""
 
 _OPEN_FILES = 128
 _REMEMBERED = 10_000
@@ -29,13 +33,13 @@ _REMEMBERED = 10_000
 class _Log:
     """An open log file and its last known end. `named`: its name is known to survive power loss.
 
-    `slot` is the slot of its next seal, None if unknown.
+    `slot` is the slot of its next seal, None if unknown. `ours`: its last append was made here.
     """
 
-    __slots__ = ("fd", "named", "size", "slot", "tail")
+    __slots__ = ("fd", "named", "ours", "size", "slot", "tail")
 
     def __init__(self, fd: int) -> None:
-        self.fd, self.named, self.size = fd, False, -1
+        self.fd, self.named, self.ours, self.size = fd, False, False, -1
         self.slot: int | None = None
         self.tail: Tail | None = None
 
@@ -47,8 +51,9 @@ class Logs:
         self.directory = directory
         self.ledger = Ledger(directory / ".spent")
         self.seals = Seals(directory)
+        self.wakes = Wakes(directory / ".wake", self.head)
         self._open: OrderedDict[str, _Log] = OrderedDict()
-        self._heads: dict[str, tuple[tuple[int, int, int], RunHead | None]] = {}
+        self.entries: dict[str, tuple[_Stamp, RunHead | None]] = {}
         self._seen: dict[str, tuple[int, int, frozenset[str]]] = {}
         self._reported: set[str] = set()
         self._has: dict[tuple[str, int, str], bool] = {}
@@ -86,7 +91,7 @@ class Logs:
             size = os.fstat(entry.fd).st_size
             if size != entry.size:
                 entry.tail = read_tail(entry.fd, size, run_id)
-                entry.size, entry.slot = size, None
+                entry.size, entry.slot, entry.ours = size, None, False
             yield entry
             keep = True
         finally:
@@ -151,16 +156,20 @@ class Logs:
                 data = start + b"\n".join([*records, commit_line(seq, base, head, consumed)])
                 if spent is not None:
                     self.ledger.add(head, expected, spent, durable=durable)
+                elif expected and not entry.ours:
+                    self.ledger.take_back(head, expected, durable=durable)
+                self.wakes.before(tail.head if tail is not None else None, head)
                 write_all(entry.fd, data, end)
                 if durable:
                     self._sync(entry, end)
+                self.wakes.after(tail.head if tail is not None else None, head)
             except BaseException:
                 entry.size = -1
                 if tail is None and os.fstat(entry.fd).st_size == 0:
                     self.seals.remove(run_id)
                     self.path(run_id).unlink(missing_ok=True)
                 raise
-            entry.size = end + len(data)
+            entry.size, entry.ours = end + len(data), True
             entry.tail = Tail(seq, entry.size, base, head)
             if durable:
                 self._seal(run_id, entry, seq, head.digest)
@@ -259,20 +268,20 @@ class Logs:
         try:
             fd = os.open(self.path(run_id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            self._heads.pop(run_id, None)
+            self.entries.pop(run_id, None)
             self._refuse_lost(run_id)
             return None
         try:
             stat = os.fstat(fd)
             stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
-            known = self._heads.get(run_id)
+            known = self.entries.get(run_id)
             if known is not None and known[0] == stamp:
                 return known[1]
             tail = read_tail(fd, stat.st_size, run_id)
         finally:
             os.close(fd)
         head = tail.head if tail is not None else None
-        self._heads[run_id] = stamp, head
+        self.entries[run_id] = stamp, head
         return head
 
     def consumed(self, run_id: str) -> frozenset[str]:
@@ -330,7 +339,24 @@ class Logs:
             data = os.pread(entry.fd, entry.tail.end, 0)
             lines = [tombstone(line) for line in parse(data, run_id)[0]]
             erased = [header_line(head)[:-1], *lines, commit_line(len(lines), head, head, sorted(consumed_ids(data) | spent))]
+            self.wakes.before(entry.tail.head, head)
             replace_file(self.path(run_id), b"\n".join(erased), durable=True)
+            self.wakes.after(entry.tail.head, head)
+
+
+def heads_of(logs: Logs) -> Generator[RunHead]:
+    """Yield the listing entries of all runs. Only logs that have changed since the last look are read; unreadable ones are left out."""
+    with os.scandir(logs.directory) as entries:
+        for entry in entries:
+            if not entry.name.endswith(".jsonl") or entry.name.startswith("."):
+                continue
+            run_id = entry.name[: -len(".jsonl")]
+            with suppress(FileNotFoundError, CorruptLog, NewerVersion):
+                stat, known = entry.stat(), logs.entries.get(run_id)
+                same = known is not None and known[0] == (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+                head = known[1] if known is not None and same else logs.head(run_id)
+                if head is not None:
+                    yield head
 
 
 def _relock(fd: int, path: Path) -> bool:

@@ -277,6 +277,7 @@ class Claims:
             name, host, number = _claimant(fd)
             self._refuse_taken(run_id, name, host)
             if name != self.holder.name or not number:
+                self.holder.taken_over += name not in ("", self.holder.name)
                 number = new_number()
                 entry = msgspec.json.encode((self.holder.name, self.holder.host, number))
                 write_all(fd, entry, 0)
@@ -314,6 +315,25 @@ class Claims:
                 finally:
                     os.close(fd)
                 found += [] if name == self.holder.name or self.holder.lives(name, host) else [path]
+        return found
+
+    def others(self) -> dict[str, bool]:
+        """Return the claimed runs, and whether their holders live. A run of this holder is left out if its event loop is closed."""
+        alive: dict[str, bool] = {}
+        found: dict[str, bool] = {}
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(self.holder.directory):
+                run_id = entry.name[: -len(".claim")]
+                if not entry.name.endswith(".claim"):
+                    continue
+                name, host, _ = self._read(run_id)
+                if name == self.holder.name:
+                    if (taken := self.holder.runs.get(run_id)) is not None and not taken.stranded:
+                        found[run_id] = True
+                elif name:
+                    if name not in alive:
+                        alive[name] = self.holder.lives(name, host)
+                    found[run_id] = alive[name]
         return found
 
     def remove_dead(self) -> int:

@@ -34,36 +34,40 @@ class Reserved:
 
     def reserve(self, asked: Reservation, spent: Callable[[str, str], Spent], wait_s: float) -> Balance:
         """Reserve amounts if they fit. `spent` is called for the used amounts after the reserved ones were read."""
-        if not self.directory.exists():
-            self.directory.mkdir(exist_ok=True, mode=0o700)
-            sync_directory(self.directory.parent)
+        self._create()
         with self._locked(wait_s):
             now, rows = self._now(), self._read()
             left = [row for row in rows if row[2] > now]
             held = [(run_id, name, amount) for run_id, name, _, amount in left if amount.tenant == asked.tenant]
             balance = asked.balance(spent(asked.tenant, asked.since), held)
             if balance.granted:
-                left = [row for row in left if row[0] != asked.run_id or row[1] not in asked.amounts]
-                left += [(asked.run_id, name, now + asked.lasts_s, amount) for name, amount in asked.amounts.items()]
+                left = _with(left, asked.run_id, asked, now)
             if left != rows:
                 self._write(left)
         return balance
 
+    def _create(self) -> None:
+        if not self.directory.exists():
+            self.directory.mkdir(exist_ok=True, mode=0o700)
+            sync_directory(self.directory.parent)
+
     @contextmanager
-    def giving_back(self, run_id: str, names: Sequence[str] | None, wait_s: float) -> Generator[None]:
-        """Return the run's reservations under these names, or all of them, if the block ends without an error."""
-        if (names is not None and not names) or not self._path.exists():
+    def changing(self, run_id: str, names: Sequence[str] | None, wait_s: float, made: Reservation | None = None) -> Generator[None]:
+        """Return the run's reservations under these names, or all of them, and make those of `made`, if the block ends without an error."""
+        if made is None and ((names is not None and not names) or not self._path.exists()):
             yield
             return
+        self._create()
         with self._locked(wait_s):
             yield
             try:
                 rows = self._read()
                 left = [row for row in rows if row[0] != run_id or (names is not None and row[1] not in names)]
+                left = left if made is None else _with(left, run_id, made, self._now())
                 if left != rows:
                     self._write(left)
             except Exception as error:  # noqa: BLE001 - what the block did is done
-                log.warning("the reservations of run %r could not be returned and lapse later: %s", run_id, error)
+                log.warning("the reservations of run %r could not be changed: those that are left lapse later (%s)", run_id, error)
 
     @contextmanager
     def _locked(self, wait_s: float) -> Generator[None]:
@@ -89,3 +93,9 @@ class Reserved:
             replace_file(self._path, _encode(rows), durable=False)
         else:
             self._path.unlink(missing_ok=True)
+
+
+def _with(rows: list[_Row], run_id: str, made: Reservation, now: float) -> list[_Row]:
+    """Return the rows with the reservations `made` for a run."""
+    left = [row for row in rows if row[0] != run_id or row[1] not in made.amounts]
+    return left + [(run_id, name, now + made.lasts_s, amount) for name, amount in made.amounts.items()]

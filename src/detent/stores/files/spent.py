@@ -1,8 +1,8 @@
 """The usage of tenants, beside the logs of a file store: one file per tenant and day. Every append that charges adds a line.
 
-A line is written before its append, under the lock of the run's log, and names run and position. If the append never happens, the next attempt
-starts from the same position, and its line replaces the earlier one. So the sum is right however a process dies. At worst it counts one append that
-a run was about to make when it was abandoned.
+A line is written before its append, under the lock of the run's log, and names run and position. If the append never happens, the next one
+starts from the same position, and its line replaces the earlier one: that of nothing, if it charges nothing. So the sum is right however a process
+dies. At worst it counts one append that a run was about to make when it was abandoned.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class Ledger:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             sync_directory(self.directory.parent)
             sync_directory(self.directory)
-        run = f"{head.run_id} {head.created_at.isoformat()}"
-        line = _encode((run, position, spent.runs, spent.model_calls, spent.tool_calls, spent.tokens, spent.cost_usd))
+        line = _encode((_run(head), position, spent.runs, spent.model_calls, spent.tool_calls, spent.tokens, spent.cost_usd))
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             if new:
@@ -83,6 +82,18 @@ class Ledger:
                 os.fsync(fd)
         finally:
             os.close(fd)
+
+    def take_back(self, head: RunHead, position: int, *, durable: bool) -> None:
+        """Take back what a process charged this day for an append after `position` records, and died before it made it."""
+        day = head.updated_at.date().isoformat()
+        if not self._path(head.tenant, day).exists():
+            return
+        nothing = Spent(tenant=head.tenant, day=day)
+        with self._lock:
+            self._read(head.tenant, day)
+            known = self._days[head.tenant, day].last.get(_run(head))
+        if known is not None and known[0] == position and known[1] != nothing:
+            self.add(head, position, nothing, durable=durable)
 
     def sum(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used since that day; reads only what was added since the last call."""
@@ -113,6 +124,10 @@ class Ledger:
     def _path(self, tenant: str, day: str) -> Path:
         name = tenant if len(tenant.encode()) <= _NAME_BYTES else sha256(tenant.encode()).hexdigest()
         return self.directory / blob_name(name) / f"{day}.jsonl"
+
+
+def _run(head: RunHead) -> str:
+    return f"{head.run_id} {head.created_at.isoformat()}"
 
 
 def _negative(spent: Spent) -> Spent:

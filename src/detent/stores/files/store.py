@@ -20,7 +20,8 @@ from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact
 from detent.ports.examining import Examined
 from detent.ports.stores import Posts
-from detent.stores.files.directory import RUN_ID, StoreDirectory
+from detent.stores.files.directory import RUN_ID
+from detent.stores.files.due import FileDue
 from detent.stores.files.examining import examine
 from detent.stores.files.parts import TEMPORARY, blob_key, blob_name, fingerprint, remove_temporary, replace_file, sync_directory
 from detent.stores.listing import named, select
@@ -29,7 +30,7 @@ from detent.stores.locks import remove_dead
 log = logging.getLogger("detent.stores.files.store")
 
 
-class FileStore(StoreDirectory):
+class FileStore(FileDue):
     """An `EventStore` in the directory `path`, which is created if it is missing. Files are readable only by their owner.
 
     `busy_timeout_s` is how long to wait for another process before `StoreBusy`. `lease_s` is how long others consider this holder alive after its
@@ -70,6 +71,7 @@ class FileStore(StoreDirectory):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
@@ -86,7 +88,7 @@ class FileStore(StoreDirectory):
             for name, signal in posts:
                 with suppress(RunNotFound, RunErased):
                     self._post(name, signal, wait_s, after)
-            with self._reserved.giving_back(run_id, released, wait_s):
+            with self._reserved.changing(run_id, released, wait_s, reserved):
                 self._logs.append(
                     run_id,
                     expected_seq,
@@ -285,7 +287,7 @@ class FileStore(StoreDirectory):
         path = self._file(run_id, ".jsonl")
 
         def action(wait_s: float) -> None:
-            with self._reserved.giving_back(run_id, None, wait_s), self._logs.locked(run_id, wait_s, create=False) as entry:
+            with self._reserved.changing(run_id, None, wait_s), self._logs.locked(run_id, wait_s, create=False) as entry:
                 if (entry is None or entry.tail is None) and not any(path.exists() for path in self._parts(run_id)):
                     raise RunNotFound(run_id, self.url)
                 self._claims.remove(run_id, wait_s)

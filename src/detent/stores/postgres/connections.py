@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 from weakref import WeakSet
 
@@ -27,6 +27,7 @@ from detent.core.errors import ConfigError, StoreError
 from detent.ports.passwords import without_password
 from detent.ports.processes import keep
 from detent.stores.postgres.errors import absent, in_one_line, is_lost, nobody_listens, refuses_for_good, translate, unreachable
+from detent.stores.postgres.partitions import LAYOUTS, Layout
 
 logging.getLogger("psycopg").addHandler(logging.NullHandler())  # its warnings go to configured logging, not to the terminal
 
@@ -49,19 +50,23 @@ _SETTINGS = """SELECT set_config('search_path', %s, false),
     set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on'
         ELSE current_setting('synchronous_commit') END, false),
     set_config('lock_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false),
-    set_config('client_min_messages', 'warning', false), current_setting('server_encoding')"""
+    set_config('client_min_messages', 'warning', false), set_config('jit', 'off', false),
+    set_config('plan_cache_mode', 'force_custom_plan', false), current_setting('server_encoding')"""
+"""Settings of each session. Its statements find few rows: compiling one takes longer than executing it. A plan for any values, which the server would
+keep after ten uses, may read all runs to find those of one line."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed URL: `conninfo` for the driver, `shown` for people (without password), `schema` has the tables."""
+    """A parsed URL: `conninfo` for the driver, `shown` for people (without password), `schema` has the tables. `layout`: see `partitions`."""
 
     conninfo: str
     shown: str
     schema: str
+    layout: Layout | None = None
 
 
 def target_of(url: str) -> Target:
-    """Parse a `postgresql://` URL; `?schema=NAME` is Detent's own parameter. Raise `ConfigError`; no message shows a password."""
+    """Parse a `postgresql://` URL. `schema=NAME` and `partitions=month` are Detent's own parameters. Raise `ConfigError`; no message shows a password."""
     scheme, _, rest = url.partition("://")
     base, _, query = rest.partition("?")
     shown = without_password(url)
@@ -69,7 +74,10 @@ def target_of(url: str) -> Target:
     schema = next((unquote(part[7:]) for part in options if part.startswith("schema=")), SCHEMA)
     if not schema or len(schema.encode()) > 63 or "\x00" in schema:
         raise ConfigError(f"store URL {shown}: schema={schema[:80]!r} is not a schema name; give 1 to 63 bytes, such as ?schema=detent")
-    plain = "&".join(part for part in options if not part.startswith("schema="))
+    layout = next((part[11:] for part in options if part.startswith("partitions=")), None)
+    if layout is not None and layout not in LAYOUTS:
+        raise ConfigError(f"store URL {shown}: partitions={layout[:80]!r} is unknown; known: {', '.join(LAYOUTS)}")
+    plain = "&".join(part for part in options if not part.startswith(("schema=", "partitions=")))
     try:
         given = conninfo_to_dict(f"{scheme}://{base}" + (f"?{plain}" if plain else ""))
     except psycopg.Error as error:
@@ -78,7 +86,7 @@ def target_of(url: str) -> Target:
             f"store URL {shown} cannot be read{why}; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with special characters in"
             " user and password percent-encoded (@ as %40)"
         ) from None
-    return Target(conninfo=make_conninfo("", **{**_DEFAULTS, **given}), shown=shown, schema=schema)
+    return Target(conninfo=make_conninfo("", **{**_DEFAULTS, **given}), shown=shown, schema=schema, layout=cast("Layout | None", layout))
 
 
 @contextlib.contextmanager

@@ -6,15 +6,17 @@ from typing import LiteralString
 
 from detent.core.errors import StoreBusy, StoreError
 from detent.ports.examining import Examined, Fault, artifacts_without_log
+from detent.ports.holding import HELD_AS
+from detent.ports.stores import RESERVED
 from detent.stores.postgres.connections import Connections
 
 _LOST = "SELECT run, count(*) FROM records WHERE run NOT IN (SELECT id FROM runs) GROUP BY run"
-_BLOBS = "SELECT DISTINCT run_id FROM blobs WHERE run_id NOT IN (SELECT run_id FROM runs)"
+_BLOBS = "SELECT DISTINCT run_id FROM blobs WHERE run_id<>%s AND run_id NOT IN (SELECT run_id FROM runs)"
 NO_RUN: LiteralString = "run NOT IN (SELECT id FROM runs) AND run NOT IN (SELECT run FROM records)"
 _SIGNALS: LiteralString = f"SELECT count(*) FROM inbox WHERE {NO_RUN}"
 _INDEXES = (
     "SELECT c.oid::regclass::text FROM pg_index i JOIN pg_class c ON c.oid=i.indexrelid JOIN pg_namespace n ON n.oid=c.relnamespace"
-    " JOIN pg_am a ON a.oid=c.relam WHERE n.nspname=%s AND a.amname='btree' ORDER BY 1"
+    " JOIN pg_am a ON a.oid=c.relam WHERE n.nspname=%s AND a.amname='btree' AND c.relkind='i' ORDER BY 1"
 )
 _CORRUPTED = ("XX001", "XX002")
 """Error states: data_corrupted, index_corrupted. Another state may be a missing privilege."""
@@ -41,8 +43,9 @@ async def examined(connections: Connections, schema: str, runs: tuple[str, ...])
     for number, count in gone:
         advice = "they are kept; restore the entry from a backup"
         faults.append(Fault(what=f"the listing entry of a run (number {number}) is missing, its {count} records exist", advice=advice))
-    for (run_id,) in await connections.rows(_BLOBS):
-        faults.append(artifacts_without_log(run_id, lost=bool(gone)))
+    for (run_id,) in await connections.rows(_BLOBS, (HELD_AS,)):
+        if not run_id.startswith(RESERVED):
+            faults.append(artifacts_without_log(run_id, lost=bool(gone)))
     ((signals,),) = await connections.rows(_SIGNALS)
     if signals:
         faults.append(Fault(what=f"signals of runs that do not exist: {signals}", damage=False, mend="gc"))

@@ -109,7 +109,7 @@ class PostgresOpening:
             try:
                 with given_until(db, deadline):
                     await self._connections.check_session(db, deadline)
-                    there = await prepare(db, self._target.schema, self.url, create=create, upgrade=upgrade)
+                    there = await prepare(db, self._target.schema, self.url, create=create, upgrade=upgrade, layout=self._target.layout)
                     await (writer.start(db) if there else db.close())
                 return writer if there else None
             except psycopg.Error as error:
@@ -162,7 +162,7 @@ class PostgresOpening:
             raise StoreError(f"the store {self.url} is not open; call open() first")
         return self._writer
 
-    async def _rows(self, run_id: str, statement: Any, values: Sequence[Any] = ()) -> list[Any]:
+    async def _rows(self, run_id: str, statement: Any, values: Sequence[Any] | dict[str, Any] = ()) -> list[Any]:
         """Return the rows of a statement that runs after all pending operations of this run."""
         await self._open_writer().settled(run_id)
         return await self._connections.rows(statement, values)

@@ -8,97 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from hashlib import blake2b
-from struct import Struct
 from typing import Any, ClassVar, LiteralString
 
 import msgspec
-import psycopg
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
 
 from detent.core.errors import CancelWaits, ClaimLost, Conflict, CorruptLog, RunErased, RunNotFound
 from detent.core.records import RunHead
-from detent.ports import MOST_UNDECIDED, Signal, Spent
-from detent.ports.stores import ERASED, PARENT_ERASED, UNCOUNTED, Posts, no_room, refuse_erased, written_signal
+from detent.ports import MOST_UNDECIDED, Reservation, Signal, Spent
+from detent.ports.stores import ERASED, PARENT_ERASED, UNCOUNTED, Posts, no_room, refuse_erased, wakes, written_signal
+from detent.stores.due import dedupe_of, line_of, microseconds, wake_of
 from detent.stores.heartbeat import new_number
 from detent.stores.listing import entry_of
+from detent.stores.postgres.arrays import Lines, Numbers, Texts, amounts_of
 from detent.stores.postgres.schema import Connection
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 encode_head = msgspec.json.Encoder().encode
 
 Statement = tuple[LiteralString, Sequence[Any]]
-
-
-class Lines(list[bytes]):
-    """Byte strings that are passed as one array."""
-
-
-class Texts(list[str]):
-    """Texts that are passed as one array."""
-
-
-class Numbers(list["int | None"]):
-    """64-bit numbers that are passed as one array."""
-
-
-_EIGHT = Struct(">iq").pack
-_FOUR = Struct(">i").pack
-
-
-class _ArrayDumper(Dumper):
-    """Writes PostgreSQL's binary form of a one-dimensional array without a call of the driver for each element."""
-
-    format = Format.BINARY
-    element: ClassVar[int]
-
-    def dump(self, obj: Any) -> bytes:
-        """Return the array: dimensions, whether it has nulls, element type, length, lower bound, then each element with its length."""
-        parts = [b"\x00\x00\x00\x01\x00\x00\x00\x01", _FOUR(self.element), _FOUR(len(obj)), b"\x00\x00\x00\x01"]
-        self.add(parts, obj)
-        return b"".join(parts)
-
-    def add(self, parts: list[bytes], obj: Any) -> None:
-        """Add the elements."""
-        raise NotImplementedError
-
-
-class LinesDumper(_ArrayDumper):
-    """`Lines` as `bytea[]`."""
-
-    oid, element = 1001, 17
-
-    def add(self, parts: list[bytes], obj: Lines) -> None:
-        """See `_ArrayDumper.add`."""
-        for line in obj:
-            parts += (_FOUR(len(line)), line)
-
-
-class TextsDumper(_ArrayDumper):
-    """`Texts` as `text[]`."""
-
-    oid, element = 1009, 25
-
-    def add(self, parts: list[bytes], obj: Texts) -> None:
-        """See `_ArrayDumper.add`."""
-        for text in obj:
-            data = text.encode()
-            parts += (_FOUR(len(data)), data)
-
-
-class NumbersDumper(_ArrayDumper):
-    """`Numbers` as `bigint[]`."""
-
-    oid, element = 1016, 20
-
-    def add(self, parts: list[bytes], obj: Numbers) -> None:
-        """See `_ArrayDumper.add`."""
-        parts += [b"\xff\xff\xff\xff" if number is None else _EIGHT(8, number) for number in obj]
 
 
 def tip_of(line: bytes) -> int:
@@ -153,17 +81,17 @@ _CANCELLED: LiteralString = f"""SELECT r.run_id FROM unnest(%b::text[]) AS u(run
     WHERE i.signal IS NOT NULL AND {_KIND}='cancel'
     AND NOT EXISTS (SELECT FROM unnest(%b::text[], %b::text[]) AS c(run_id, id) WHERE c.run_id=r.run_id AND c.id=i.id)"""
 _GIVEN: LiteralString = """WITH given AS (SELECT * FROM unnest(%b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bytea[],
-    %b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[], %b::bigint[])
-    AS g(run_id, expected, seq, tip, before, head, created, status, tenant, goal_id, agent, claim)),
+    %b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::text[])
+    AS g(run_id, expected, seq, tip, before, head, created, status, tenant, goal_id, agent, claim, wake, needs, line, dedupe)),
 held AS (SELECT c.run_id FROM claims c JOIN given g ON c.run_id=g.run_id AND c.number=g.claim ORDER BY c.run_id FOR SHARE OF c),
 allowed AS (SELECT * FROM given WHERE claim IS NULL OR run_id IN (SELECT run_id FROM held)),
 moved AS (UPDATE runs r SET seq=g.seq, tip=coalesce(g.tip, r.tip), head=g.head, created=g.created, status=g.status, tenant=g.tenant,
-        goal_id=g.goal_id, agent=g.agent
+        goal_id=g.goal_id, agent=g.agent, wake=g.wake, needs=g.needs
     FROM allowed g WHERE r.run_id=g.run_id AND r.seq=g.expected AND (g.before IS NULL OR r.tip IS NULL OR r.tip=g.before)
     RETURNING r.id, r.run_id)"""
 HELD: LiteralString = "SELECT 1 FROM claims WHERE run_id=%s AND number=%s"
-_BEGUN = """, begun AS (INSERT INTO runs (run_id, seq, tip, head, created, status, tenant, goal_id, agent)
-    SELECT run_id, seq, tip, head, created, status, tenant, goal_id, agent FROM allowed WHERE expected=0
+_BEGUN = """, begun AS (INSERT INTO runs (run_id, seq, tip, head, created, status, tenant, goal_id, agent, wake, needs, line, dedupe)
+    SELECT run_id, seq, tip, head, created, status, tenant, goal_id, agent, wake, needs, line, dedupe FROM allowed WHERE expected=0
     ON CONFLICT (run_id) DO NOTHING RETURNING id, run_id)"""
 _ADDED = """, added AS (INSERT INTO records (run, seq, data)
     SELECT d.id, l.seq, l.data FROM done d JOIN unnest(%b::text[], %b::bigint[], %b::bytea[]) AS l(run_id, seq, data) USING (run_id))"""
@@ -174,8 +102,8 @@ _CONSUMED = """, taken_up AS (INSERT INTO inbox (run, id, signal)
 _NOT_ERASED: LiteralString = (
     f"""position('"reason":"{ERASED}"'::bytea IN t.head)=0 AND position('"reason":"{PARENT_ERASED}"'::bytea IN t.head)=0"""
 )
-_POSTED: LiteralString = f""", told AS (INSERT INTO inbox (run, id, signal) SELECT t.id, u.id, u.signal
-    FROM done d JOIN unnest(%b::text[], %b::text[], %b::text[], %b::bytea[]) AS u(run_id, name, id, signal) USING (run_id)
+_POSTED: LiteralString = f""", told AS (INSERT INTO inbox (run, id, signal, wakes) SELECT t.id, u.id, u.signal, u.wakes
+    FROM done d JOIN unnest(%b::text[], %b::text[], %b::text[], %b::bytea[], %b::bigint[]) AS u(run_id, name, id, signal, wakes) USING (run_id)
     JOIN runs t ON t.run_id=u.name WHERE {_NOT_ERASED} ON CONFLICT (run, id) DO NOTHING)"""
 
 _SPENT = """, used AS (INSERT INTO spent (tenant, day, runs, model_calls, tool_calls, tokens, cost_usd)
@@ -188,11 +116,22 @@ _SPENT = """, used AS (INSERT INTO spent (tenant, day, runs, model_calls, tool_c
 _GIVEN_BACK = """, given_back AS (DELETE FROM reserved r USING done d, unnest(%b::text[], %b::text[]) AS u(run_id, name)
     WHERE d.run_id=u.run_id AND r.run_id=u.run_id AND (u.name='' OR r.name=u.name))"""
 
+_RESERVED = """, kept AS (INSERT INTO reserved (run_id, name, tenant, until, runs, model_calls, tool_calls, tokens, cost_usd)
+    SELECT u.run_id, u.name, u.tenant, coalesce(u.now, extract(epoch FROM clock_timestamp())::float8) + u.lasts_s,
+        u.runs, u.model_calls, u.tool_calls, u.tokens, u.cost_usd
+    FROM done d JOIN unnest(%b::text[], %b::text[], %b::text[], %s::float8[], %s::float8[], %b::bigint[], %b::bigint[], %b::bigint[],
+        %b::bigint[], %s::float8[]) AS u(run_id, name, tenant, lasts_s, now, runs, model_calls, tool_calls, tokens, cost_usd) USING (run_id)
+    ON CONFLICT (run_id, name) DO UPDATE SET tenant=excluded.tenant, until=excluded.until, runs=excluded.runs,
+        model_calls=excluded.model_calls, tool_calls=excluded.tool_calls, tokens=excluded.tokens, cost_usd=excluded.cost_usd)"""
+
 
 @cache
-def _append_statement(*, begins: bool, consumes: bool, posts: bool, spends: bool, releases: bool, intends: bool) -> LiteralString:
+def _append_statement(
+    *, begins: bool, consumes: bool, posts: bool, spends: bool, releases: bool, reserves: bool, intends: bool
+) -> LiteralString:
     done: LiteralString = ", done AS (SELECT * FROM moved UNION ALL SELECT * FROM begun)" if begins else ", done AS (SELECT * FROM moved)"
     more = (_CONSUMED if consumes else "") + (_POSTED if posts else "") + (_SPENT if spends else "") + (_GIVEN_BACK if releases else "")
+    more += _RESERVED if reserves else ""
     given = _GIVEN.replace("FROM allowed g WHERE", f"FROM allowed g WHERE r.run_id NOT IN ({_CANCELLED}) AND") if intends else _GIVEN
     return given + (_BEGUN if begins else "") + done + _ADDED + more + " SELECT run_id FROM done"
 
@@ -203,7 +142,21 @@ class Append(Operation):
     The claim's row is locked, so a takeover happens before the append or after it.
     """
 
-    __slots__ = ("before", "claim", "consumed", "exclusive", "expected", "head", "posts", "records", "released", "spent", "tip")
+    __slots__ = (
+        "before",
+        "claim",
+        "consumed",
+        "exclusive",
+        "expected",
+        "head",
+        "now",
+        "posts",
+        "records",
+        "released",
+        "reserved",
+        "spent",
+        "tip",
+    )
     alone = True
 
     def __init__(
@@ -216,15 +169,18 @@ class Append(Operation):
         consumed: Sequence[str],
         spent: Spent | None,
         released: Sequence[str] | None,
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
+        now: float | None = None,
     ) -> None:
         super().__init__(run_id)
         self.exclusive, self.claim, self.posts = intent, claim, posts
         self.locks = tuple(name for name, _ in posts)
         self.spent, self.released = spent, ("",) if released is None else released  # names are never empty
         self.expected, self.records, self.head, self.consumed = expected, tuple(records), head, consumed
+        self.reserved, self.now = reserved, now
         self.before: int | None = None
         self.tip = tip_of(records[-1]) if records else None
 
@@ -252,6 +208,10 @@ class Append(Operation):
             Texts(head.goal_id for head in heads),
             Texts(head.agent for head in heads),
             Numbers(o.claim for o in operations),
+            Numbers(wake_of(head) for head in heads),
+            Texts(head.version for head in heads),
+            Texts(line_of(head) for head in heads),
+            Texts(dedupe_of(head) for head in heads),
         ]
         intents = [o for o in operations if o.exclusive]
         if intents:
@@ -264,15 +224,25 @@ class Append(Operation):
         if posts:
             values += [Texts(by for by, _, _ in posts), Texts(name for _, name, _ in posts)]
             values += [Texts(signal.id for _, _, signal in posts), Lines(written_signal(signal) for _, _, signal in posts)]
+            values += [Numbers(wakes(signal) for _, _, signal in posts)]
         spent = [(o.run_id, o.spent) for o in operations if o.spent is not None]
         if spent:
             values += _columns(spent)
         released = [(o.run_id, name) for o in operations for name in o.released]
         if released:
             values += [Texts(run_id for run_id, _ in released), Texts(name for _, name in released)]
+        reserved = [(o, o.reserved, name) for o in operations if o.reserved is not None for name in o.reserved.amounts]
+        if reserved:
+            values += _reservations(reserved)
         begins = any(o.expected == 0 for o in operations)
         return _append_statement(
-            begins=begins, consumes=consumes, posts=bool(posts), spends=bool(spent), releases=bool(released), intends=bool(intents)
+            begins=begins,
+            consumes=consumes,
+            posts=bool(posts),
+            spends=bool(spent),
+            releases=bool(released),
+            reserves=bool(reserved),
+            intends=bool(intents),
         ), values
 
     @classmethod
@@ -325,17 +295,20 @@ def _columns(spent: Sequence[tuple[str, Spent]]) -> list[Any]:
         Texts(run_id for run_id, _ in spent),
         Texts(used.tenant for _, used in spent),
         Texts(used.day for _, used in spent),
-        Numbers(used.runs for _, used in spent),
-        Numbers(used.model_calls for _, used in spent),
-        Numbers(used.tool_calls for _, used in spent),
-        Numbers(used.tokens for _, used in spent),
-        [float(used.cost_usd) for _, used in spent],
+        *amounts_of([used for _, used in spent]),
     ]
 
 
-def microseconds(at: datetime) -> int:
-    """Return a time as exact whole microseconds since 1970."""
-    return (at - _EPOCH) // _MICROSECOND
+def _reservations(made: Sequence[tuple[Append, Reservation, str]]) -> list[Any]:
+    """Return reservations of runs by their names, column by column."""
+    return [
+        Texts(o.run_id for o, _, _ in made),
+        Texts(name for _, _, name in made),
+        Texts(asked.tenant for _, asked, _ in made),
+        [asked.lasts_s for _, asked, _ in made],
+        [o.now for o, _, _ in made],
+        *amounts_of([asked.amounts[name] for _, asked, name in made]),
+    ]
 
 
 # Claims and signals -------------------------------------------------------------------------------------------------------------------
@@ -348,13 +321,13 @@ _CLAIM: LiteralString = f"""WITH me AS ({RENEW}),
         ON CONFLICT (run_id) DO UPDATE SET holder=excluded.holder WHERE claims.holder=excluded.holder RETURNING run_id, number)
     SELECT run_id, NULL, number FROM taken UNION ALL
     SELECT run_id, holder, number FROM claims WHERE run_id=ANY(%b::text[]) AND run_id NOT IN (SELECT run_id FROM taken)"""
-_POST = f"""WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal, u.most, CASE WHEN position('"reason":"{ERASED}"'::bytea IN r.head) > 0
-        OR position('"reason":"{PARENT_ERASED}"'::bytea IN r.head) > 0 THEN r.head END AS erased FROM unnest(%b::text[], %b::text[], %b::bytea[], %b::bigint[])
-        WITH ORDINALITY AS u(run_id, id, signal, most, n) JOIN runs r USING (run_id) ORDER BY u.n),
-    said AS (SELECT run, run_id, id, signal, erased, most IS NULL OR EXISTS (SELECT FROM inbox i WHERE i.run=g.run AND i.id=g.id)
+_POST = f"""WITH given AS (SELECT r.id AS run, r.run_id, u.id, u.signal, u.most, u.wakes, CASE WHEN position('"reason":"{ERASED}"'::bytea IN r.head) > 0
+        OR position('"reason":"{PARENT_ERASED}"'::bytea IN r.head) > 0 THEN r.head END AS erased FROM unnest(%b::text[], %b::text[], %b::bytea[], %b::bigint[],
+        %b::bigint[]) WITH ORDINALITY AS u(run_id, id, signal, most, wakes, n) JOIN runs r USING (run_id) ORDER BY u.n),
+    said AS (SELECT run, run_id, id, signal, wakes, erased, most IS NULL OR EXISTS (SELECT FROM inbox i WHERE i.run=g.run AND i.id=g.id)
         OR most > (SELECT count(*) FROM inbox i WHERE i.run=g.run AND i.signal IS NOT NULL AND coalesce({_KIND}, '') NOT IN ('cancel', 'timer', 'child'))
         AS fits FROM given g),
-    put AS (INSERT INTO inbox (run, id, signal) SELECT run, id, signal FROM said WHERE fits AND erased IS NULL ON CONFLICT (run, id) DO NOTHING)
+    put AS (INSERT INTO inbox (run, id, signal, wakes) SELECT run, id, signal, wakes FROM said WHERE fits AND erased IS NULL ON CONFLICT (run, id) DO NOTHING)
     SELECT run_id, fits, erased, pg_notify(%s::text, '')::text FROM said"""
 """A quote inside a JSON string is escaped, so `"reason":"erased"` occurs in a listing entry only as that field."""
 LOCK = "SELECT 1 FROM runs WHERE run_id=ANY(%b::text[]) ORDER BY run_id FOR NO KEY UPDATE"
@@ -421,7 +394,8 @@ class Post(Operation):
         signals = Lines(written_signal(o.signal) for o in operations)
         most = Numbers(None if o.signal.kind in UNCOUNTED else MOST_UNDECIDED for o in operations)
         names = Texts(o.run_id for o in operations)
-        return _POST, (names, Texts(o.signal.id for o in operations), signals, most, operations[0].channel)
+        values = Texts(o.signal.id for o in operations), signals, most, Numbers(wakes(o.signal) for o in operations)
+        return _POST, (names, *values, operations[0].channel)
 
     @classmethod
     async def conclude(cls, operations: Sequence[Post], rows: Sequence[Any], db: Connection) -> None:
@@ -453,13 +427,6 @@ class Tell(Operation):
     def statement(cls, operations: Sequence[Tell]) -> Statement:
         """See `Operation.statement`."""
         return "SELECT pg_notify(%s::text, '')", (operations[0].channel,)
-
-
-def register(db: psycopg.AsyncConnection[Any]) -> None:
-    """Register the dumpers of `Lines`, `Texts` and `Numbers` with a connection."""
-    db.adapters.register_dumper(Lines, LinesDumper)
-    db.adapters.register_dumper(Texts, TextsDumper)
-    db.adapters.register_dumper(Numbers, NumbersDumper)
 
 
 def by_kind(operations: Iterable[Operation]) -> dict[type[Operation], list[Operation]]:

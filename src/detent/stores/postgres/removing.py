@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from detent.core.errors import ClaimLost, RunNotFound
 from detent.core.records import RunHead
-from detent.stores.postgres.operations import HELD, Lines, encode_head, microseconds, register, tip_of
+from detent.stores.due import microseconds, wake_of
+from detent.stores.postgres.arrays import Lines, register
+from detent.stores.postgres.operations import HELD, encode_head, tip_of
 from detent.stores.postgres.schema import Connection
 
 
@@ -62,13 +64,14 @@ async def _replace(db: Connection, run_id: str, run: int, lines: Sequence[bytes]
         (Lines(lines), run),
     )
     await db.execute(
-        "UPDATE runs SET created=%s, status=%s, tenant=%s, goal_id=%s, agent=%s, head=%b, tip=%s WHERE id=%s",
+        "UPDATE runs SET created=%s, status=%s, tenant=%s, goal_id=%s, agent=%s, wake=%s, head=%b, tip=%s WHERE id=%s",
         (
             microseconds(head.created_at),
             head.status,
             head.tenant,
             head.goal_id,
             head.agent,
+            wake_of(head),
             encode_head(head),
             tip_of(lines[-1]) if lines else None,
             run,

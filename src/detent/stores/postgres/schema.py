@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from detent.core.errors import ConfigError, NewerVersion
+from detent.stores.postgres.partitions import Layout, add_months, divide, layout_of, refuse_other
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -72,25 +73,76 @@ VERSION_5: Sequence[LiteralString] = (
 )
 """Claims have numbers that fence appends. Holders of one host are compared by the clock that they share."""
 
-MIGRATIONS: Sequence[Sequence[LiteralString]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5)
+VERSION_6: Sequence[LiteralString] = (
+    """ALTER TABLE runs ADD COLUMN wake bigint, ADD COLUMN line text COLLATE "C" NOT NULL DEFAULT '',
+        ADD COLUMN dedupe text COLLATE "C" NOT NULL DEFAULT ''""",
+    "CREATE INDEX runs_by_dedupe ON runs (dedupe) WHERE dedupe<>''",
+    "ALTER TABLE inbox ADD COLUMN wakes smallint NOT NULL DEFAULT 2",
+    """UPDATE runs SET line=tenant||chr(31)||'2147483648', wake=CASE WHEN status='running' THEN created
+        WHEN status IN ('completed', 'failed', 'stopped', 'waiting_for_operator') THEN NULL ELSE 0 END""",
+    "CREATE INDEX runs_by_wake ON runs (wake) WHERE wake IS NOT NULL",
+    "CREATE INDEX runs_by_line ON runs (line, wake) WHERE wake IS NOT NULL",
+)
+"""`wake` repeats `wake_at`, `line` is where a run waits for a worker, `wakes` is what a signal does. A waiting run of an earlier version is due once."""
+
+VERSION_7: Sequence[LiteralString] = (
+    """CREATE TABLE workers (
+        name text COLLATE "C" PRIMARY KEY, card bytea NOT NULL, said double precision NOT NULL) WITH (fillfactor = 50)""",
+)
+"""What workers say about themselves, and when they said it by the server's clock."""
+
+VERSION_8: Sequence[LiteralString] = (
+    """ALTER TABLE runs ADD COLUMN rested text COLLATE "C" GENERATED ALWAYS AS (CASE WHEN status='running' THEN NULL
+        ELSE substring(encode(head, 'escape') from '"updated_at":"([^"]{19})') END) STORED""",
+    "CREATE INDEX runs_by_rest ON runs (rested) WHERE rested IS NOT NULL",
+)
+"""`rested` is the time of the last record, to the second, while the run waits and once it has ended. An append to a running run leaves it NULL, so it
+changes no index."""
+
+VERSION_9: Sequence[LiteralString] = (
+    """ALTER TABLE runs ADD COLUMN needs text COLLATE "C" NOT NULL DEFAULT ''""",
+    """UPDATE runs SET needs=coalesce(convert_from(head, 'UTF8')::json->>'version', '') WHERE position('"version":"'::bytea IN head)>0""",
+    "DROP INDEX runs_by_line",
+    "CREATE INDEX runs_by_line ON runs (line, needs, wake) WHERE wake IS NOT NULL",
+    "CREATE INDEX runs_by_need ON runs (needs, wake) WHERE wake IS NOT NULL",
+)
+"""`needs` is the version of the code that a run needs, so that runs of one version hide none of another."""
+
+MIGRATIONS: Sequence[Sequence[LiteralString]] = (
+    VERSION_1,
+    VERSION_2,
+    VERSION_3,
+    VERSION_4,
+    VERSION_5,
+    VERSION_6,
+    VERSION_7,
+    VERSION_8,
+    VERSION_9,
+)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 _LOCK = 0x44544E54 << 32
 """Advisory locks of migrations are this number and a hash of the schema's name."""
 
 
-async def prepare(db: Connection, schema: str, where: str, *, create: bool = True, upgrade: bool = True) -> bool:
+async def prepare(
+    db: Connection, schema: str, where: str, *, create: bool = True, upgrade: bool = True, layout: Layout | None = None
+) -> bool:
     """Bring the schema to the version of this code and return whether there is a store. Without `create` no new store is created.
 
-    Without `upgrade` an earlier version stays unchanged: reading works on every version. Raise `NewerVersion` for a later version, and `ConfigError`
-    for tables of another program.
+    Without `upgrade` an earlier version stays unchanged: reading works on every version. A new store gets the `layout`, and partitions for the next
+    months. Raise `NewerVersion` for a later version, and `ConfigError` for tables of another program or with another layout.
     """
     version = await stored_version(db, schema)
     if version == 0 and not create:
         await _refuse_foreign(db, schema, where)
         return False
     if version != SCHEMA_VERSION and (upgrade or not 0 < version < SCHEMA_VERSION):
-        await migrate(db, schema, where)
+        await migrate(db, schema, where, layout=layout)
+    found = await layout_of(db, schema)
+    refuse_other(layout, found, where)
+    if create and found == "month":
+        await add_months(db)
     return True
 
 
@@ -105,8 +157,8 @@ async def stored_version(db: Connection, schema: str) -> int:
     return row[0] if row is not None else 0
 
 
-async def migrate(db: Connection, schema: str, where: str, *, to: int = SCHEMA_VERSION) -> None:
-    """Apply the missing versions up to `to` in one transaction."""
+async def migrate(db: Connection, schema: str, where: str, *, to: int = SCHEMA_VERSION, layout: Layout | None = None) -> None:
+    """Apply the missing versions up to `to` in one transaction. New tables get the `layout`."""
     async with db.transaction():
         await db.execute("SELECT pg_advisory_xact_lock(%s + hashtext(%s)::bit(32)::bigint)", (_LOCK, schema))
         version = await stored_version(db, schema)
@@ -122,6 +174,8 @@ async def migrate(db: Connection, schema: str, where: str, *, to: int = SCHEMA_V
             for statement in MIGRATIONS[number - 1]:
                 await db.execute(statement)
             await db.execute("INSERT INTO migrations (version) VALUES (%s)", (number,))
+        if version == 0 and layout == "month":
+            await divide(db)
 
 
 async def _refuse_foreign(db: Connection, schema: str, where: str) -> None:

@@ -6,7 +6,7 @@ and its last renewal by the server's clock: no wall clock of a worker decides an
 
 A holder is dead when
 - its process was on this host and is gone: at once after SIGKILL,
-- it is elsewhere, its lock is free, and it has not renewed for `ORPHAN_S`: its connection ended and it did not come back,
+- it is elsewhere, its lock is free, and it has not renewed for `ORPHAN_S + RENEW_S`: its connection ended, and it had `ORPHAN_S` to come back,
 - it has not renewed for the length of its lease: its process hangs, or the network was cut, which does not end connections.
 
 Ages are measured by the server's clock, and between processes of one host by their shared monotonic clock: while the host was suspended, none of
@@ -40,17 +40,21 @@ from detent.stores.postgres.schema import Connection
 
 log = logging.getLogger("detent.stores.postgres.store")
 
-ORPHAN_S = 10.0
-"""How long a holder whose connection ended may take to come back; it renews twice as often."""
+ORPHAN_S, RENEW_S = 3.0, 1.0
+"""How long a holder whose connection ended may take to come back, at least, and how often it renews: nobody else knows when its connection ended."""
 
-_AGES = """SELECT c.holder, c.number, h.host, h.pid, h.started, h.monotonic,
+_LOCKED = """EXISTS (SELECT 1 FROM pg_locks l WHERE l.locktype='advisory' AND l.granted AND l.objsubid=1
+        AND l.database=(SELECT oid FROM pg_database WHERE datname=current_database())
+        AND l.classid=((h.lock_key >> 32) & 4294967295)::bigint::oid AND l.objid=(h.lock_key & 4294967295)::bigint::oid)"""
+_AGES = f"""SELECT c.holder, c.number, h.host, h.pid, h.started, h.monotonic,
     CASE WHEN %s::float8 IS NULL THEN extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 END,
     coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8)
         - CASE WHEN %s::float8 IS NULL THEN greatest(h.renewed, extract(epoch FROM pg_postmaster_start_time())::float8) ELSE h.renewed END,
-    EXISTS (SELECT 1 FROM pg_locks l WHERE l.locktype='advisory' AND l.granted AND l.objsubid=1
-        AND l.database=(SELECT oid FROM pg_database WHERE datname=current_database())
-        AND l.classid=((h.lock_key >> 32) & 4294967295)::bigint::oid AND l.objid=(h.lock_key & 4294967295)::bigint::oid)"""
+    {_LOCKED}"""
 OF_CLAIM = _AGES + " FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=%s"
+BURY = f"""UPDATE holders h SET renewed = 0 FROM claims c WHERE c.run_id=%s AND h.name=c.holder AND h.host<>%s AND NOT {_LOCKED}
+    AND clock_timestamp() - pg_postmaster_start_time() >= make_interval(secs => %s) RETURNING 1"""
+"""A server that has just started has no session of those who live either: they get their time to come back first."""
 OF_ALL = _AGES.replace("c.holder, c.number", "h.name, 0::bigint") + " FROM holders h"
 
 
@@ -86,6 +90,7 @@ class Holder(Leased):
     def __init__(self, connections: Connections, *, host: str | None, lease: Lease) -> None:
         beats = lease.now is None and lease.monotonic is time.monotonic
         super().__init__(lease_s=lease.lease_s, stuck_s=lease.stuck_s, monotonic=lease.monotonic, beats=beats)
+        self.every_s = min(self.every_s, RENEW_S)
         self.host, self._now, self._connections = host or _own_host(), lease.now, connections
         self._runner: asyncio.Runner | None = None
         self._gone: asyncio.Future[None] | None = None
@@ -128,6 +133,9 @@ class Holder(Leased):
     async def _connected(self, deadline: float) -> Connection:
         if self._db is None or self._db.closed:
             self._db = await self._connections.connect(deadline)
+            await self._db.execute(
+                "SET synchronous_commit = off"
+            )  # a renewal that is lost with the server is not missed: ages count from its start
         return self._db
 
     def rest(self) -> None:
@@ -171,7 +179,7 @@ class Holder(Leased):
                 return False
             age_s = other.age_s if other.monotonic is None else self.monotonic() - other.monotonic
             return (age_s if other.up_s is None or not self.beats else min(age_s, other.up_s)) < self.lease_s
-        return other.age_s < (self.lease_s if other.locked else min(self.lease_s, ORPHAN_S))
+        return other.age_s < (self.lease_s if other.locked else min(self.lease_s, ORPHAN_S + RENEW_S))
 
 
 def _own_host() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from detent.core.errors import CorruptLog, RunBusy, RunNotFound, StoreError
@@ -15,16 +16,20 @@ from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
 from detent.ports.stores import Posts
+from detent.stores.due import microseconds
 from detent.stores.heartbeat import new_number
-from detent.stores.listing import check_query, entry_of, named_in_sql, unsealed
+from detent.stores.listing import check_query, entry_of, named_in_sql, needing_in_sql, rested, to_the_second, unsealed
 from detent.stores.locks import strange
+from detent.stores.postgres import session
 from detent.stores.postgres.examining import NO_RUN, examined
-from detent.stores.postgres.opening import PostgresOpening, look_at_outcome
-from detent.stores.postgres.operations import RENEW, Append, Claim, Post, Tell, microseconds, tip_of
+from detent.stores.postgres.fleet import PostgresFleet
+from detent.stores.postgres.opening import look_at_outcome
+from detent.stores.postgres.operations import RENEW, Append, Claim, Post, Tell, tip_of
+from detent.stores.postgres.partitions import keep_months, leaves
 from detent.stores.postgres.removing import Deleting, Erasing
 from detent.stores.postgres.reserving import SPENT, Reserving, spent_of
 from detent.stores.postgres.schema import Connection
-from detent.stores.postgres.session import OF_ALL, OF_CLAIM, Seen
+from detent.stores.postgres.session import BURY, OF_ALL, OF_CLAIM, Seen
 
 TELL_S = 0.1
 """The number of seconds between two notifications of record followers."""
@@ -41,10 +46,10 @@ _WRITTEN = """SELECT c.holder, (to_jsonb(c)->>'number')::bigint, h.host, h.pid,
     h.renewed - coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8)
     FROM claims c LEFT JOIN holders h ON h.name=c.holder WHERE c.run_id=%s"""
 """The stored fields of a claim, and how far ahead its holder has renewed. Also works with tables of an earlier version, without claim numbers."""
-_TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent", "reserved")
+_TABLES = ("runs", "records", "inbox", "snapshots", "blobs", "claims", "holders", "spent", "reserved", "workers")
 
 
-class PostgresStore(PostgresOpening):
+class PostgresStore(PostgresFleet):
     """An `EventStore` in the database that `url` names. Missing tables are created.
 
     `connections` is the number of connections for reads, besides the three of each store (commits; claims and notifications; renewing claims).
@@ -65,24 +70,15 @@ class PostgresStore(PostgresOpening):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
     ) -> None:
         """Add records; see `EventStore.append`. Every append is durable. A cancelled call takes effect entirely or not at all."""
         writer, holder = self._open_writer(), self._holder
-        operation = Append(
-            run_id,
-            expected_seq,
-            records,
-            head=head,
-            consumed=consumed,
-            spent=spent,
-            released=released,
-            intent=intent,
-            claim=claim,
-            posts=posts,
-        )
+        more: dict[str, Any] = {"intent": intent, "claim": claim, "posts": posts, "reserved": reserved, "now": holder.now}
+        operation = Append(run_id, expected_seq, records, head=head, consumed=consumed, spent=spent, released=released, **more)
         seq, tip = holder.tips.get(run_id, (-1, 0))
         operation.before = tip if seq == expected_seq else None
         await writer.submit(operation)
@@ -119,8 +115,7 @@ class PostgresStore(PostgresOpening):
         found, rows = await self._connections.use(work)
         if not found:
             return []
-        run, seq = found[0]
-        lines = [data for (data,) in rows]
+        (run, seq), lines = found[0], [data for (data,) in rows]
         if len(lines) < (seq - after if limit is None else min(limit, seq - after)):
             await self._find_gap(run_id, run, after)
         if run_id in self._holder.runs and lines and limit is None:
@@ -159,13 +154,16 @@ class PostgresStore(PostgresOpening):
         for name, value in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent)):
             if value is not None:
                 wanted.append((f"{name}=%s", (value,)))
-        for sign, at in ((">=", query.since), ("<", query.until)):
-            if at is not None:
-                wanted.append((f"created{sign}%s", (microseconds(at),)))
+        if query.dedupe_key is not None:
+            wanted.append(("dedupe=%s AND dedupe<>''", (query.dedupe_key,)))
+        wanted += needing_in_sql(query, "position(%s::bytea IN head)")
+        times = ((">=", query.since), ("<", query.until))
+        wanted += [(f"created{sign}%s", (microseconds(at),)) for sign, at in times if at is not None]
+        wanted += [("rested>=%s", (to_the_second(query.rested_since),))] if query.rested_since is not None else []
         where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
-        values = [value for _, values in wanted for value in values]
-        statement = f"SELECT run_id, head FROM runs{where} ORDER BY created DESC, run_id DESC LIMIT %s"
-        return [unsealed(entry_of(run_id, entry)) for run_id, entry in await self._rows("", statement, (*values, query.limit))]
+        values = (*(value for _, values in wanted for value in values), query.limit)
+        rows = await self._rows("", f"SELECT run_id, head FROM runs{where} ORDER BY created DESC, run_id DESC LIMIT %s", values)
+        return [head for run_id, entry in rows if rested(head := unsealed(entry_of(run_id, entry)), query)]
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
@@ -192,13 +190,14 @@ class PostgresStore(PostgresOpening):
 
     async def _take_over(self, run_id: str) -> int:
         """Take over the claim of a dead holder and return its new number. Raise `RunBusy` if the holder lives."""
-        holder, now, number = self._holder, self._holder.now, new_number()
+        holder, now, number, dead = self._holder, self._holder.now, new_number(), False
         while True:
             found = await self._connections.rows(OF_CLAIM, (now, now, now, run_id))
             other = Seen(*found[0]) if found else None
             if other is not None and other.name == holder.name:
+                holder.taken_over += dead
                 return other.number
-            if other is not None and holder.lives(other):
+            if other is not None and not (dead := not holder.lives(other)):
                 raise RunBusy(run_id, other.name)
             await self._connections.rows(
                 "INSERT INTO claims (run_id, holder, number) VALUES (%s, %s, %s)"
@@ -213,13 +212,16 @@ class PostgresStore(PostgresOpening):
         if self._holder.runs.pop(run_id, None) is not None:
             await asyncio.shield(self._owed.begin(run_id))
 
+    async def bury(self, run_id: str) -> bool:
+        """See `Buries.bury`: age the holder of a claim if it is elsewhere and its session has dropped. One that comes back renews, and lives."""
+        return bool(await self._connections.rows(BURY, (run_id, self._holder.host, session.ORPHAN_S)))
+
     async def renew(self) -> list[str]:
         """Extend the lease of all claims held here; return the runs whose claim was lost."""
         self._open_writer()
-        holder = self._holder
-        if not holder.runs:
+        holder, before = self._holder, dict(self._holder.runs)
+        if not before:
             return []
-        before = dict(holder.runs)
         if not holder.beats or holder.due:
             renewal = holder.renewal()
             await self._connections.rows(RENEW, renewal)
@@ -293,8 +295,7 @@ class PostgresStore(PostgresOpening):
     async def erase(self, run_id: str, tombstone: Callable[[bytes], bytes], *, head: RunHead, claim: int | None = None) -> None:
         """Replace every line and remove blobs, snapshot and inbox, in one transaction; raise `RunNotFound`, `ClaimLost`.
 
-        The old bytes can no longer be read through the database; in its free pages, its write-ahead log and its backups they remain until
-        the server reuses or removes those (`gc` vacuums).
+        The database no longer gives the old bytes; its free pages, write-ahead log and backups keep them until the server reuses these (`gc` vacuums).
         """
         await self._open_writer().settled(run_id)
         self._holder.tips.pop(run_id, None)
@@ -307,17 +308,15 @@ class PostgresStore(PostgresOpening):
         await self._connections.use(Deleting(run_id).apply)
 
     async def gc(self) -> int:
-        """Remove dead holders and rows that belong to no run, and vacuum. Return the bytes by which the tables shrank."""
+        """Remove dead holders, rows that belong to no run and months without runs, and vacuum. Return the bytes by which the tables shrank."""
         before = await self._size()
         now, holder = self._holder.now, self._holder
-        dead = [
-            other.name
-            for other in (Seen(*row) for row in await self._connections.rows(OF_ALL, (now, now, now)))
-            if other.name != holder.name and not holder.lives(other)
-        ]
+        seen = [Seen(*row) for row in await self._connections.rows(OF_ALL, (now, now, now))]
+        dead = [other.name for other in seen if other.name != holder.name and not holder.lives(other)]
         await self._connections.rows("DELETE FROM holders WHERE name=ANY(%s)", (dead,))
         await self._connections.rows("DELETE FROM claims WHERE holder NOT IN (SELECT name FROM holders)")
         await self._connections.rows(f"DELETE FROM inbox WHERE {NO_RUN}")
+        await self._connections.use(partial(keep_months, schema=self._target.schema))
         for table in _TABLES:
             await self._connections.rows(f"VACUUM {table}")
         return max(0, before - await self._size())
@@ -332,13 +331,12 @@ class PostgresStore(PostgresOpening):
         """Rebuild the indexes; see `Mends`."""
         if fault.mend != "reindex":
             raise StoreError(f"{self.url}: this cannot be rebuilt here ({fault.what}); restore it from a backup")
-        for table in _TABLES:
+        for table in await self._connections.use(partial(leaves, tables=_TABLES)):
             await self._connections.rows(f"REINDEX TABLE {table}")
         return "its indexes were made again"
 
     async def _size(self) -> int:
         self._open_writer()
-        rows = await self._connections.rows(
-            "SELECT sum(pg_total_relation_size(t::regclass))::bigint FROM unnest(%s::text[]) t", (list(_TABLES),)
-        )
+        tables = await self._connections.use(partial(leaves, tables=_TABLES))
+        rows = await self._connections.rows("SELECT sum(pg_total_relation_size(t::regclass))::bigint FROM unnest(%s::text[]) t", (tables,))
         return rows[0][0]

@@ -15,9 +15,10 @@ from typing import Any
 import psycopg
 
 from detent.core.errors import DetentError, StoreBusy
+from detent.stores.postgres.arrays import Texts, register
 from detent.stores.postgres.connections import Connections, given_until
 from detent.stores.postgres.errors import concerns_all, is_lost, translate, unreachable
-from detent.stores.postgres.operations import LOCK, Operation, Texts, by_kind, register
+from detent.stores.postgres.operations import LOCK, Operation, by_kind
 from detent.stores.postgres.schema import Connection
 
 log = logging.getLogger("detent.stores.postgres.store")

@@ -129,6 +129,14 @@ class SqliteConnection:
             raise StoreError(f"the store {self.url} is not open; call open() first")
         return self._db
 
+    def _take(self, how: Callable[[], None]) -> None:
+        try:
+            how()
+        except OSError as error:
+            raise StoreError(
+                f"{str(self._holder.directory)!r}, where claims are kept, cannot be written ({error.strerror}); check its permissions and the disk"
+            ) from error
+
     def _submit(self, operation: Operation, _db: Db) -> asyncio.Future[Any]:
         """Queue an operation for the commit of this turn of the event loop; return the future of its outcome."""
         loop = asyncio.get_running_loop()
@@ -192,7 +200,7 @@ class SqliteConnection:
             raise operation.error
         return True
 
-    async def _rows(self, run_id: str, sql: str, values: Sequence[Any]) -> list[Any]:
+    async def _rows(self, run_id: str, sql: str, values: Sequence[Any] | dict[str, Any]) -> list[Any]:
         """Return the rows of a read that runs after all queued operations of this run."""
         db = self._connection()
         if not self._writer.has(run_id):

@@ -15,11 +15,14 @@ from typing import Any
 
 from detent.core.errors import StoreBusy, StoreError
 from detent.ports.examining import Examined, Fault, artifacts_without_log
+from detent.ports.holding import HELD_AS
 from detent.ports.sqlite_files import RAISED, Db, connect, is_busy, translate
+from detent.ports.stores import RESERVED
 from detent.stores.locks import Holder, is_dead, lock_paths
 from detent.stores.sqlite.operations import DEAD_ROWS, Operation
 from detent.stores.sqlite.schema import SEQ_BITS, how_to_look, prepare
 
+_BLOBS = "SELECT DISTINCT run_id FROM blobs WHERE run_id<>? AND run_id NOT IN (SELECT run_id FROM runs)"
 _OF_AN_INDEX = re.compile(r"(?:row \d+ missing from|wrong # of entries in|non-unique entry in) index (\S+)")
 _MOST = 100
 _REBUILD = "stop everything that uses this store, then --repair replaces it by a sound copy; if that fails, use `sqlite3 FILE .recover` or a backup"
@@ -71,8 +74,9 @@ def _rows(db: Db) -> Iterator[Fault]:
         for number, count in gone:
             advice = "they are kept; restore the entry, or the file, from a backup"
             yield Fault(what=f"the listing entry of a run (number {number}) is missing, its {count} records exist", advice=advice)
-        for (run_id,) in db.execute("SELECT DISTINCT run_id FROM blobs WHERE run_id NOT IN (SELECT run_id FROM runs)").fetchall():
-            yield artifacts_without_log(str(run_id), lost=bool(gone))
+        for (run_id,) in db.execute(_BLOBS, (HELD_AS,)).fetchall():
+            if not str(run_id).startswith(RESERVED):
+                yield artifacts_without_log(str(run_id), lost=bool(gone))
         for what, sql in DEAD_ROWS.items():
             count: Any = db.execute(f"SELECT count(*) FROM {sql}").fetchone()[0]
             if count:

@@ -6,6 +6,7 @@ An operation checks whether it may happen before it changes anything. If it rais
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,12 +24,14 @@ from detent.ports.stores import (
     refuse_erased,
     refuse_overfull,
     refuse_without_claim,
+    wakes,
     written_signal,
 )
+from detent.stores.due import dedupe_of, line_of, microseconds, wake_of
 from detent.stores.heartbeat import new_number
 from detent.stores.listing import entry_of
 from detent.stores.locks import Holder
-from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS, microseconds
+from detent.stores.sqlite.schema import LAST_SEQ, SEQ, SEQ_BITS
 
 encode_head = msgspec.json.Encoder().encode
 
@@ -36,22 +39,27 @@ FENCE = "ifnull(ifnull((SELECT number FROM claims WHERE claims.run_id={run_id}),
 """Whether the claim of a run has this number; always true for NULL."""
 OF_RUN = FENCE.format(run_id="runs.run_id", number="?")
 CREATE = (
-    "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, head) SELECT ?, ?, ?, ?, ?, ?, ?, ?"
+    "INSERT INTO runs (run_id, seq, created, status, tenant, goal_id, agent, wake, needs, head, line, dedupe)"
+    " SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
     f" WHERE {FENCE.format(run_id='?', number='?')} ON CONFLICT DO NOTHING RETURNING id"
 )
 ADVANCE = (
     f"UPDATE runs SET seq=?, head=? WHERE run_id=? AND {SEQ}=? AND {OF_RUN} AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
-    " RETURNING id"
+    " AND wake IS ? AND needs=? RETURNING id"
 )
 REPLACE = (
-    f"UPDATE runs SET seq=?, head=?, created=?, status=?, tenant=?, goal_id=?, agent=? WHERE run_id=? AND {SEQ}=? AND {OF_RUN} RETURNING id"
+    "UPDATE runs SET seq=?, head=?, created=?, status=?, tenant=?, goal_id=?, agent=?, wake=?, needs=?"
+    f" WHERE run_id=? AND {SEQ}=? AND {OF_RUN} RETURNING id"
 )
-FIND = f"SELECT id FROM runs WHERE run_id=? AND {SEQ}=? AND {OF_RUN} AND seq=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
+FIND = (
+    f"SELECT id FROM runs WHERE run_id=? AND {SEQ}=? AND {OF_RUN} AND seq=? AND created=? AND status=? AND tenant=? AND goal_id=? AND agent=?"
+    " AND wake IS ? AND needs=?"
+)
 NUMBER = "SELECT number FROM claims WHERE run_id=?"
 ADD = "INSERT INTO records (key, data) VALUES (?, ?)"
 ADD_COUNTED = "INSERT INTO records (key, data, iterations, updated) VALUES (?, ?, ?, ?)"
 CONSUME = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, NULL) ON CONFLICT (run, id) DO UPDATE SET signal=NULL"
-PUT = "INSERT INTO inbox (run, id, signal) VALUES (?, ?, ?) ON CONFLICT (run, id) DO NOTHING"
+PUT = "INSERT INTO inbox (run, id, signal, wakes) VALUES (?, ?, ?, ?) ON CONFLICT (run, id) DO NOTHING"
 WAITING = "SELECT id, signal FROM inbox WHERE run=? AND signal IS NOT NULL"
 KNOWN = "SELECT 1 FROM inbox WHERE run=? AND id=?"
 
@@ -108,7 +116,7 @@ class Append(Operation):
     0: the entry must be written; afterwards it is 0 if it was written.
     """
 
-    __slots__ = ("claim", "consumed", "expected", "head", "intent", "listed_at", "posts", "records", "released", "spent")
+    __slots__ = ("claim", "consumed", "expected", "head", "intent", "listed_at", "now", "posts", "records", "released", "reserved", "spent")
 
     def __init__(
         self,
@@ -121,18 +129,21 @@ class Append(Operation):
         consumed: Sequence[str],
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         listed_at: int = 0,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.run_id, self.durable, self.outcome, self.error = run_id, durable, None, None
         self.expected, self.records, self.head, self.consumed, self.spent = expected, records, head, consumed, spent
         self.released, self.listed_at, self.intent, self.claim, self.posts = released, listed_at, intent, claim, posts
+        self.reserved, self.now = reserved, now
 
     def apply(self, db: Db) -> None:
         records, head = self.records, self.head
-        columns = (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent)
+        columns = (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent, wake_of(head), head.version)
         found = db.execute(FIND, (self.run_id, self.expected, self.claim, self.listed_at, *columns)).fetchall() if self.listed_at else None
         if not found:
             self.listed_at, found = 0, self._listed(db, columns)
@@ -155,22 +166,34 @@ class Append(Operation):
         for name, signal in self.posts:
             there = db.execute("SELECT id, head FROM runs WHERE run_id=?", (name,)).fetchall()
             if there and not is_erased(entry_of(name, there[0][1])):
-                db.execute(PUT, (there[0][0], signal.id, written_signal(signal)))
+                db.execute(PUT, (there[0][0], signal.id, written_signal(signal), wakes(signal)))
         if (said := self.spent) is not None:
             db.execute(CHARGE, (said.tenant, said.day, *amounts(said)))
         if self.released is None:
             db.execute(GIVE_BACK, (self.run_id,))
         elif self.released:
             db.executemany(f"{GIVE_BACK} AND name=?", [(self.run_id, name) for name in self.released])
+        if self.reserved is not None:
+            _keep(db, self.run_id, self.reserved, self.now())
 
     def _listed(self, db: Db, columns: tuple[Any, ...]) -> list[Any]:
         """Write the listing entry and return the row of the run; no row if the log is at another sequence."""
         run_id, expected, entry = self.run_id, self.expected, encode_head(self.head)
         seq = expected + len(self.records)
-        if expected == 0 and (made := db.execute(CREATE, (run_id, seq, *columns, entry, run_id, self.claim)).fetchall()):
+        if expected == 0 and (
+            made := db.execute(
+                CREATE, (run_id, seq, *columns, entry, line_of(self.head), dedupe_of(self.head), run_id, self.claim)
+            ).fetchall()
+        ):
             return made
         at = (run_id, expected, self.claim)
         return db.execute(ADVANCE, (seq, entry, *at, *columns)).fetchall() or db.execute(REPLACE, (seq, entry, *columns, *at)).fetchall()
+
+
+def _keep(db: Db, run_id: str, asked: Reservation, now: float) -> None:
+    """Make reservations for a run, without a look at the account."""
+    until = now + asked.lasts_s
+    db.executemany(RESERVE, [(run_id, name, asked.tenant, until, *amounts(said)) for name, said in asked.amounts.items()])
 
 
 class Reserve(Operation):
@@ -190,19 +213,18 @@ class Reserve(Operation):
         held = [(run_id, name, spent_of(asked.tenant, asked.since, row)) for run_id, name, *row in rows]
         balance = asked.balance(spent_of(asked.tenant, asked.since, used), held)
         if balance.granted:
-            until = now + asked.lasts_s
-            db.executemany(RESERVE, [(asked.run_id, name, asked.tenant, until, *amounts(said)) for name, said in asked.amounts.items()])
+            _keep(db, asked.run_id, asked, now)
         return balance
 
 
 class Claim(Operation):
     """Claim a run; the outcome is the claim's number."""
 
-    __slots__ = ("holder",)
+    __slots__ = ("holder", "took_over")
 
     def __init__(self, run_id: str, holder: Holder) -> None:
         super().__init__(run_id)
-        self.holder = holder
+        self.holder, self.took_over = holder, False
 
     def apply(self, db: Db) -> int:
         me, number = self.holder, new_number()
@@ -211,6 +233,7 @@ class Claim(Operation):
                 return known
             if me.lives(name, host):
                 raise RunBusy(self.run_id, name)
+            self.took_over = True
         db.execute(
             "INSERT OR REPLACE INTO claims (run_id, holder, host, number) VALUES (?, ?, ?, ?)", (self.run_id, me.name, me.host, number)
         )
@@ -249,7 +272,7 @@ class Post(Operation):
         waiting = dict(db.execute(WAITING, (run,)).fetchall())
         if signal.id not in waiting and len(waiting) >= MOST_UNDECIDED and not db.execute(KNOWN, (run, signal.id)).fetchall():
             refuse_overfull(self.run_id, signal, (read_signal(data, name) for name, data in waiting.items()))
-        db.execute(PUT, (run, signal.id, written_signal(signal)))
+        db.execute(PUT, (run, signal.id, written_signal(signal), wakes(signal)))
 
 
 class Statement(Operation):
@@ -257,7 +280,7 @@ class Statement(Operation):
 
     __slots__ = ("sql", "values")
 
-    def __init__(self, run_id: str, sql: str, values: Sequence[Any], *, durable: bool = False) -> None:
+    def __init__(self, run_id: str, sql: str, values: Sequence[Any] | dict[str, Any], *, durable: bool = False) -> None:
         super().__init__(run_id, durable=durable)
         self.sql, self.values = sql, values
 
@@ -281,8 +304,8 @@ class Erase(Operation):
         rows = db.execute("SELECT key, data FROM records WHERE key BETWEEN ? AND ?", bounds(run)).fetchall()
         db.executemany("UPDATE records SET data=? WHERE key=?", [(self.tombstone(line), key) for key, line in rows])
         db.execute(
-            f"UPDATE runs SET seq={SEQ}, created=?, status=?, tenant=?, goal_id=?, agent=?, head=? WHERE id=?",
-            (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent, encode_head(head), run),
+            f"UPDATE runs SET seq={SEQ}, created=?, status=?, tenant=?, goal_id=?, agent=?, wake=?, head=? WHERE id=?",
+            (microseconds(head.created_at), head.status, head.tenant, head.goal_id, head.agent, wake_of(head), encode_head(head), run),
         )
         db.execute("UPDATE inbox SET signal=NULL WHERE run=?", (run,))
         db.execute("DELETE FROM snapshots WHERE run=?", (run,))

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from detent.core.errors import ConfigError, NewerVersion, StoreError
 from detent.ports.sqlite_files import APPLICATION_ID, Db, keep_ahead
+from detent.stores.listing import RESTED_MARK
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 8
 READABLE_FROM = 3
 """The earliest version whose tables read-only commands can read without an upgrade."""
 
@@ -28,6 +29,9 @@ LAST_KEY = f"(SELECT max(key) FROM records WHERE key BETWEEN (id<<{SEQ_BITS})+1 
 """The key of the last record of a row of `runs`."""
 SEQ = f"max(seq, coalesce({LAST_KEY}-(id<<{SEQ_BITS}), 0))"
 """The number of records of a row of `runs`."""
+
+RESTED = f"substr(head, instr(head, CAST('{RESTED_MARK}' AS BLOB)) + {len(RESTED_MARK)}, 19)"
+"""The time of the last record in a listing entry, to the second."""
 
 TABLES = """
 CREATE TABLE runs (
@@ -58,21 +62,32 @@ MIGRATIONS = {
         CREATE INDEX reserved_by_tenant ON reserved (tenant); DELETE FROM blobs WHERE key='reserved' AND run_id GLOB '_tenant-*'""",
     5: """ALTER TABLE claims ADD COLUMN host TEXT NOT NULL DEFAULT ''; ALTER TABLE claims ADD COLUMN number INTEGER NOT NULL DEFAULT 1;
         UPDATE claims SET host=coalesce((SELECT host FROM holders WHERE name=holder), ''); DROP TABLE holders""",
+    6: """ALTER TABLE runs ADD COLUMN wake INTEGER; ALTER TABLE runs ADD COLUMN line TEXT NOT NULL DEFAULT '';
+        ALTER TABLE runs ADD COLUMN dedupe TEXT NOT NULL DEFAULT ''; CREATE INDEX runs_by_dedupe ON runs (dedupe) WHERE dedupe<>'';
+        ALTER TABLE inbox ADD COLUMN wakes INTEGER NOT NULL DEFAULT 2;
+        UPDATE runs SET line=tenant||char(31)||'2147483648', wake=CASE WHEN status='running' THEN created
+            WHEN status IN ('completed', 'failed', 'stopped', 'waiting_for_operator') THEN NULL ELSE 0 END;
+        CREATE INDEX runs_by_wake ON runs (wake) WHERE wake IS NOT NULL; CREATE INDEX runs_by_line ON runs (line, wake) WHERE wake IS NOT NULL""",
+    7: f"CREATE INDEX runs_by_rest ON runs ({RESTED}) WHERE status<>'running'",
+    8: """ALTER TABLE runs ADD COLUMN needs TEXT NOT NULL DEFAULT '';
+        UPDATE runs SET needs=coalesce(json_extract(CAST(head AS TEXT), '$.version'), '')
+            WHERE CASE WHEN instr(head, CAST('"version":"' AS BLOB))>0 THEN json_valid(CAST(head AS TEXT)) END;
+        DROP INDEX runs_by_line; CREATE INDEX runs_by_line ON runs (line, needs, wake) WHERE wake IS NOT NULL;
+        CREATE INDEX runs_by_need ON runs (needs, wake) WHERE wake IS NOT NULL""",
 }
-"""The statements that later versions added: version -> statements. A new store runs `TABLES` and all of them."""
+"""The statements that later versions added: version -> statements. A new store runs `TABLES` and all of them.
+
+6: `wake` repeats `wake_at`, `line` is where a run waits for a worker, `wakes` is what a signal does. A waiting run of an earlier version is due once:
+whoever resumes it writes when it can move. 7: an append to a running run does not touch the index. 8: `needs` is the version of the code that a run
+needs.
+"""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-
-
-def microseconds(at: datetime) -> int:
-    """Return a time as exact whole microseconds since 1970."""
-    return (at - _EPOCH) // _MICROSECOND
 
 
 def moment(microseconds: int) -> datetime:
     """Return the time so many microseconds after 1970."""
-    return _EPOCH + microseconds * _MICROSECOND
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 _OTHERS = "SELECT count(*) FROM sqlite_master WHERE tbl_name NOT GLOB 'memory_*'"

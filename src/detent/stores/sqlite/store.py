@@ -13,17 +13,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from detent.core.errors import CorruptLog, RunNotFound, StoreError
 from detent.core.records import RunHead
 from detent.ports import Balance, Reservation, RunQuery, Signal, Spent, intact, read_signal
 from detent.ports.examining import Examined, Fault
 from detent.ports.stores import Posts
-from detent.stores.listing import check_query, entry_of, named_in_sql, unsealed
+from detent.stores.due import microseconds
+from detent.stores.listing import check_query, entry_of, named_in_sql, needing_in_sql, rested, to_the_second
 from detent.stores.locks import remove_dead
-from detent.stores.sqlite.connection import SqliteConnection
+from detent.stores.sqlite.due import LISTED
 from detent.stores.sqlite.examining import Reindex, examine, rebuild
+from detent.stores.sqlite.fleet import SqliteFleet
 from detent.stores.sqlite.operations import (
     SPENT,
     Append,
@@ -38,12 +38,8 @@ from detent.stores.sqlite.operations import (
     bounds,
     spent_of,
 )
-from detent.stores.sqlite.schema import LAST_KEY, SEQ, SEQ_BITS, microseconds, moment
+from detent.stores.sqlite.schema import RESTED, SEQ
 
-_LISTED = (
-    f"SELECT run_id, head, key-(id<<{SEQ_BITS}), iterations, updated FROM runs"
-    f" LEFT JOIN records ON key={LAST_KEY} AND key>(id<<{SEQ_BITS})+seq AND iterations IS NOT NULL"
-)
 _READ = "SELECT data FROM records WHERE key BETWEEN ? AND ? ORDER BY key LIMIT ?"
 _WAITING = "SELECT r.run_id, i.id, i.signal FROM inbox i JOIN runs r ON r.id=i.run WHERE i.signal IS NOT NULL ORDER BY i.n LIMIT ?"
 _WAITING_OF = (
@@ -60,7 +56,7 @@ _PUT_SNAPSHOT = (
 )
 
 
-class SqliteStore(SqliteConnection):
+class SqliteStore(SqliteFleet):
     """An `EventStore` in the SQLite file `path`. A missing file is created with its directory, readable only by its owner.
 
     `busy_timeout_s` is how long a commit waits for another process before it raises `StoreBusy`. `lease_s` is how long others consider this holder
@@ -80,6 +76,7 @@ class SqliteStore(SqliteConnection):
         consumed: Sequence[str] = (),
         spent: Spent | None = None,
         released: Sequence[str] | None = (),
+        reserved: Reservation | None = None,
         intent: bool = False,
         claim: int | None = None,
         posts: Posts = (),
@@ -98,10 +95,12 @@ class SqliteStore(SqliteConnection):
             consumed=consumed,
             spent=spent,
             released=released,
+            reserved=reserved,
             listed_at=listed_at,
             intent=intent,
             claim=claim,
             posts=posts,
+            now=self._holder.now,
         )
         if not self._committed_alone(operation, db):
             await self._submit(operation, db)
@@ -148,8 +147,8 @@ class SqliteStore(SqliteConnection):
 
     async def head(self, run_id: str) -> RunHead | None:
         """Return the run's listing entry; None for an unknown run."""
-        found = await self._rows(run_id, f"{_LISTED} WHERE run_id=?", (run_id,))
-        return self._head(*found[0]) if found else None
+        found = await self._rows(run_id, f"{LISTED} WHERE run_id=?", (run_id,))
+        return self._listed_head(*found[0]) if found else None
 
     async def sealed(self, run_id: str) -> tuple[int, str] | None:
         """Return the seal of the last append that wrote the listing entry; see `EventStore.sealed`."""
@@ -157,15 +156,6 @@ class SqliteStore(SqliteConnection):
         if found and type(found[0][0]) is not int:
             raise CorruptLog(run_id, 0, "its number of durable records cannot be read")
         return (found[0][0], entry_of(run_id, found[0][1]).digest) if found else None
-
-    def _head(self, run_id: str, entry: bytes, records: int | None, iterations: int, updated: int) -> RunHead:
-        head = entry_of(run_id, entry)
-        if records is None:
-            return unsealed(head)
-        try:
-            return msgspec.structs.replace(head, records=records, iterations=iterations + 0, updated_at=moment(updated), digest="")
-        except (TypeError, OverflowError) as error:
-            raise CorruptLog(run_id, 0, f"the counts of its listing entry cannot be read ({error})") from error
 
     async def list_runs(self, query: RunQuery) -> list[RunHead]:
         """Return the page of runs that match the query, newest first."""
@@ -182,16 +172,23 @@ class SqliteStore(SqliteConnection):
         for name, value in (("tenant", query.tenant), ("goal_id", query.goal_id), ("agent", query.agent)):
             if value is not None:
                 wanted.append((f"{name}=?", (value,)))
+        if query.dedupe_key is not None:
+            wanted.append(("dedupe=? AND dedupe<>''", (query.dedupe_key,)))
+        wanted += needing_in_sql(query, "instr(head, ?)")
         if query.since is not None:
             wanted.append(("created>=?", (microseconds(query.since),)))
         if query.until is not None:
             wanted.append(("created<?", (microseconds(query.until),)))
+        if query.rested_since is not None:
+            wanted.append((f"status<>'running' AND {RESTED}>=?", (to_the_second(query.rested_since).encode(),)))
         where = f" WHERE {' AND '.join(clause for clause, _ in wanted)}" if wanted else ""
         values = [value for _, values in wanted for value in values]
         limit = -1 if query.limit is None else query.limit
-        age = "+created" if query.starts_with else "created"  # the plus disables the index of ages: the index of ids is used
-        sql = f"{_LISTED}{where} ORDER BY {age} DESC, run_id DESC LIMIT ?"
-        return [self._head(*row) for row in await self._rows("", sql, (*values, limit))]
+        other = query.starts_with or query.rested_since is not None
+        age = "+created" if other else "created"  # the plus disables the index of ages: that of ids, or of rest, is used
+        sql = f"{LISTED}{where} ORDER BY {age} DESC, run_id DESC LIMIT ?"
+        found = [self._listed_head(*row) for row in await self._rows("", sql, (*values, limit))]
+        return [head for head in found if rested(head, query)]
 
     # Claims -----------------------------------------------------------------------------------------------------------------------
 
@@ -201,7 +198,8 @@ class SqliteStore(SqliteConnection):
         self._take(self._holder.take)
         owed = self._owed.forget(run_id)
         self._listed.pop(run_id, None)
-        claimed = self._submit(Claim(run_id, self._holder), db)
+        claim = Claim(run_id, self._holder)
+        claimed = self._submit(claim, db)
         try:
             number = await claimed
         except BaseException as error:
@@ -209,15 +207,8 @@ class SqliteStore(SqliteConnection):
                 self._owed.begin(run_id)
             raise
         self._holder.has_taken(run_id, number)
+        self._holder.taken_over += claim.took_over
         return number
-
-    def _take(self, how: Callable[[], None]) -> None:
-        try:
-            how()
-        except OSError as error:
-            raise StoreError(
-                f"{str(self._holder.directory)!r}, where claims are kept, cannot be written ({error.strerror}); check its permissions and the disk"
-            ) from error
 
     async def release(self, run_id: str) -> None:
         """Release the claim if it is held."""
@@ -373,4 +364,6 @@ def _same_but_counts(known: RunHead, head: RunHead) -> bool:
         and head.agent == known.agent
         and head.tenant == known.tenant
         and head.parent == known.parent
+        and head.wake_at == known.wake_at
+        and head.version == known.version
     )

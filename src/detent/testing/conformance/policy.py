@@ -147,7 +147,7 @@ class PolicyContract:
         """An equal policy in another process, with another order of sets, has the same version."""
         if maker.child is None:
             pytest.skip("no other process can make this policy")
-        for seed in ("1", "2", "77"):
+        for seed in ("1", "77"):
             code = f"{maker.child}\nprint(policy.version)"
             environment = {**os.environ, "PYTHONHASHSEED": seed}
             done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from detent.testing.conformance.store_accounts import AccountContract
 from detent.testing.conformance.store_claims import ClaimContract
+from detent.testing.conformance.store_due import DueContract
 from detent.testing.conformance.store_faults import FaultContract
+from detent.testing.conformance.store_fleet import FleetContract
 from detent.testing.conformance.store_inboxes import InboxContract, ListingContract
 from detent.testing.conformance.store_lives import LifeContract
 from detent.testing.conformance.store_logs import LogContract
@@ -41,6 +43,8 @@ class StoreContract(
     ReservationContract,
     LifeContract,
     WakeContract,
+    DueContract,
+    FleetContract,
     FaultContract,
 ):
     """The promises of an `EventStore`. A subclass gives the fixture `place`."""

@@ -103,7 +103,7 @@ class AccountContract:
         if place.child is None:
             pytest.skip("no other process can reach this store")
         body = (
-            "from detent.testing.conformance.store import head_of, line\n"
+            "from detent.testing.conformance.store_places import head_of, line\n"
             "    from detent.ports import Spent\n"
             "    for seq in range(10**6):\n"
             "        spent = Spent(tenant='acme', day='2026-03-01', tool_calls=1)\n"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -378,6 +378,36 @@ class ListingContract:
                 found = await store.list_runs(query)
                 assert [head.run_id for head in found] == [head.run_id for head in newest if wanted(head)], f"{query}"
                 assert found == [head for head in newest if wanted(head)]
+
+        run_on(place, body)
+
+    def test_runs_that_rest_are_found_by_when_they_came_to_rest(self, place: Place) -> None:
+        """`RunQuery.rested_since` lists runs that wait or have ended, by their last record; one that runs again is not among them."""
+
+        async def body(store: EventStore) -> None:
+            async def rests(run_id: str, ago: timedelta, *, expected: int = 0, **fields: Any) -> None:
+                head = head_of(run_id, expected + 1, updated_at=now - ago, **fields)
+                await store.append(run_id, expected, [line(expected + 1)], head=head)
+
+            now, hour = datetime.now(UTC), timedelta(hours=1)
+            liar = f'"updated_at":"{now:%Y-%m-%dT%H:%M:%SZ}"'
+            await rests("old", 3 * hour, status="completed", goal=liar)
+            await rests("ended", hour, status="failed", tenant="acme")
+            await rests("waits", hour / 2, status="waiting_for_user")
+            await rests("runs", hour / 2)
+            await rests("again", hour / 2, status="waiting_for_user")
+            await rests("again", hour / 4, expected=1)
+
+            async def found(**query: Any) -> list[str]:
+                return sorted(head.run_id for head in await store.list_runs(RunQuery(**query)))
+
+            assert await found(rested_since=now - 2 * hour) == ["ended", "waits"]
+            assert await found(rested_since=now - hour) == ["ended", "waits"], "the time itself is included"
+            assert await found(rested_since=now - hour + hour / 120) == ["waits"]
+            assert await found(rested_since=now - 4 * hour, tenant="acme") == ["ended"]
+            assert await found(rested_since=now - 4 * hour, status=("completed", "waiting_for_user")) == ["old", "waits"]
+            await rests("again", hour / 8, expected=2, status="completed")
+            assert await found(rested_since=now - hour / 4) == ["again"]
 
         run_on(place, body)
 

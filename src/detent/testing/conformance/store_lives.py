@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import signal as signals
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
-from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -164,7 +161,7 @@ class LifeContract:
             pytest.skip("no other process can reach this store")
         body = (
             "from detent.core.errors import Conflict\n"
-            "    from detent.testing.conformance.store import head_of, line\n"
+            "    from detent.testing.conformance.store_places import head_of, line\n"
             "    print('ready', flush=True); input()\n"
             "    mine = 0\n"
             "    while mine < 25:\n"
@@ -231,7 +228,7 @@ class LifeContract:
         """What was used before `os.fork()` is used in the child once it is opened there, and by the parent; claims stay with their holder."""
         if place.child is None:
             pytest.skip("no other process can reach this store")
-        with subprocess.Popen([sys.executable, "-c", _FORKING.format(place=place.child)], stdin=PIPE, stdout=PIPE) as parent:
+        with place.process(_FORKING.format(place=place.child)) as parent:
             assert parent.stdout is not None
             try:
                 assert [parent.stdout.readline() for _ in range(2)] == [b"child\n", b"parent\n"]
@@ -258,7 +255,7 @@ class LifeContract:
         if place.child is None:
             pytest.skip("no other process can reach this store")
         body = (
-            "from detent.testing.conformance.store import head_of, line\n"
+            "from detent.testing.conformance.store_places import head_of, line\n"
             "    for seq in range(0, 10**6, 3):\n"
             "        await store.append('run', seq, [line(seq + k) for k in (1, 2, 3)], head=head_of('run', seq + 3))\n"
             "        print(seq + 3, flush=True)"

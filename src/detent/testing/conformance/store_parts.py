@@ -5,16 +5,19 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import NoReturn
 
 import pytest
 
 from detent.core.errors import ClaimLost, Conflict, CorruptLog, RunBusy, RunNotFound
-from detent.ports import EventStore, RunQuery, Signal
+from detent.ports import DueQuery, EventStore, RunQuery, Signal
 from detent.ports.examining import Examines
+from detent.ports.holding import HELD_AS, Hold, keep_hold, kept_holds, lift_holds
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
+    START,
     Place,
     head_of,
     line,
@@ -49,6 +52,28 @@ class PartsContract:
             assert await store.head("run") is None
 
         run_on(place, body)
+
+    def test_what_is_held_is_kept_beside_the_runs(self, place: Place) -> None:
+        """Every store sees what is paused, also after tidying up; it is neither a run nor a fault, and it ends when it is lifted."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            assert await kept_holds(first, START) == ()
+            paused = await keep_hold(first, Hold(of="agent", name="a/b", by="ann", why="odd", at=START))
+            closed = await keep_hold(second, Hold(of="provider", name="p", by="run r", at=START, until=START + timedelta(seconds=9)))
+            await first.gc()
+            for store in (first, second):
+                assert await kept_holds(store, START) == (paused, closed)
+                assert await store.head(HELD_AS) is None
+                assert await store.list_runs(RunQuery()) == []
+                assert (await store.due(DueQuery(now=datetime.now(UTC)))).runs == ()
+                if isinstance(store, Examines):
+                    assert [fault for fault in (await store.examine()).faults if fault.mend != "gc"] == []
+            again = await keep_hold(second, Hold(of="agent", name="a/b", by="bob", at=START))
+            assert await kept_holds(first, START + timedelta(seconds=9), tidy=True) == (again,)
+            await lift_holds(first, [again])
+            assert await kept_holds(second, START) == ()
+
+        run_on_several(place, body)
 
     def test_a_blob_is_compared_with_its_digest_on_every_read(self, place: Place) -> None:
         """A blob under its SHA-256 has that content, or reading it raises `CorruptLog` with its name; it is listed and can be replaced and deleted."""

@@ -6,28 +6,26 @@ from __future__ import annotations
 
 import asyncio
 import signal as signals
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from detent.core.errors import Conflict
-from detent.ports import Balance, EventStore, Reservation, Spent
+from detent.ports import Balance, EventStore
 from detent.testing.conformance.promises import documented
-from detent.testing.conformance.store_places import Place, child_of, end, head_of, line, outcome, run_on, run_on_several, write
-
-DAY = "2026-03-01"
-
-
-def amount(tokens: int = 0, *, tenant: str = "acme", **more: Any) -> Spent:
-    """Return spent or reserved amounts."""
-    return Spent(tenant=tenant, day=DAY, tokens=tokens, **more)
-
-
-def asking(run_id: str, amounts: dict[str, Spent], limits: Mapping[str, float] | None = None, **more: Any) -> Reservation:
-    """Return a request for a reservation of one hour."""
-    fields: dict[str, Any] = {"tenant": "acme", "since": DAY, "lasts_s": 3600, **more}
-    return Reservation(run_id=run_id, amounts=amounts, limits=dict(limits or {}), **fields)
+from detent.testing.conformance.store_places import (
+    Place,
+    amount,
+    asking,
+    child_of,
+    end,
+    head_of,
+    line,
+    outcome,
+    run_on,
+    run_on_several,
+    write,
+)
 
 
 async def account(store: EventStore, run_id: str = "reader", **more: Any) -> Balance:
@@ -100,6 +98,27 @@ class ReservationContract:
 
         run_on(place, body)
 
+    def test_an_append_makes_reservations(self, place: Place) -> None:
+        """Under their names, whatever the account holds, and for their time; a refused append makes none, and another append gives them back."""
+
+        async def body(store: EventStore) -> None:
+            assert (await store.reserve(asking("another", {"slice": amount(100)}, {"tokens": 100}))).granted
+            await write(store, "one", range(1, 2), reserved=asking("one", {"a": amount(30), "b": amount(5, cost_usd=0.5)}))
+            assert (await account(store)).others == amount(135, cost_usd=0.5)
+            assert (await account(store, "one")).others == amount(100), "they are the run's own"
+            made = asking("one", {"a": amount(70)})
+            late = store.append("one", 0, [line(1)], head=head_of("one", 1), reserved=made)
+            assert isinstance(await outcome(late), Conflict)
+            assert (await account(store)).others == amount(135, cost_usd=0.5), "nothing was appended, and nothing is reserved"
+            await write(store, "one", range(2, 3), durable=True, released=["b"], reserved=made)
+            assert (await account(store)).others == amount(170), "a name stands for one amount"
+            await write(store, "one", range(3, 4), reserved=asking("one", {"c": amount(9)}, lasts_s=0))
+            assert (await account(store)).others == amount(170), "its time is over"
+            await write(store, "one", range(4, 5), released=None)
+            assert (await account(store)).others == amount(100)
+
+        run_on(place, body)
+
     def test_what_is_charged_and_given_back_in_one_append_is_never_missing(self, place: Place) -> None:
         """Concurrent reads with any store see the reservation or the charge; at worst both."""
 
@@ -148,7 +167,7 @@ class ReservationContract:
             pytest.skip("no other process can reach this store")
         body = (
             "import sys\n"
-            "    from detent.testing.conformance.store_reservations import amount, asking\n"
+            "    from detent.testing.conformance.store_places import amount, asking\n"
             "    print('ready', flush=True)\n"
             "    name = sys.stdin.readline().strip()\n"
             "    asked = [asking(f'{name}{n}', {'a': amount(1)}, {'tokens': 20}) for n in range(15)]\n"
@@ -201,7 +220,7 @@ class ReservationContract:
         run_on(place, before)
         if place.child is not None:
             body = (
-                "from detent.testing.conformance.store_reservations import amount, asking\n"
+                "from detent.testing.conformance.store_places import amount, asking\n"
                 "    await store.reserve(asking('kept', {'b': amount(5)}))\n"
                 "    print('reserved', flush=True)\n"
                 "    await asyncio.Event().wait()"

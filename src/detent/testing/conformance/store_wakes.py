@@ -53,6 +53,14 @@ class WakeContract:
 
         run_on_several(place, body)
 
+    def test_waking_wakes_who_waits(self, place: Place) -> None:
+        """`changed` returns when another store calls `wake`."""
+
+        async def body(first: EventStore, second: EventStore) -> None:
+            await _woken(place, first, lambda _: _waking(second).wake(), records=False)
+
+        run_on_several(place, body)
+
     def test_a_record_wakes_who_waits_for_records(self, place: Place) -> None:
         """With `records`, `changed` returns when another store has appended."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from detent.core.errors import Suspended
-from detent.ports import Due, Tries
+from detent.ports import Advanced, Due, Tries, Work
 from detent.testing.clocks import FakeClock
 
 HOUR_S = 3600.0
@@ -20,6 +20,7 @@ class Piled:
     def __init__(self, tenant: str, outcomes: Sequence[Exception | None], gate: asyncio.Event | None) -> None:
         self.tenant, self.outcomes, self.gate = tenant, list(outcomes) or [None], gate
         self.tries = Tries()
+        self.priority, self.weight = 0, 1
         self.busy: Exception | None = None
         self.records = 1
 
@@ -46,11 +47,18 @@ class Pile:
         self._told = asyncio.Event()
 
     def add(
-        self, run_id: str, *outcomes: Exception | None, tenant: str = "", gate: asyncio.Event | None = None, tries: Tries | None = None
+        self,
+        run_id: str,
+        *outcomes: Exception | None,
+        tenant: str = "",
+        gate: asyncio.Event | None = None,
+        tries: Tries | None = None,
+        priority: int = 0,
+        weight: int = 1,
     ) -> str:
         """Put a run on the pile, younger than the existing ones; return its id."""
         run = self.runs[run_id] = Piled(tenant, outcomes, gate)
-        run.tries = tries or Tries()
+        run.tries, run.priority, run.weight = tries or Tries(), priority, weight
         self._told.set()
         return run_id
 
@@ -65,15 +73,25 @@ class Pile:
         """The time, which stands still until a check moves it."""
         return self.clock.now()
 
-    async def due(self) -> list[Due]:
+    async def due(self, after: str = "", *, beside: int = 0) -> Work:
         """Return every unfinished run, oldest first, including those of another worker."""
         if self.blind:
             raise self.blind.pop(0)
         start = self.clock.now() - timedelta(days=1)
-        return [
-            Due(run_id=run_id, tenant=run.tenant, agent="piled", since=start + timedelta(seconds=n), records=run.records)
+        runs = [
+            Due(
+                run_id=run_id,
+                tenant=run.tenant,
+                agent="piled",
+                since=start + timedelta(seconds=n),
+                records=run.records,
+                key=run.tenant,
+                priority=run.priority,
+                weight=run.weight,
+            )
             for n, (run_id, run) in enumerate(self.runs.items())
         ]
+        return Work(runs=tuple(runs), held=any(run.busy is not None for run in self.runs.values()))
 
     async def look(self, run_id: str) -> Tries:
         """Return the recorded facts; raise what `busy` demands."""
@@ -82,8 +100,8 @@ class Pile:
             raise run.busy
         return run.tries
 
-    async def advance(self, run_id: str) -> str:
-        """One attempt."""
+    async def advance(self, run_id: str, *, within_s: float | None = None) -> Advanced:
+        """One attempt. It keeps within no time: a check that hangs ends by itself."""
         if self.suspended:
             self.wrong.append(f"run {run_id} was picked up after `suspend`")
             raise Suspended(run_id, self.suspended)
@@ -111,7 +129,11 @@ class Pile:
             raise outcome
         self.ended.append(run_id)
         del self.runs[run_id]
-        return "completed"
+        return Advanced(status="completed")
+
+    async def bury(self, run_id: str) -> bool:
+        """No worker of a pile has died."""
+        return False
 
     async def failed(self, run_id: str, error: Exception) -> Tries:
         """Count the attempt."""

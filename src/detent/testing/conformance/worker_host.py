@@ -2,10 +2,12 @@
 
 A project with a host writes a `WorkerHostMaker`, which creates hosts that share their queue, if any, and a class with one fixture:
 
-    class TestMyHost(WorkerHostContract):
+    class TestMyHost(PullingHostContract):
         @pytest.fixture
         def maker(self):
             return MyHostMaker()
+
+A host that is told what to do by an engine of its own, and does not choose, extends `WorkerHostContract`.
 
 The first checks give the host a backlog in memory that notes what the host does; the others use real engines, stores and runs.
 """
@@ -28,7 +30,7 @@ from detent.testing.conformance.worker_backlog import HOUR_S, Pile
 from detent.testing.conformance.worker_makers import WorkerHostMaker
 from detent.testing.conformance.worker_runs import RunsContract
 
-__all__ = ["WorkerHostContract", "WorkerHostMaker"]
+__all__ = ["PullingHostContract", "WorkerHostContract", "WorkerHostMaker"]
 
 
 async def _idle(host: WorkerHost, pile: Pile, maker: Maker) -> None:
@@ -54,7 +56,7 @@ async def _stopped(task: asyncio.Task[None], maker: Maker) -> None:
 
 @documented(page="howto/runs/workers.md#a-host-of-your-own", port="WorkerHost")
 class BacklogContract:
-    """How a host handles pending runs."""
+    """How every host handles runs that can move, whether it pulls them or they are pushed."""
 
     async def test_everything_that_is_due_is_advanced_once(self, maker: WorkerHostMaker) -> None:
         """Each run is advanced to its end, once, and `work(until_idle=True)` returns when all have ended, not before."""
@@ -103,38 +105,22 @@ class BacklogContract:
                 pile.failed = failed
             await _submitted(host, pile, "r0", "r1", "r2")
             await _idle(host, pile, maker)
-            assert pile.ended == ["r0", "r1", "r2"], f"one run raised {error!r}, and of three others only {pile.ended} ended"
-
-    async def test_the_longest_untouched_run_comes_first(self, maker: WorkerHostMaker) -> None:
-        """Runs are picked up in the order of `Due.since`, so that none is overtaken for ever."""
-        pile, host = Pile(), maker.host(concurrency=1)
-        await _submitted(host, pile, *(f"r{n}" for n in range(8)))
-        await _idle(host, pile, maker)
-        assert pile.taken == [f"r{n}" for n in range(8)], f"picked up in this order: {pile.taken}"
-
-    async def test_tenants_take_turns(self, maker: WorkerHostMaker) -> None:
-        """A tenant with one run does not wait for all older runs of another tenant."""
-        pile, host = Pile(), maker.host(concurrency=1)
-        await _submitted(host, pile, *(f"a{n}" for n in range(8)), tenant="a")
-        await _submitted(host, pile, "b0", "b1", tenant="b")
-        await _submitted(host, pile, "c0", tenant="c")
-        await _idle(host, pile, maker)
-        assert set(pile.taken[:3]) == {"a0", "b0", "c0"}, f"three tenants, and the first runs were {pile.taken[:3]}"
+            assert sorted(pile.ended) == ["r0", "r1", "r2"], f"one run raised {error!r}, and of three others only {pile.ended} ended"
 
     async def test_a_run_that_failed_is_tried_again_after_a_pause_that_grows(self, maker: WorkerHostMaker) -> None:
         """By `Backlog.now`, and counted from the result of `look`: a restarted worker makes the same pauses."""
         pile, boom = Pile(), RuntimeError("boom")
-        pile.add("shaky", boom, boom, boom, boom, None)
+        pile.add("shaky", boom, boom, boom, None)
         pauses: list[float] = []
-        for _ in range(5):
+        for _ in range(4):
             waited, before = 0.0, len(pile.taken)
             while len(pile.taken) == before and waited < 100 * HOUR_S:
                 host = maker.host(max_attempts=9, retry_pause_s=60.0)
                 await host.submit("shaky")
                 await _idle(host, pile, maker)
                 if len(pile.taken) == before:
-                    pile.clock.advance(20.0)
-                    waited += 20.0
+                    pile.clock.advance(40.0)
+                    waited += 40.0
             assert len(pile.taken) == before + 1, f"it was picked up {len(pile.taken) - before} times, and not once"
             pauses.append(waited)
         assert pile.ended == ["shaky"], f"after {len(pile.taken)} attempts it has not ended"
@@ -236,6 +222,48 @@ class BacklogContract:
             await soon(working, maker, "work, whose store is gone,")
 
 
+@documented(page="howto/runs/workers.md#a-host-of-your-own", port="WorkerHost")
+class PullingContract:
+    """What only a host that pulls keeps: it decides what comes next."""
+
+    async def test_the_longest_untouched_run_comes_first(self, maker: WorkerHostMaker) -> None:
+        """Runs are picked up in the order of `Due.since`, so that none is overtaken for ever."""
+        pile, host = Pile(), maker.host(concurrency=1)
+        await _submitted(host, pile, *(f"r{n}" for n in range(8)))
+        await _idle(host, pile, maker)
+        assert pile.taken == [f"r{n}" for n in range(8)], f"picked up in this order: {pile.taken}"
+
+    async def test_tenants_take_turns(self, maker: WorkerHostMaker) -> None:
+        """A tenant with one run does not wait for all older runs of another tenant."""
+        pile, host = Pile(), maker.host(concurrency=1)
+        await _submitted(host, pile, *(f"a{n}" for n in range(8)), tenant="a")
+        await _submitted(host, pile, "b0", "b1", tenant="b")
+        await _submitted(host, pile, "c0", tenant="c")
+        await _idle(host, pile, maker)
+        assert set(pile.taken[:3]) == {"a0", "b0", "c0"}, f"three tenants, and the first runs were {pile.taken[:3]}"
+
+    async def test_every_key_has_its_turn_in_each_round_and_weights_make_turns_longer(self, maker: WorkerHostMaker) -> None:
+        """Of three keys with many runs, one with weight 3 has three runs in each round of five, and the others one each."""
+        pile, host = Pile(), maker.host(concurrency=1)
+        for n in range(9):
+            for tenant, weight in (("heavy", 3), ("light", 1), ("other", 1)):
+                await host.submit(pile.add(f"{tenant}{n}", tenant=tenant, weight=weight))
+        await _idle(host, pile, maker)
+        for first in (0, 5, 10):
+            turns = sorted(run_id.rstrip("0123456789") for run_id in pile.taken[first : first + 5])
+            assert turns == ["heavy", "heavy", "heavy", "light", "other"], f"a round of five had {turns}, of {pile.taken}"
+
+    async def test_priority_orders_the_runs_of_one_key_only(self, maker: WorkerHostMaker) -> None:
+        """Lower values first; a key whose runs have high values has its turn like any other."""
+        pile, host = Pile(), maker.host(concurrency=1)
+        for n, priority in enumerate((5, 0, -5, 5, -5)):
+            await host.submit(pile.add(f"a{n}", tenant="a", priority=priority))
+        await host.submit(pile.add("b0", tenant="b", priority=1000))
+        await _idle(host, pile, maker)
+        assert [run_id for run_id in pile.taken if run_id != "b0"] == ["a2", "a4", "a1", "a0", "a3"], f"picked up: {pile.taken}"
+        assert "b0" in pile.taken[:2], f"one key's priorities held up another: {pile.taken}"
+
+
 class _Hasty(Maker):
     """Helpers to wait a moment for something that must not happen."""
 
@@ -243,4 +271,8 @@ class _Hasty(Maker):
 
 
 class WorkerHostContract(BacklogContract, RunsContract):
-    """The promises of a `WorkerHost`. A subclass gives the fixture `maker`."""
+    """The promises of every `WorkerHost`. A subclass gives the fixture `maker`."""
+
+
+class PullingHostContract(WorkerHostContract, PullingContract):
+    """The promises of a `WorkerHost` that pulls runs: those of every host, and the order. A subclass gives the fixture `maker`."""

@@ -1,9 +1,12 @@
-"""`Bounded`: limits how many calls run at once, over all runs of an engine and for single tools.
+"""`Bounded`: limits how many calls run at once, over all runs of a store and for single tools.
 
 A call needs a place of the engine and, if its tool is bounded, a place of the tool. It gets both together, in the order of the requests, and never
 holds one while it waits for the other. Calls made inside a call (its tool runs an agent on the same engine) take turns in the outer call's place.
 If the outer call, or one around it, holds a place of its tool, the inner calls need no place of theirs. So a call with a place only ever waits for
 calls inside it, and there is no deadlock. If a call leaves a task behind that outlives it, calls of that task keep the place.
+
+Where other processes use the store of a run, its call then needs a place among those of all processes (`Job.shares`): first of all calls, then of the
+tool. A call with a place of its tool waits for nothing any more, so there is no deadlock there either.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -68,7 +72,8 @@ _INSIDE: ContextVar[Place | None] = ContextVar("detent_place", default=None)
 class Bounded:
     """At most `limit` calls at once, and for each tool in `per_tool` at most its number of calls. None: any number.
 
-    One object may serve several engines, event loops and threads; the limits then hold for all of them together. If the tools of two engines run
+    The limits hold over all processes that use the store of a run. Each has a share of the places, leased for seconds; one that is killed gives it
+    back by that. One object may serve several engines, event loops and threads; the limits then hold for all of them together. If the tools of two engines run
     agents on each other, let both engines share one object: with two objects they could wait for each other. Raise `ConfigError` for a limit below 1.
     """
 
@@ -97,9 +102,21 @@ class Bounded:
             if place.turn is not None:
                 await place.turn
             _INSIDE.set(place)
-            return await job.start()
+            async with self._among_all(place, job):
+                return await job.start()
         finally:
             self._leave(place)
+
+    @asynccontextmanager
+    async def _among_all(self, place: Place, job: Job) -> AsyncGenerator[None]:
+        """Have the places that the call needs among those of all processes: of all calls first, then of its tool."""
+        needed = [("calls", self.limit)] if place.around is None and self.limit is not None else []
+        needed += [(f"tool:{place.tool}", self.per_tool[place.tool])] if place.tool else []
+        async with AsyncExitStack() as held:
+            for account, most in needed:
+                if job.shares is not None:
+                    held.callback(await job.shares.enter(account, most))
+            yield
 
     def _serve(self) -> None:
         """Give free places to the waiting calls, in order. Called with the lock held."""

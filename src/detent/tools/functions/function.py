@@ -109,6 +109,7 @@ class Tool(Generic[P, R]):
             confinement=given.confinement,
             credentials=given.credentials,
             writes_in=given.writes_in,
+            importance=given.importance,
         )
 
     def check(self, args: dict[str, Any]) -> dict[str, Any]:

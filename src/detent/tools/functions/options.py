@@ -38,6 +38,7 @@ class SchemaToolOptions(TypedDict, total=False):
     confinement: str
     credentials: Sequence[str]
     writes_in: str
+    importance: Literal["normal", "low"]
     sanitize: Callable[[dict[str, Any]], Any] | None
     validate: Callable[[dict[str, Any]], Any] | None
     asks: Callable[[dict[str, Any]], str] | None
@@ -70,6 +71,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
       who approve a call. `credentials`: the secrets that the tool may ask its context for.
     - `asks(args)`: returns why a person must approve this call even if the policy allows it, or "". Pure.
     - `writes_in`: the directory that confines the tool; its paths are relative to it. If the tool writes, no run store may be inside.
+    - `importance`: how pages show its calls; those of low importance are folded, but never one that failed.
     - hooks, in this order: `sanitize(args)`, `validate(args)`, `before(args, context)`, `after(result, context)`,
       `on_error(exception, context)`.
     """
@@ -95,6 +97,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     confinement: str = ""
     credentials: tuple[str, ...] = ()
     writes_in: str = ""
+    importance: Literal["normal", "low"] = "normal"
     sanitize: Callable[[dict[str, Any]], Any] | None = None
     validate: Callable[[dict[str, Any]], Any] | None = None
     asks: Callable[[dict[str, Any]], str] | None = None

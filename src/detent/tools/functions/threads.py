@@ -14,6 +14,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from detent.core.errors import ConfigError
@@ -55,6 +56,11 @@ class Job:
             self.future.set_result((value, error))
 
 
+@cache
+def _usual_size() -> int:
+    return min(32, (os.cpu_count() or 1) + 4)
+
+
 class ThreadPool:
     """At most `size` calls at once (not counting stuck ones); more calls wait in order. Threads start when needed. Thread-safe."""
 
@@ -62,7 +68,7 @@ class ThreadPool:
         """`size` None: the default of the standard library's executor, which is processors + 4, at most 32."""
         if size is not None and size < 1:
             raise ConfigError(f"a thread pool of size {size} cannot run anything; give a size of 1 or more")
-        self.size = size or min(32, (os.cpu_count() or 1) + 4)
+        self.size = size or _usual_size()
         self._name = name
         self._closed = False
         self.forked()

@@ -237,7 +237,9 @@ class Connection:
             raise SessionGone(f"the connection to MCP server {self.name!r} has ended")
         refused = len(self._wire.refusals)
         alone = not self._calls
-        call = asyncio.create_task(client.call_tool(tool, args, progress_callback=self._reporter(context)), name=f"mcp {self.name} {tool}")
+        meta: Any = {"traceparent": context.traceparent}
+        calling = client.call_tool(tool, args, progress_callback=self._reporter(context), meta=meta)
+        call = asyncio.create_task(calling, name=f"mcp {self.name} {tool}")
         self._calls.add(call)
         call.add_done_callback(self._over)
         try:

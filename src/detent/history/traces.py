@@ -12,15 +12,16 @@ from typing import Any
 
 import msgspec
 
-from detent.cli.model_calls import ModelCall, take_model_call
-from detent.cli.output import as_text, fault
 from detent.core import events as e
 from detent.core.actions import AnyAction, ToolCall
 from detent.core.budget import FIELDS, NOTHING, Usage
 from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
+from detent.expressions.display import as_text, fault
+from detent.history.model_calls import ModelCall, take_model_call
 from detent.ports.verifying import verdict_told
+from detent.running.overseeing import Wait
 from detent.running.receipts import Receipt, receipt_of, who
 from detent.running.results import files_of
 from detent.running.titles import title_of
@@ -59,6 +60,8 @@ class Call(msgspec.Struct, kw_only=True):
     """The run that the call started, or waited for."""
     after: int = 0
     """So many events of its iteration came before its outcome."""
+    records: list[int] = []
+    """The sequences of the records about it."""
 
 
 class Iteration(msgspec.Struct, kw_only=True):
@@ -120,10 +123,12 @@ class Trace(msgspec.Struct, kw_only=True):
     children: list[dict[str, Any]] = []
     """The runs that this run started: `run`, `agent`, `status` (`open` until its end is joined) and `goal`."""
     reserved: Usage = NOTHING
+    waits_for: list[Wait] = []
+    """What it waits for now, down to the runs below it: `run_id`, `path`, `on` (`person`, `parent`, `time`, `work`), `status`, `what` and `about`."""
 
 
-class _Reader:
-    """Reads the records once."""
+class Tracer:
+    """Reads the records of a run, each once, as they come."""
 
     def __init__(self, run_id: str, base: RunState | None) -> None:
         self.state = base or RunState(run_id=run_id)
@@ -135,19 +140,22 @@ class _Reader:
         self.approvals: dict[str, dict[str, Any]] = {}
         self.resumptions: list[dict[str, Any]] = []
         self.openings: list[dict[str, Any]] = []
+        if base is not None:
+            self._begin(base)
 
-    def begin(self, base: RunState) -> None:
+    def _begin(self, base: RunState) -> None:
         """Add the turns in which a fork began, with the calls that it still has to execute."""
         for known in base.open_passes:
             left = [c for c in known.calls.values() if c.item is None]
             if known.iteration and (left or known.plan is None or not known.acted):
                 turn = Iteration(iteration=known.iteration, scope=known.scope, at=base.updated_at, seq=0, models=[], calls=[], events=[])  # type: ignore[arg-type]
-                turn.calls = [Call(call_id=c.call_id, tool=c.tool, args=c.args, notes=[]) for c in left]
+                turn.calls = [Call(call_id=c.call_id, tool=c.tool, args=c.args, notes=[], records=[]) for c in left]
                 self.calls |= {call.call_id: call for call in turn.calls}
                 self.iterations.append(turn)
                 self.open[known.scope] = turn
 
     def read(self, record: Record) -> None:
+        """Take in the next record. Raise `IllegalEvent`."""
         self.state = evolve(self.state, record)
         envelope, event = record.envelope, record.event
         if isinstance(event, e.TurnStarted):
@@ -157,16 +165,57 @@ class _Reader:
             self.iterations.append(turn)
             self.open[envelope.scope] = turn
         elif isinstance(event, (e.Planned, e.PlanRejected)):
-            self._plan(self.open[envelope.scope], event)
+            self._plan(self.open[envelope.scope], event, envelope.seq)
         elif isinstance(event, (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed)) and envelope.scope in self.open:
             take_model_call(self.open[envelope.scope].models, event)
-        elif not self._call(event, envelope.at):
+        elif not self._call(event, envelope.at, envelope.seq):
             self._other(event, envelope.at, envelope.scope)
         turn = self.open.get(envelope.scope) or (self.iterations[-1] if self.iterations else None)
         if turn is not None:
             turn.state = summary(self.state, turn.scope)
 
-    def _plan(self, turn: Iteration, event: e.Planned | e.PlanRejected) -> None:
+    def trace(self) -> Trace:
+        """Return what was read so far."""
+        state = self.state
+        above = state.delegated
+        audit = Audit(
+            status=state.status,
+            reason=state.reason,
+            error=state.error,
+            dimension=state.dimension,
+            limit=state.limit,
+            used=state.used,
+            tracebacks=tracebacks(state),
+            in_doubt=state.in_doubt,
+            approvals=list(self.approvals.values()),
+            resumptions=self.resumptions,
+            openings=self.openings,
+            bounds=list(_bounds(state)),
+            running_ms=state.running_ms,
+            records=state.seq,
+            digest=state.digest,
+        )
+        return Trace(
+            run_id=state.run_id,
+            title=title_of(state),
+            goal=state.goal,
+            agent=state.agent.name,
+            tenant=state.host.tenant,
+            started_at=state.started_at,
+            variables=state.variables,
+            before=self.before,
+            iterations=self.iterations,
+            output=state.output,
+            artifacts=files_of(state),
+            partial=state.partial,
+            audit=audit,
+            receipt=receipt_of(state),
+            parent=above and {"run": state.parent, "call": above.call, "root": above.root, "path": list(above.path)},
+            children=[{"run": one.child, "agent": one.agent, "status": one.status, "goal": one.goal} for one in state.children.values()],
+            reserved=state.held,
+        )
+
+    def _plan(self, turn: Iteration, event: e.Planned | e.PlanRejected, sequence: int) -> None:
         if isinstance(event, e.PlanRejected):
             turn.events.append(f"plan rejected (attempt {event.attempt}): {event.problem}")
             return
@@ -177,18 +226,19 @@ class _Reader:
             turn.events.append(f"not run beside that: {', '.join(call.tool for call in event.dropped)}")
         for call in self.state.passes[turn.scope].calls.values():
             planned = event.embedded or event.actions[min(call.index, len(event.actions) - 1)]
-            shown = Call(call_id=call.call_id, tool=call.tool, args=call.args, why=planned.reason, notes=[])
+            shown = Call(call_id=call.call_id, tool=call.tool, args=call.args, why=planned.reason, notes=[], records=[sequence])
             if isinstance(planned, ToolCall) and planned.mends:
                 shown.notes += [f"written: {planned.written}", f"repaired: {'; '.join(planned.mends)}"]
             turn.calls.append(shown)
             self.calls[call.call_id] = shown
             self.turn_of[call.call_id] = turn
 
-    def _call(self, event: Any, at: datetime) -> bool:
+    def _call(self, event: Any, at: datetime, sequence: int) -> bool:
         """Add an event about one call; return whether it was one."""
         call = self.calls.get(getattr(event, "call", ""))
         if call is None:
             return False
+        call.records.append(sequence)
         match event:
             case e.PolicyDecided():
                 call.decision, call.rule, call.decided = event.decision, event.rule, event.reason
@@ -198,6 +248,9 @@ class _Reader:
                     call.notes.append(f"attempt {event.attempt}" + (f" after {event.previous.code}" if event.previous else ""))
             case e.SubagentSpawned() | e.SubagentAwaited():
                 call.child = event.child
+            case e.SubagentReleased():
+                call.outcome, call.output = "ok", event.result
+                call.after = len(turn.events) if (turn := self.turn_of.get(call.call_id)) else 0
             case e.SubagentJoined():
                 call.outcome, call.error, call.output = "ok" if event.error is None else "failed", fault(event.error), event.output
                 call.after = len(turn.events) if (turn := self.turn_of.get(call.call_id)) else 0
@@ -297,7 +350,7 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
         case e.RunFinished():
             return f"{event.status}: {event.reason}" + (f": {event.error}" if event.error else "")
         case e.UserAsked():
-            return f"asked: {event.question}"
+            return f"asked{' its parent' if event.to == 'parent' else ''}: {event.question}"
         case e.UserReplied():
             return f"replied{f' by {who(event.by, event.via)}' if event.by else ''}: {as_text(event.reply)}"
         case e.CancelRequested():
@@ -325,6 +378,13 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
             return f"forked from record {event.sequence} of run {event.parent}{edits}; side effects: {event.effects.replace('_', ' ')}"
         case e.SubagentJoined():
             return f"child {event.child} ended: {event.outcome or event.status}" + (f" ({event.reason})" if event.reason else "")
+        case e.SubagentReleased():
+            why = f"asks: {event.question}" if event.question else "continues in the background"
+            return f"child {event.child} {why}"
+        case e.SubagentMessaged():
+            return f"child {event.child} is told: {event.text}"
+        case e.MessageReceived(rule="parent"):
+            return f"parent says: {event.text}"
         case e.SubagentCancelled():
             return f"child {event.child} is cancelled" + (f": {event.why}" if event.why else "")
         case e.BudgetChanged() | e.ScheduleFired() | e.DeadLettered() | e.Erased() | e.SubagentSpawned():
@@ -350,49 +410,10 @@ def summary(state: RunState, scope: str) -> dict[str, Any]:
 
 def make_trace(records: Sequence[Record], base: RunState | None = None) -> Trace:
     """Return the trace of a log; the trace of a fork continues from `base` (`snapshots.base_of`). Raise `RunErased`, `IllegalEvent`."""
-    reader = _Reader(records[0].envelope.run, base)
-    if base is not None:
-        reader.begin(base)
+    reader = Tracer(records[0].envelope.run, base)
     for record in records:
         reader.read(record)
-    state = reader.state
-    above = state.delegated
-    audit = Audit(
-        status=state.status,
-        reason=state.reason,
-        error=state.error,
-        dimension=state.dimension,
-        limit=state.limit,
-        used=state.used,
-        tracebacks=tracebacks(state),
-        in_doubt=state.in_doubt,
-        approvals=list(reader.approvals.values()),
-        resumptions=reader.resumptions,
-        openings=reader.openings,
-        bounds=list(_bounds(state)),
-        running_ms=state.running_ms,
-        records=state.seq,
-        digest=state.digest,
-    )
-    return Trace(
-        run_id=state.run_id,
-        title=title_of(state),
-        goal=state.goal,
-        agent=state.agent.name,
-        tenant=state.host.tenant,
-        started_at=state.started_at,
-        variables=state.variables,
-        before=reader.before,
-        iterations=reader.iterations,
-        output=state.output,
-        artifacts=files_of(state),
-        partial=state.partial,
-        audit=audit,
-        receipt=receipt_of(state),
-        parent=above and {"run": state.parent, "call": above.call, "root": above.root, "path": list(above.path)},
-        children=[{"run": one.child, "agent": one.agent, "status": one.status, "goal": one.goal} for one in state.children.values()],
-        reserved=state.held,
-    )
+    return reader.trace()
 
 
 def _bounds(state: RunState) -> Iterable[dict[str, Any]]:

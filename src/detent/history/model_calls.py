@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from detent.cli.output import counted
 from detent.core import events as e
 from detent.core.budget import NOTHING, Usage
+from detent.expressions.display import counted
 
 
 class ModelCall(msgspec.Struct, kw_only=True):

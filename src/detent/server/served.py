@@ -1,0 +1,343 @@
+"""What all requests of a server share: the engine, who is connected, and the worker that advances its runs.
+
+Rule: it holds nothing that a restart loses. Started runs are rows in the store, and this process's worker takes them like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from typing import Any, Literal, cast
+
+from detent.core.agent import Host
+from detent.core.errors import RunNotFound
+from detent.core.records import Record
+from detent.core.state import TERMINAL, WAITING, RunState
+from detent.engine import Engine
+from detent.ports import Chunk, Observer
+from detent.ports.observing import placed
+from detent.running.health import Fresh
+from detent.running.results import Result
+from detent.server.callers import Authenticate, Caller
+from detent.server.problems import Refused
+from detent.server.sending import Sender
+from detent.server.settings import ServerSettings
+
+log = logging.getLogger("detent.server")
+MOST_BEHIND = 1_000
+"""How many items a reader may be behind. Further chunks are dropped, because these are best effort, and further records are read from the store."""
+MOST_CALLERS = 10_000
+AT_REST = (*TERMINAL, *WAITING)
+SOON_S, LATER_S = 0.05, 0.4
+"""How soon the store is asked whether a run that somebody waits for rests: another process may have it."""
+MOST_OF_A_TENANT = 16
+"""How many streams over all its runs a tenant may have open at one process."""
+FLEET_RUNS, FLEET_S = 12, 10.0
+"""How many of the runs in progress are shown, and how long the store may count."""
+
+
+class Reader:
+    """What a stream was told and has not taken yet. `missed` has the runs of which a record found no room."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.missed: set[str] = set()
+
+    def put(self, item: Any, run_id: str = "") -> None:
+        """Take an item, or note whose record was left out."""
+        if self.queue.qsize() < MOST_BEHIND:
+            self.queue.put_nowait(item)
+        elif run_id:
+            self.missed.add(run_id)
+
+
+Topic = tuple[Literal["run", "tree", "tenant"], str]
+"""What a reader follows: a run, all runs of one goal, or all runs of a tenant."""
+
+
+class Hub:
+    """What happens in the runs that this process advances, for whoever reads their streams. An observer of the worker.
+
+    A record of another process, or one that was dropped because its reader is far behind, is read from the store.
+    """
+
+    def __init__(self) -> None:
+        self._readers: dict[Topic, set[Reader]] = {}
+        self._tenants: OrderedDict[str, str] = OrderedDict()
+
+    def on_record(self, record: Record, state: RunState) -> None:
+        """Pass a committed record to the readers of its run, its tree and its tenant."""
+        run_id = state.run_id
+        for reader in self._readers.get(("run", run_id), ()):
+            reader.put(record)
+        self._tenants[run_id] = state.host.tenant
+        if len(self._tenants) > MOST_CALLERS:
+            self._tenants.popitem(last=False)
+        if far := self._of(("tree", state.goal_id), ("tenant", state.host.tenant)):
+            there = placed(record, state.agent.name, state.parent)
+            for reader in far:
+                reader.put(there, run_id)
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Pass a chunk to the readers of its run, tree and tenant. A reader that is too far behind misses it."""
+        topics: list[Topic] = [("run", chunk.run_id), ("tree", chunk.goal_id)]
+        if (tenant := self._tenants.get(chunk.run_id)) is not None:
+            topics.append(("tenant", tenant))
+        for reader in self._of(*topics):
+            reader.put(chunk)
+
+    def _of(self, *topics: Topic) -> Sequence[Reader]:
+        return [reader for topic in topics for reader in self._readers.get(topic, ())]
+
+    @contextlib.contextmanager
+    def reading(self, *topic: Any) -> Generator[Reader]:
+        """Give a reader with the records and chunks of a topic from now on."""
+        about: Topic = cast("Topic", topic)
+        reader = Reader()
+        self._readers.setdefault(about, set()).add(reader)
+        try:
+            yield reader
+        finally:
+            self._readers[about].discard(reader)
+            if not self._readers[about]:
+                del self._readers[about]
+
+
+class Began:
+    """An observer that tells the hub, and says when the first record of its run is committed."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self.run: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def on_record(self, record: Record, state: RunState) -> None:
+        """Note the run, and pass the record on to streams."""
+        if not self.run.done():
+            self.run.set_result(state.run_id)
+        self._hub.on_record(record, state)
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Pass it on to streams."""
+        self._hub.on_chunk(chunk)
+
+
+class Rates:
+    """How many requests each caller has left: a bucket that fills again with time."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._rate, self._burst = settings.rate, settings.burst
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, who: str) -> None:
+        """Take one request; raise `Refused` (429) if none is left."""
+        now = time.monotonic()
+        left, at = self._left.pop(who, (float(self._burst), now))
+        left = min(float(self._burst), left + (now - at) * self._rate)
+        self._left[who] = left - 1 if left >= 1 else left, now
+        if len(self._left) > MOST_CALLERS:
+            self._left.popitem(last=False)
+        if left < 1:
+            after = max(1, round((1 - left) / self._rate + 0.5))
+            raise Refused(
+                429,
+                "too_many_requests",
+                f"more than {self._rate:g} requests a second; try again in {after} s",
+                headers={"Retry-After": str(after)},
+            )
+
+
+class Served:
+    """An engine behind a port."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        authenticate: Authenticate,
+        settings: ServerSettings,
+        works: bool = True,
+        work: Callable[[Hub], Awaitable[Any]] | None = None,
+    ) -> None:
+        self.engine, self.authenticate, self.settings = engine, authenticate, settings
+        self.hub, self.rates, self.streams = Hub(), Rates(settings), 0
+        self._held: Counter[tuple[str, str]] = Counter()
+        self._all: Counter[str] = Counter()
+        self.stopping = asyncio.Event()
+        self.ended: Callable[[], None] = lambda: None
+        """Called when the worker was suspended from outside (Ctrl-C), so that what serves the application can stop."""
+        self.mcp: Any = None
+        self.readings: Any = None
+        """What the inspector has read of runs."""
+        self.fleet = Fresh(lambda: engine.fleet(runs=FLEET_RUNS), FLEET_S)
+        self._works, self._work = works, work
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Any) -> AsyncGenerator[None]:
+        """Open the engine and work while the application runs. At its end, runs are suspended at a record and streams end."""
+        self.stopping = asyncio.Event()
+        async with self.engine, self.mcp.running() if self.mcp is not None else contextlib.nullcontext():
+            for hook in self.settings.webhooks:
+                self.begin(Sender(self.engine, hook, self.stopping).work(), name=f"webhooks to {hook.url}")
+            if self._works:
+                self.begin(self._advance(), name="the worker of this server")
+            try:
+                yield
+            finally:
+                await self._stop()
+
+    def stop(self) -> bool:
+        """Take no more work, and end the streams with a reason. Once this process advances no run, whatever serves the application ends: return True."""
+        self.stopping.set()
+        if not self._works:
+            self.ended()
+        return True
+
+    def refuse_stopping(self) -> None:
+        """Raise `Refused` (503) if the server stops."""
+        if self.stopping.is_set():
+            why = "the server stops and takes no more work; nothing was done. Send it to another server of the store, or again after the restart"
+            raise Refused(503, "stopping", why, headers={"Retry-After": "5"})
+
+    async def _stop(self) -> None:
+        self.stopping.set()
+        self.engine.suspend("the server stops")
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=self.settings.grace_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    async def _advance(self) -> None:
+        """Be a worker; one that fails is named, and begins again."""
+        while not self.stopping.is_set():
+            try:
+                await (self._work(self.hub) if self._work else self.engine.work(observers=[self.hub]))
+                self.stopping.set()
+                self.ended()
+            except Exception:  # the worker loop: requests are answered meanwhile
+                log.exception("the worker of this server failed; it begins again in 1 s")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopping.wait(), 1.0)
+
+    def begin(self, work: Any, *, name: str) -> asyncio.Task[Any]:
+        """Do something beside the requests; it is waited for when the server stops."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+        task.set_name(name)
+        return task
+
+    def does(self, name: str) -> bool:
+        """Whether something of this name that was begun is not over."""
+        return any(task.get_name() == name for task in self._tasks)
+
+    async def begun(self, work: Callable[[Sequence[Observer]], Awaitable[Any]], *, name: str) -> tuple[asyncio.Task[Any], str]:
+        """Advance a run beside the requests. Return the task, and the id of its run once a record of it is committed, or it has a result.
+
+        The id is "" if that takes longer than `wait_s`. Raise what the work raises before.
+        """
+        began = Began(self.hub)
+        task = self.begin(work([began]), name=name)
+        await asyncio.wait({task, began.run}, return_when=asyncio.FIRST_COMPLETED, timeout=self.settings.wait_s)
+        if task.done():
+            return task, task.result().run_id
+        return task, began.run.result() if began.run.done() else ""
+
+    async def rested(self, run_id: str, host: Host) -> Result[Any]:
+        """Return the result of a run once it has ended or waits."""
+        if self._works:
+            await self._resting(run_id)
+        async for item in self.engine.follow(run_id, host=host):
+            if not isinstance(item, Record):
+                return item
+        raise RunNotFound(run_id, "this server")
+
+    async def _resting(self, run_id: str) -> None:
+        """Return when a run may have come to rest: this process says so, or the store does. It spares a look at the log for each record of any run."""
+        pause_s = SOON_S
+        with self.hub.reading("run", run_id) as reader:
+            while (head := await self.engine.store.head(run_id)) is not None and head.status not in AT_REST:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        while True:
+                            item = await reader.queue.get()
+                            if isinstance(item, Record) and item.envelope.status in AT_REST:
+                                return
+                pause_s = min(2 * pause_s, LATER_S)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %s: %s", task.get_name(), type(error).__name__, error)
+
+    async def caller(self, token: str) -> Caller:
+        """Return who a token belongs to; raise `Refused` (401)."""
+        found = self.authenticate(token) if token else None
+        caller: Any = await found if isinstance(found, Awaitable) else found
+        if not isinstance(caller, Caller):
+            why = "the token is unknown or has expired" if token else "this request has no token"
+            raise Refused(
+                401,
+                "not_signed_in",
+                f"{why}; send Authorization: Bearer TOKEN (`detent tokens add` makes one)",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return caller
+
+    def refuse_full(self, caller: Caller) -> None:
+        """Raise `Refused` (503) if no further stream may be opened: all places are taken, or half of them by this caller."""
+        most, held = self.settings.streams, self._held[_who(caller)]
+        if self.streams >= most or held >= max(1, most // 2):
+            taken = f"{self.streams} streams are open" if self.streams >= most else f"{held} streams of this caller are open"
+            raise Refused(503, "too_many_streams", f"{taken}, which is the most; try again later", headers={"Retry-After": "5"})
+
+    def refuse_many(self, tenant: str) -> None:
+        """Raise `Refused` (503) if a tenant has too many streams over all its runs, which look at every one of them."""
+        if self._all[tenant] >= MOST_OF_A_TENANT:
+            why = f"{MOST_OF_A_TENANT} streams over all runs of this tenant are open, which is the most; read one of them in several places, or try later"
+            raise Refused(503, "too_many_streams", why, headers={"Retry-After": "5"})
+
+    @contextlib.contextmanager
+    def following_all(self, tenant: str) -> Generator[None]:
+        """Count a stream over all runs of a tenant."""
+        self._all[tenant] += 1
+        try:
+            yield
+        finally:
+            self._all[tenant] -= 1
+            if not self._all[tenant]:
+                del self._all[tenant]
+
+    def take_stream(self, caller: Caller) -> Callable[[], None]:
+        """Take the place of a stream, and return what gives it back; raise `Refused` (503) if there is none."""
+        self.refuse_full(caller)
+        who = _who(caller)
+        self.streams += 1
+        self._held[who] += 1
+
+        def give_back() -> None:
+            self.streams -= 1
+            self._held[who] -= 1
+            if not self._held[who]:
+                del self._held[who]
+
+        return give_back
+
+    @contextlib.contextmanager
+    def streaming(self, caller: Caller) -> Generator[None]:
+        """Hold the place of a stream; raise `Refused` (503) if there is none."""
+        give_back = self.take_stream(caller)
+        try:
+            yield
+        finally:
+            give_back()
+
+
+def _who(caller: Caller) -> tuple[str, str]:
+    return caller.tenant, caller.principal

@@ -1,0 +1,274 @@
+"""Evaluations on real stores: each trial a run, nothing run twice, failures of the machinery apart, graders that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detent import Agent, Engine, FinalAnswer, ToolCall, tool
+from detent.core.errors import ConfigError, PlannerFailed
+from detent.evals import Case, Evaluation, Suite, Variant, compare, evaluate, grade_runs, load_suite, summarised
+from detent.evals.graders import Grade, Graded, Grader
+from detent.evals.suites import load_cases
+from detent.stores import open_store
+from detent.testing import Crash, CrashingStore, ScriptedPlanner
+
+BEGUN: Counter[str] = Counter()
+
+
+@tool(side_effect="write")
+def note(text: str) -> str:
+    """Write something down."""
+    BEGUN[text] += 1
+    return f"noted {text}"
+
+
+class Sums:
+    """Adds two numbers; every third sum is wrong. Notes it first."""
+
+    async def plan(self, view: Any) -> Any:
+        """Return the next step."""
+        a, b = (int(word) for word in view.goal.split(" and "))
+        wrong = (a + b) % 3 == 0
+        step: Any = FinalAnswer(content=str(a + b + wrong)) if view.results else ToolCall(tool="note", args={"text": f"{view.run_id}"})
+        return await ScriptedPlanner([step]).plan(view)
+
+
+ADDER = Agent(name="adder", tools=[note])
+SUITE = Suite(
+    name="sums",
+    cases=tuple(Case(id=f"{n} and 1", goal=f"{n} and 1", expected=n + 1) for n in range(6)),
+    graders=({"kind": "numeric"}, {"kind": "no_repeats"}, {"kind": "at_most", "most": 1}),
+    trials=3,
+)
+
+
+def engine_of(store: Any, planner: Any = None, **options: Any) -> Engine:
+    """Return an engine with the adder."""
+    return Engine(store=store, agents=[ADDER], planner=planner or Sums(), **options)
+
+
+def test_every_trial_is_a_run_and_the_figures_are_those_of_the_trials(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_of(f"sqlite:///{tmp_path}/runs.db") as engine:
+            trials = await evaluate(engine, SUITE)
+            assert len(trials) == 18 and {trial.run_id for trial in trials} == {head.run_id for head in await engine.list_runs()}
+            found = summarised("sums", "one", trials).figures[""]
+            assert (found.graded, found.passed.value) == (18, 4 / 6)
+            assert found.pass_hat[3].value == found.pass_at[3].value == 4 / 6
+            assert found.within == 0.0 and found.reasons == {"final_answer": 18}
+            assert found.graders["numeric"] == {"passed": 12, "failed": 6} and found.graders["no_repeats"] == {"passed": 18}
+            failed = next(trial for trial in trials if trial.standing == "failed")
+            assert "against" in failed.grades[0].reason and failed.grades[0].excerpt
+
+    asyncio.run(run())
+
+
+def test_the_same_evaluation_goes_on_and_runs_nothing_twice(tmp_path: Path) -> None:
+    """It is killed at a random write again and again."""
+
+    async def run() -> None:
+        BEGUN.clear()
+        kills, at = 0, 3
+        while True:
+            inner = open_store(f"sqlite:///{tmp_path}/runs.db")
+            store = CrashingStore(inner, at=at)
+            engine = engine_of(store)
+            try:
+                trials = await evaluate(engine, SUITE, id="x", concurrency=3)
+                break
+            except* Crash:
+                kills, at = kills + 1, at + 11
+            finally:
+                with contextlib.suppress(Crash):
+                    await engine.close()
+                await inner.close()
+        assert kills >= 4 and len(trials) == 18
+        assert set(BEGUN.values()) == {1}, "no note was written twice"
+        async with engine_of(f"sqlite:///{tmp_path}/runs.db") as engine:
+            again = await evaluate(engine, SUITE, id="x")
+            assert [trial.run_id for trial in again] == [trial.run_id for trial in trials] and set(BEGUN.values()) == {1}
+
+    asyncio.run(run())
+
+
+def test_a_failure_of_the_machinery_is_begun_anew_and_is_none_of_the_agent() -> None:
+    class Flaky(Sums):
+        """Fails the first time that it sees a run, and always for one case."""
+
+        def __init__(self) -> None:
+            self.seen: set[str] = set()
+
+        async def plan(self, view: Any) -> Any:
+            """Return the next step."""
+            if view.goal.startswith("2") or (not view.run_id.endswith(("-again1", "-again2")) and view.goal.startswith("1")):
+                raise PlannerFailed("the provider is away")
+            return await super().plan(view)
+
+    async def run() -> None:
+        async with engine_of("ram:", Flaky()) as engine:
+            trials = await evaluate(engine, SUITE.only(limit=4))
+            found = summarised("sums", "one", trials).figures[""]
+            assert (found.machinery, found.graded) == (3, 9) and found.pass_hat[3].value is None
+            assert {trial.attempts for trial in trials if trial.case == "1 and 1"} == {2}
+            assert {trial.standing for trial in trials if trial.case == "2 and 1"} == {"machinery"}
+
+    asyncio.run(run())
+
+
+def test_a_grader_that_raises_does_not_know_and_ends_nothing() -> None:
+    def breaks(grader: Grader, of: Graded) -> Grade:
+        raise RuntimeError(f"no idea of {of.case.id}")
+
+    async def run() -> None:
+        async with engine_of("ram:") as engine:
+            suite = Suite(name="x", cases=SUITE.cases[:3], graders=({"kind": "breaks"}, {"kind": "numeric"}))
+            trials = await evaluate(engine, suite, graders={"breaks": breaks})
+            standings = {trial.case: trial.standing for trial in trials}
+            assert standings == {"0 and 1": "unknown", "1 and 1": "unknown", "2 and 1": "failed"}
+            assert trials[0].grades[0].reason == "RuntimeError: no idea of 0 and 1"
+
+    asyncio.run(run())
+
+
+def test_an_approval_is_given_and_a_question_answered_from_the_script(tmp_path: Path) -> None:
+    from detent import AskUser
+
+    @tool(side_effect="destructive")
+    def wipe() -> str:
+        """Wipe it."""
+        return "wiped"
+
+    async def run() -> None:
+        class Asks:
+            """Asks, wipes, and is done."""
+
+            async def plan(self, view: Any) -> Any:
+                """Return the next step."""
+                steps: list[Any] = [AskUser(question="Which one?"), ToolCall(tool="wipe"), FinalAnswer(content="done")]
+                return await ScriptedPlanner([steps[view.iteration - 1]]).plan(view)
+
+        planner = Asks()
+        async with Engine(store=f"sqlite:///{tmp_path}/runs.db", agents=[Agent(name="a", tools=[wipe])], planner=planner) as engine:
+            case = Case(id="1", goal="Wipe", user={"script": ["that one"]}, expected="done")
+            (trial,) = await evaluate(engine, Suite(name="x", cases=(case,), graders=({"kind": "exact"},)))
+            assert (trial.standing, trial.tool_calls) == ("passed", 1)
+            no = Case(id="2", goal="Wipe", expected="done")
+            (open_one,) = await evaluate(engine, Suite(name="y", cases=(no,), graders=({"kind": "exact"},)))
+            assert open_one.standing == "open"
+
+    asyncio.run(run())
+
+
+def test_a_budget_ends_the_evaluation_and_what_cannot_change_the_verdict_is_not_run() -> None:
+    async def run() -> None:
+        async with engine_of("ram:") as engine:
+            few = await evaluate(engine, SUITE, concurrency=1, required=lambda trials: len(trials) < 5)
+            assert len(few) == 5
+
+    asyncio.run(run())
+
+
+def test_stored_runs_are_graded_without_running_anything(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_of(f"sqlite:///{tmp_path}/runs.db") as engine:
+            await evaluate(engine, SUITE)
+            before = len(await engine.list_runs())
+            trials = await grade_runs(
+                engine, [{"kind": "grounded"}, {"kind": "cel", "expected": "usage.tool_calls <= 1 && 'note' in trace.tools"}]
+            )
+            assert {trial.grades[1].verdict for trial in trials} == {"passed"} and len(await engine.list_runs()) == before == 18
+            loose = {trial.grades[0].reason for trial in trials if trial.grades[0].verdict == "failed"}
+            assert loose and all(reason.startswith("not observed: ") for reason in loose)
+
+    asyncio.run(run())
+
+
+def test_two_versions_are_compared_in_one_word() -> None:
+    class Right(Sums):
+        """Adds without mistakes."""
+
+        async def plan(self, view: Any) -> Any:
+            """Return the next step."""
+            a, b = (int(word) for word in view.goal.split(" and "))
+            return await ScriptedPlanner([FinalAnswer(content=str(a + b))]).plan(view)
+
+    async def run() -> None:
+        suite = Suite(
+            name="s", cases=tuple(Case(id=str(n), goal=f"{n} and 1", expected=n + 1) for n in range(30)), graders=({"kind": "numeric"},)
+        )
+        async with engine_of("ram:") as one, engine_of("ram:", Right()) as other:
+            a, b = await evaluate(one, suite), await evaluate(other, suite)
+        better, worse, same = compare(a, b), compare(b, a), compare(a, a)
+        assert (better.word, worse.word, same.word) == ("better", "worse", "tied")
+        assert better.told == "b is better" and len(better.gained) == 10 and not better.lost
+        few = compare(a[:4], b[:4])
+        assert few.word == "not enough data" and (few.metrics[0].more_clusters or 0) > 0
+
+    asyncio.run(run())
+
+
+CASES = {
+    "cases.jsonl": '{"id": "a", "goal": "2 and 1", "expected": 3}\n{"question": "1 and 1", "answer": 2, "level": "easy"}\n',
+    "cases.json": '{"rows": [{"row": {"id": "a", "goal": "2 and 1", "expected": 3}}, {"row": {"input": "1 and 1", "target": 2, "level": "easy"}}]}',
+    "cases.csv": "id,goal,expected,level\na,2 and 1,3,\n2,1 and 1,2,easy\n",
+    "cases.toml": '[[cases]]\nid = "a"\ngoal = "2 and 1"\nexpected = 3\n[[cases]]\nprompt = "1 and 1"\nexpected_output = 2\nlevel = "easy"\n',
+    "cases.yaml": "- {id: a, goal: 2 and 1, expected: 3}\n- {inputs: 1 and 1, expected: 2, level: easy}\n",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases_come_from_files_of_many_kinds(tmp_path: Path, name: str) -> None:
+    if name.endswith("yaml"):
+        pytest.importorskip("yaml")
+    (tmp_path / name).write_text(CASES[name])
+    cases = load_cases(tmp_path / name)
+    assert [(case["id"], case["goal"]) for case in cases] == [("a", "2 and 1"), ("2", "1 and 1")]
+    assert cases[1]["variables"]["level"] == "easy" and float(cases[1]["expected"]) == 2
+    (tmp_path / "suite.toml").write_text(
+        f'name = "s"\ntrials = 2\ncases = "{name}"\n[[graders]]\nkind = "numeric"\n[variants.now]\nagent = "adder"\n'
+    )
+    suite = load_suite(tmp_path / "suite.toml")
+    assert (suite.trials, len(suite.cases), suite.variants) == (2, 2, {"now": Variant(agent="adder")})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name = 1", "name"), ("name = 's'", "no cases"), ("name = 's'\ncases = 'none.jsonl'", "cannot be read"), ("[", "not TOML"),
+        ("name = 's'\n[[cases]]\nid = 'a'\ngoal = 'x'\n[[cases]]\nid = 'a'\ngoal = 'y'", "two cases have the id 'a'"),
+        ("name = 's'\n[[cases]]\nid = 'a'\ngoal = 'x'\nfiles = {'../x' = 'y'}", "outside the workspace"), ("name = 's'\ntrails = 3", "trails"),
+    ],
+)  # fmt: skip
+def test_a_wrong_suite_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "suite.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_suite(tmp_path / "suite.toml")
+
+
+def test_an_unknown_grader_is_named_before_anything_runs() -> None:
+    async def run() -> None:
+        async with engine_of("ram:") as engine:
+            with pytest.raises(ConfigError, match=r"no grader 'numerik'.*numeric"):
+                await evaluate(engine, Suite(name="x", cases=SUITE.cases, graders=({"kind": "numerik"},)))
+            assert await engine.list_runs() == []
+
+    asyncio.run(run())
+
+
+def test_a_result_is_read_back(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_of("ram:") as engine:
+            made = summarised("sums", "one", await evaluate(engine, SUITE))
+        made.write(tmp_path / "r.json")
+        assert Evaluation.read(tmp_path / "r.json") == made
+        (tmp_path / "r.json").write_text('{"schema": 2}')
+        with pytest.raises(ConfigError, match="schema 2"):
+            Evaluation.read(tmp_path / "r.json")
+
+    asyncio.run(run())

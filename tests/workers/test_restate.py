@@ -6,7 +6,10 @@ Hosts sweep every five minutes here, so what arrives was pushed; the tests of th
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -435,3 +438,32 @@ def test_with_identity_keys_a_worker_answers_only_restate_servers_that_hold_them
         assert ([answer.status_code for answer in answers], ticked) == ([401, 401], [])
 
     asyncio.run(main())
+
+
+def test_a_connection_that_arrives_while_a_worker_stops_is_closed() -> None:
+    """The loop has accepted it when the server ends. Whoever called knows at once, and nothing of it is left to the garbage collector."""
+
+    async def nothing(run_id: str, crowded: int) -> Next:
+        return None
+
+    async def main() -> socket.socket:
+        endpoint = Endpoint("t", nothing, tick_s=1, bind="127.0.0.1:0", identity_keys=(), tls=None)
+        endpoint.start()
+        place, callers = endpoint.socket.getsockname(), list[socket.socket]()
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{place[1]}", trust_env=False) as client:
+            await client.get("/discover")  # it serves from here on
+        server: Any = endpoint._server
+
+        async def arrive() -> None:
+            callers.append(socket.create_connection(place))
+            server.end()
+
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(arrive(), server._wanted[0]))
+        await endpoint.stop()
+        return callers[0]
+
+    with asyncio.run(main()) as caller:
+        caller.settimeout(20)
+        with contextlib.suppress(ConnectionResetError):
+            assert caller.recv(1) == b"", "it was answered"
+    gc.collect()  # what is left open is told now

@@ -129,10 +129,13 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End, and leave no connection open.
 
-        One that was just accepted is known to the loop and not yet to uvicorn, which would wait for it for ever: the caller keeps it for later.
+        One that was just accepted is known to the loop and not yet to uvicorn, which would wait for it for ever: the caller keeps it for later. To a
+        server that is closed meanwhile, asyncio cannot add it, and leaves it open. So accepting ends first, and the server is closed after that.
         """
+        loop = asyncio.get_running_loop()
         for server in self.servers:
-            server.close()
+            for one in server.sockets:
+                loop.remove_reader(one)
         for _ in range(3):  # the turns in which the loop makes it known
             await asyncio.sleep(0)
         await super().shutdown(sockets)

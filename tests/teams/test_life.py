@@ -498,6 +498,28 @@ def test_a_child_that_is_left_before_it_began_begins() -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("gone", ["erase", "delete"])
+def test_a_child_that_was_left_outlives_a_parent_that_is_gone(gone: str) -> None:
+    """The process died before the child had heard that it was left, and the parent's log can no longer say so."""
+
+    async def main() -> None:
+        team, store = Team(spawn("hang", on_parent_end="leave")), RamStore()
+        async with team.engine(store) as engine:
+            running = asyncio.create_task(engine.run(team.boss, "share", run_id="root"))
+            await team.hangs.wait()
+            assert (await running).status == "completed"
+        (left,) = [head.run_id for head in await store.list_runs(RunQuery()) if head.run_id != "root"]
+        assert [signal.id for signal in (await store.signals([left]))[left]] == ["parent:left"]
+        team.go.set()
+        async with team.engine(store) as engine:
+            await (engine.erase("root", by="ann", why="asked for") if gone == "erase" else engine.delete("root"))
+            assert (await engine.resume(left)).status == "completed"
+            state = await engine.load(left)
+            assert state.delegated is not None and state.delegated.left
+
+    virtual_time.run(main())
+
+
 def test_a_child_that_cannot_be_started_is_an_observation_of_its_parent() -> None:
     """What it sees of its parent cannot be made. A parent that waits for it would wait for ever."""
 

@@ -133,8 +133,11 @@ def _unstarted(child: Child, parent: RunState, why: str, *, signal: str) -> e.Su
 
 
 async def was_left(state: RunState, store: EventStore) -> bool:
-    """Whether the parent of a run has recorded that it left it."""
-    above = await load_run(store, state.parent)
+    """Whether the parent of a run has recorded that it left it. One that was erased or deleted counts on nobody: only runs that were left outlive it."""
+    try:
+        above = await load_run(store, state.parent)
+    except (RunErased, RunNotFound):
+        return True
     return state.run_id in above.children and above.children[state.run_id].status == "left"
 
 

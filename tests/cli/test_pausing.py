@@ -29,8 +29,10 @@ def test_a_paused_agent_is_listed_and_refused_until_it_is_resumed(desk: Desk) ->
     assert (hold["of"], hold["name"], hold["by"], hold["why"]) == ("agent", "tester", "ann", "odd")
     refused = desk.detent("reply", "r", "the fern")
     assert refused.code == 5 and "paused by ann (odd)" in refused.out + refused.err
-    ended = desk.detent("resume", "agent:tester")
-    assert ended.code == 0 and "no longer: agent 'tester'" in ended.out + ended.err
+    ended = desk.detent("resume", "agent:tester", "--by", "bob", "--why", "mended")
+    assert ended.code == 0 and "ended by bob (mended)" in ended.out + ended.err
+    assert "ended by bob (mended)" in (listed := desk.detent("pause", "--ended")).out + listed.err
+    assert "nothing is paused" in (listed := desk.detent("pause")).out + listed.err
     assert "was not paused" in (again := desk.detent("resume", "agent:tester")).out + again.err
     assert desk.detent("resume", "r").code == 0
 
@@ -39,7 +41,9 @@ def test_a_paused_agent_is_listed_and_refused_until_it_is_resumed(desk: Desk) ->
     ("words", "said"),
     [
         (("pause", "tester"), "write agent:NAME, tenant:NAME, tool:NAME or provider:NAME"),
+        (("pause", "agent:a", "--ended"), "--ended lists"),
         (("resume", "agent:a", "--budget", "max_iterations=3"), "agent:a is not a run"),
+        (("resume", "r", "--why", "so"), "--why is for ending a pause"),
     ],
 )
 def test_a_mistake_says_what_is_right(desk: Desk, words: tuple[str, ...], said: str) -> None:

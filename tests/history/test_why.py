@@ -200,7 +200,7 @@ def test_what_holds_it_is_named_with_whom_and_how_to_end_it() -> None:
                 assert "ann" not in what(theirs, "held") and "other@tenant" not in what(theirs, "held")
                 hold = await office.held(run_id, host=ACME)
                 assert hold is not None and (hold.by, hold.why) == ("the operator", "")
-                await office.unpause(held)
+                await office.unpause(held, by="bob")
                 assert codes(await office.why(run_id)) == ["nobody"]
             asks = await office.submit(Agent(name="asker", model="acme:one"), "free")
             now = office.runtime.parts.clock.now()

@@ -163,7 +163,7 @@ def test_a_shorter_wish_does_not_open_an_account_earlier() -> None:
             await one.runtime.parts.accounts.read()
             hold = one.runtime.parts.accounts.on("provider", "fake")
             assert hold is not None and hold.left_s(clock.now()) == 300.0
-            assert len(await one.unpause("provider:fake")) == 2
+            assert len(await one.unpause("provider:fake", by="bob")) == 2
 
     asyncio.run(main())
 
@@ -184,7 +184,7 @@ def test_a_run_of_a_paused_provider_waits_as_rows() -> None:
             assert not of(await events_of(store, "r"), e.ModelCallStarted, e.DeadLettered)
             held = await made.held("r")
             assert held is not None and "paused by ann (the bill)" in held.said
-            await made.unpause("provider:fake")
+            await made.unpause("provider:fake", by="bob")
             await made.work(until_idle=True)
             assert (await made.load("r")).status == "completed"
 

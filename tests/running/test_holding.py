@@ -96,10 +96,14 @@ def test_runs_of_a_paused_agent_or_tenant_wait_until_it_is_resumed(what: str, ki
             with pytest.raises(Suspended, match=r"paused by ann \(an audit\)"):
                 await worker.resume("r@acme")
             assert len(await worker.store.read("r@acme")) == 1, "a refused resumption records nothing"
-            assert await worker.unpause(what) == (hold,)
+            with pytest.raises(ConfigError, match="needs a name"):
+                await worker.unpause(what, by=" ")
+            (ended,) = await worker.unpause(what, by="bob", why="it is over")
+            assert "paused by ann (an audit)" in ended.said and "ended by bob (it is over)" in ended.said
             await worker.work(until_idle=True)
             assert await statuses(worker) == {"free": "completed", "r@acme": "completed"} and await worker.holds() == ()
-            assert await worker.unpause(what) == ()
+            assert await worker.unpause(what, by="bob") == ()
+            assert await worker.holds(ended=True) == (ended,), "who did it and why is remembered"
         if kind == "sqlite":
             await shop.store.close()
 
@@ -125,7 +129,7 @@ def test_a_call_of_a_paused_tool_waits_as_rows() -> None:
             assert after == before and not any(isinstance(event, (e.ToolStarted, e.DeadLettered)) for event in after)
             held = await worker.held("r")
             assert held is not None and held.what == "tool:pay"
-            await worker.unpause("tool:pay")
+            await worker.unpause("tool:pay", by="bob")
             await worker.work(until_idle=True)
             assert (await worker.load("r")).status == "completed" and shop.paid == ["r"]
             assert (await worker.replay("r")).identical
@@ -150,7 +154,7 @@ def test_a_run_in_progress_stops_at_its_next_boundary() -> None:
                 await one.run(shop.agent, "look", run_id="r")
             assert (await one.load("r")).status == "running" and shop.paid == []
             assert any(isinstance(event, e.ToolFinished) for event in await events_of(one, "r"))
-            await other.unpause("agent:clerk")
+            await other.unpause("agent:clerk", by="bob")
             await one.work(until_idle=True)
             assert (await one.load("r")).status == "completed" and shop.paid == ["r"]
 
@@ -184,7 +188,7 @@ def test_a_new_run_of_a_paused_agent_is_kept() -> None:
             with pytest.raises(Suspended, match="paused by ann"):
                 await engine.run(shop.agent, "answer", run_id="r")
             assert await statuses(engine) == {"r": "running"} and shop.planned == []
-            await engine.unpause("agent:clerk")
+            await engine.unpause("agent:clerk", by="bob")
             assert (await engine.resume("r")).output == "done"
 
     asyncio.run(main())
@@ -212,7 +216,7 @@ def test_what_cannot_be_paused_is_refused(what: str) -> None:
 
     async def main() -> None:
         async with Shop().engine() as engine:
-            for call in (engine.pause(what, by="ann"), engine.unpause(what)):
+            for call in (engine.pause(what, by="ann"), engine.unpause(what, by="bob")):
                 with pytest.raises(ConfigError, match="write agent:NAME, tenant:NAME, tool:NAME or provider:NAME"):
                     await call
             with pytest.raises(ConfigError, match="Give by="):
@@ -235,7 +239,7 @@ def test_a_damaged_entry_still_holds() -> None:
             await engine.store.put_blob(HELD_AS, "what is this", b"?")
             with pytest.raises(Suspended):
                 await engine.run(shop.agent, "answer")
-            await engine.unpause("agent:clerk")
+            await engine.unpause("agent:clerk", by="bob")
             assert await engine.holds() == ()
 
     asyncio.run(main())

@@ -76,6 +76,7 @@ def resume(
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Move the run to the version of the code here, also a pinned one, if it can continue with it.")
     ] = False,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="With agent:NAME and the like: why the pause ends.")] = "",
     by: o.By = None,
     setup: o.Setup,
 ) -> int:
@@ -86,7 +87,9 @@ def resume(
     if held_name(run) is not None:
         if agent is not None or budget or accept_level:
             raise ConfigError(f"{run} is not a run: --agent, --budget and --accept-level are for runs; leave them out")
-        return end_pause(run, setup)
+        return end_pause(run, setup, by=by or operator(), why=why)
+    if why:
+        raise ConfigError(f"--why is for ending a pause (agent:NAME, tenant:NAME, ...), and {run} is a run; leave it out")
     invocation = Invocation(setup, changes=True)
     bounds = parse_budget(budget) if budget else None
     pairs = [one.partition("=") for one in accept_level or ()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
@@ -24,14 +25,26 @@ HeldKind = Literal["agent", "tenant", "tool", "provider"]
 HELD_KINDS: tuple[HeldKind, ...] = get_args(HeldKind)
 _KINDS: dict[str, HeldKind] = {kind: kind for kind in HELD_KINDS}
 _LONGEST = 500
+_ENDED = "ended "
+MOST_ENDED = 100
+"""How many holds that somebody has ended a store remembers."""
 _DIGITS = 12
 _EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who has ended a hold, when and why."""
+
+    by: str
+    why: str = ""
+    at: datetime
 
 
 class Hold(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_defaults=True):
     """Nobody uses `name`, which is an agent, a tenant, a tool or a provider; `by` whom and `why` this is so, and since when.
 
     `until` is when it ends by itself: a provider has asked for a pause. None: somebody paused it, and it lasts until somebody resumes it.
+    `ended` says who did; what has ended holds nothing any more.
     """
 
     of: HeldKind
@@ -40,6 +53,7 @@ class Hold(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_
     why: str = ""
     at: datetime
     until: datetime | None = None
+    ended: Ended | None = None
 
     __post_init__ = check_fields
 
@@ -51,6 +65,10 @@ class Hold(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, omit_
     @property
     def said(self) -> str:
         """The hold in words."""
+        if self.ended is not None:
+            end = self.ended
+            was = msgspec.structs.replace(self, ended=None).said
+            return f"{was}; ended by {end.by}{f' ({end.why})' if end.why else ''} at {end.at:%Y-%m-%d %H:%M:%S} UTC"
         if self.until is not None:
             return f"{self.of} {self.name!r} is closed until {self.until:%Y-%m-%d %H:%M:%S} UTC ({self.why}; met by {self.by})"
         return f"{self.of} {self.name!r} is paused by {self.by}{f' ({self.why})' if self.why else ''} since {self.at:%Y-%m-%d %H:%M:%S} UTC"
@@ -97,12 +115,39 @@ async def lift_holds(store: EventStore, holds: Iterable[Hold]) -> None:
         await store.delete_blob(HELD_AS, _key(hold))
 
 
+async def end_holds(store: EventStore, holds: Iterable[Hold], ended: Ended) -> tuple[Hold, ...]:
+    """End holds, and keep who did and why, of the latest `MOST_ENDED`. Return them as they are kept."""
+    short = msgspec.structs.replace(ended, by=ended.by[:_LONGEST], why=ended.why[:_LONGEST])
+    done = tuple(msgspec.structs.replace(hold, ended=short) for hold in holds)
+    for hold in done:
+        await store.put_blob(HELD_AS, f"{_ENDED}{ended.at.timestamp():020.6f} {_key(hold)}", msgspec.json.encode(hold))
+    await lift_holds(store, done)
+    if done:
+        for key in [key for key in await store.list_blobs(HELD_AS) if key.startswith(_ENDED)][:-MOST_ENDED]:
+            await store.delete_blob(HELD_AS, key)
+    return done
+
+
+async def ended_holds(store: EventStore) -> tuple[Hold, ...]:
+    """Return the latest holds that somebody has ended, the last one first."""
+    found: list[Hold] = []
+    for key in reversed(await store.list_blobs(HELD_AS)):
+        if key.startswith(_ENDED) and (data := await store.get_blob(HELD_AS, key)) is not None:
+            with suppress(ValueError, TypeError, RecursionError):  # a damaged one tells nothing
+                found.append(msgspec.json.decode(data, type=Hold))
+    return tuple(found)
+
+
 async def kept_holds(store: EventStore, now: datetime, *, tidy: bool = False) -> tuple[Hold, ...]:
     """Return everything that is held now, pauses first. With `tidy`, holds that are over are removed."""
     found: list[Hold] = []
     over: list[Hold] = []
     for key in await store.list_blobs(HELD_AS):
-        if (data := await store.get_blob(HELD_AS, key)) is not None and (hold := _read(key, data)) is not None:
+        if (
+            not key.startswith(_ENDED)
+            and (data := await store.get_blob(HELD_AS, key)) is not None
+            and (hold := _read(key, data)) is not None
+        ):
             (found if hold.left_s(now) else over).append(hold)
     if tidy:
         await lift_holds(store, over)

@@ -9,7 +9,7 @@ from detent.core.errors import ConfigError, DetentError
 from detent.metering.accounts import held_by
 from detent.ports import RunQuery, wake_workers
 from detent.ports.heads import head_of, wakes_at
-from detent.ports.holding import Hold, keep_hold, kept_holds, lift_holds, named
+from detent.ports.holding import Ended, Hold, end_holds, ended_holds, keep_hold, kept_holds, named
 from detent.running.runtime import Runtime, pass_on
 from detent.running.snapshots import load_run
 
@@ -31,15 +31,19 @@ async def pause(runtime: Runtime, what: str, *, by: str, why: str = "") -> Hold:
     return hold
 
 
-async def unpause(runtime: Runtime, what: str) -> tuple[Hold, ...]:
+async def unpause(runtime: Runtime, what: str, *, by: str, why: str = "") -> tuple[Hold, ...]:
     """End everything that holds `agent:NAME`, `tenant:NAME`, `tool:NAME` or `provider:NAME`, also an account that a provider's answer has closed.
 
-    The runs that it held are due at once. Return what was ended; nothing if it was not held. Raise `ConfigError` for anything else.
+    The runs that it held are due at once. The store remembers who ended it and why (`holds(ended=True)`). Return what was ended; nothing if it was not
+    held. Raise `ConfigError` for anything else, or without a name.
     """
     of, name = named(what)
+    if not by.strip():
+        raise ConfigError(f"ending the pause of {what} needs a name: whoever paused it must know whom to ask. Give by=")
     await runtime.open()
-    ended = tuple(hold for hold in await kept_holds(runtime.store, runtime.parts.clock.now()) if (hold.of, hold.name) == (of, name))
-    await lift_holds(runtime.store, ended)
+    now = runtime.parts.clock.now()
+    held = [hold for hold in await kept_holds(runtime.store, now) if (hold.of, hold.name) == (of, name)]
+    ended = await end_holds(runtime.store, held, Ended(by=by, why=why, at=now))
     await runtime.parts.accounts.read()
     if ended:
         await _make_due(
@@ -49,10 +53,10 @@ async def unpause(runtime: Runtime, what: str) -> tuple[Hold, ...]:
     return ended
 
 
-async def holds(runtime: Runtime) -> tuple[Hold, ...]:
-    """Return everything that is paused, and every provider's account that is closed now."""
+async def holds(runtime: Runtime, *, ended: bool = False) -> tuple[Hold, ...]:
+    """Return everything that is paused, and every provider's account that is closed now. With `ended`: what somebody has ended lately, the last first."""
     await runtime.open()
-    return await kept_holds(runtime.store, runtime.parts.clock.now())
+    return await ended_holds(runtime.store) if ended else await kept_holds(runtime.store, runtime.parts.clock.now())
 
 
 async def held(runtime: Runtime, run_id: str, *, host: Host | None = None) -> Hold | None:

@@ -132,7 +132,7 @@ async def pause(visit: Visit) -> Response:
 async def unpause(visit: Visit) -> Response:
     """End what holds something."""
     visit.need_all()
-    await visit.served.engine.unpause((await visit.form()).get("what", ""))
+    await visit.served.engine.unpause((await visit.form()).get("what", ""), by=visit.caller.principal)
     return visit.go("/ui/fleet")
 
 

@@ -14,7 +14,7 @@ import pytest
 from detent.core.errors import ClaimLost, Conflict, CorruptLog, RunBusy, RunNotFound
 from detent.ports import DueQuery, EventStore, RunQuery, Signal
 from detent.ports.examining import Examines
-from detent.ports.holding import HELD_AS, Hold, keep_hold, kept_holds, lift_holds
+from detent.ports.holding import HELD_AS, Ended, Hold, end_holds, ended_holds, keep_hold, kept_holds
 from detent.testing.conformance.promises import documented
 from detent.testing.conformance.store_places import (
     START,
@@ -70,8 +70,9 @@ class PartsContract:
                     assert [fault for fault in (await store.examine()).faults if fault.mend != "gc"] == []
             again = await keep_hold(second, Hold(of="agent", name="a/b", by="bob", at=START))
             assert await kept_holds(first, START + timedelta(seconds=9), tidy=True) == (again,)
-            await lift_holds(first, [again])
+            ended = await end_holds(first, [again], Ended(by="cat", why="mended", at=START))
             assert await kept_holds(second, START) == ()
+            assert await ended_holds(second) == ended and ended[0].ended is not None
 
         run_on_several(place, body)
 

@@ -17,6 +17,7 @@ import sys
 import pytest
 
 from amounts import in_check
+from server.pages.browsing import needs_chromium
 from source_code import ROOT, of_type
 from stores.postgres.cluster import MISSING, programs
 
@@ -124,6 +125,12 @@ FIGURES: dict[str, tuple[str, ...]] = {
         *("30 children of one root, 50 at a time # children a second target 150", "tree of 31 runs # ms target 300"),
         "memory of a waiting parent, of 10 # bytes",
     ),
+    "evals": (
+        *("# trials of # turns: CPU of one, ms #", "bare runs: CPU of one, ms #", "a trial by a bare run, CPU # target <= #"),
+        *("a trial by a bare run, by the clock # target <= #", "report written: CPU, s #", "report: on the screen after, ms # target <= #"),
+        *("empty page: on the screen after, ms #", "# stored runs graded, a second # target >= #", "graded: kept of one, KB #"),
+        "a grade by loading the run, CPU #",
+    ),
     "provenance": ("proven # # # #", "made up # # # #"),
     "postgres": (
         *("one commit of one row of # bytes # us", "one run alone, an iteration # us # times", "# runs at once, iterations # /s"),
@@ -137,7 +144,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
 }
 """What each of the others prints; # stands for a number, one space for any number of them."""
-NEEDS = {"planner": "pydantic_ai", "streaming": "pydantic_ai", "agentdojo": "agentdojo", "postgres": "psycopg"}
+NEEDS = {"evals": "playwright", "planner": "pydantic_ai", "streaming": "pydantic_ai", "agentdojo": "agentdojo", "postgres": "psycopg"}
 
 
 def test_every_benchmark_is_run_here() -> None:
@@ -167,6 +174,8 @@ def test_a_benchmark_prints_every_figure_that_it_promises(name: str, request: py
         pytest.skip(f"benchmarks/{name}.py was NOT run: it needs {NEEDS[name]}, which is not installed")
     if name == "postgres" and programs() is None:
         pytest.skip(f"benchmarks/{name}.py was NOT run: {MISSING}")
+    if name == "evals":
+        needs_chromium()
     words = ["--url", request.getfixturevalue("postgres_url")] if name == "postgres" else []
     script = str(ROOT / "benchmarks" / f"{name}.py")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}

@@ -56,6 +56,21 @@ def test_reopen_opens_every_failed_run_that_matches_for_a_worker(desk: Desk) -> 
     assert again.code == 0 and "no run to reopen matches" in again.err
 
 
+def test_resume_and_replay_over_many_have_the_agents_of_this_directory(desk: Desk) -> None:
+    """What was answered continues, also as an operation that was left; a changed tool shows up in the verdicts."""
+    runs = [desk.detent("run", goal, "--json").json["run_id"] for goal in ("water roses", "water tulips", "mow")]
+    for run in runs[:2]:
+        assert desk.detent("reply", run, "yes", "--no-resume").code == 0
+    refused = desk.detent("resume", "--where", "goal=water")
+    assert refused.code == 2 and "Resume 2 runs?" in refused.err
+    done = desk.detent("resume", "--where", "goal=water", "--yes", "--json")
+    assert (done.code, [entry["what"] for entry in done.json["entries"]]) == (0, ["completed", "completed"]), done.err
+    assert desk.detent("operations", "resume", done.json["id"]).code == 0
+    verdicts = desk.detent("replay", "--where", "status=completed", "--yes", "--json")
+    assert (verdicts.code, {entry["what"] for entry in verdicts.json["entries"]}) == (0, {"identical"}), verdicts.err
+    assert desk.detent("replay", "--where", "goal=nothing", "--yes").code == 0
+
+
 def test_archive_writes_every_finished_run_that_matches_into_the_directory(desk: Desk) -> None:
     """The others stay, and what was done has entries like any other operation."""
     (asks,) = [desk.detent("run", "mow", "--json").json["run_id"]]

@@ -1,6 +1,6 @@
 """The doors: what pages and examples import comes from `detent`, `detent.extend` and `detent.testing`, by names that stay.
 
-Two extras have a door of their own: `detent.server`, `detent.evals` and `detent.observers.otel`.
+Extras have a door of their own: `detent.server`, `detent.evals`, `detent.evals.inspect_bridge` and `detent.observers.otel`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from docs.pages import ROOT
 
 PAGES = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "examples").rglob("*.py")]
-DEEPER = r"\b(?:from (?!detent(?:\.extend|\.testing|\.server|\.evals|\.observers\.otel)? )|import )detent\.[\w.]+"
+DEEPER = r"\b(?:from (?!detent(?:\.extend|\.testing|\.server|\.evals(?:\.inspect_bridge)?|\.observers\.otel)? )|import )detent\.[\w.]+"
 
 BEFORE = {
     "detent.core.errors": "ConfigError Conflict ModelCallFailure NotAllowedNow RunBusy RunNotFound StoreError",

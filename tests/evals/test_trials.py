@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.core.errors import ConfigError, PlannerFailed
-from detent.evals import Case, Evaluation, Suite, Variant, compare, evaluate, grade_runs, load_suite, summarised
-from detent.evals.graders import Grade, Graded, Grader
+from detent.evals import Case, Evaluation, Suite, User, Variant, compare, evaluate, grade_runs, load_suite, summarised
+from detent.evals import trials as trials_module
+from detent.evals.grades import Grade, Graded, Grader
 from detent.evals.suites import load_cases
+from detent.evals.trials import traced
+from detent.ports import RunQuery
 from detent.stores import open_store
 from detent.testing import Crash, CrashingStore, ScriptedPlanner
 
@@ -155,21 +159,12 @@ def test_an_approval_is_given_and_a_question_answered_from_the_script(tmp_path: 
 
         planner = Asks()
         async with Engine(store=f"sqlite:///{tmp_path}/runs.db", agents=[Agent(name="a", tools=[wipe])], planner=planner) as engine:
-            case = Case(id="1", goal="Wipe", user={"script": ["that one"]}, expected="done")
+            case = Case(id="1", goal="Wipe", user=User(script=("that one",)), expected="done")
             (trial,) = await evaluate(engine, Suite(name="x", cases=(case,), graders=({"kind": "exact"},)))
             assert (trial.standing, trial.tool_calls) == ("passed", 1)
             no = Case(id="2", goal="Wipe", expected="done")
             (open_one,) = await evaluate(engine, Suite(name="y", cases=(no,), graders=({"kind": "exact"},)))
             assert open_one.standing == "open"
-
-    asyncio.run(run())
-
-
-def test_a_budget_ends_the_evaluation_and_what_cannot_change_the_verdict_is_not_run() -> None:
-    async def run() -> None:
-        async with engine_of("ram:") as engine:
-            few = await evaluate(engine, SUITE, concurrency=1, required=lambda trials: len(trials) < 5)
-            assert len(few) == 5
 
     asyncio.run(run())
 
@@ -185,6 +180,47 @@ def test_stored_runs_are_graded_without_running_anything(tmp_path: Path) -> None
             assert {trial.grades[1].verdict for trial in trials} == {"passed"} and len(await engine.list_runs()) == before == 18
             loose = {trial.grades[0].reason for trial in trials if trial.grades[0].verdict == "failed"}
             assert loose and all(reason.startswith("not observed: ") for reason in loose)
+
+    asyncio.run(run())
+
+
+def test_a_fork_is_graded_with_what_it_took_from_its_parent_and_a_damaged_log_ends_nothing(tmp_path: Path) -> None:
+    """A fork does not repeat its parent's records, and its grade rests on them; it ends where `load` ends."""
+
+    async def run() -> None:
+        async with engine_of(f"sqlite:///{tmp_path}/runs.db") as engine:
+            await engine.run(ADDER, "1 and 1", run_id="parent")
+            at = next(r.envelope.seq for r in await engine.records("parent") if type(r.event).__name__ == "ToolFinished")
+            fork = (await engine.fork("parent", at=at)).run_id
+            graders = [{"kind": "tools_used", "expected": ["note"]}, {"kind": "at_most", "most": 1}]
+            found = {trial.run_id: trial for trial in await grade_runs(engine, graders)}
+            assert {trial.standing for trial in found.values()} == {"passed"} and found.keys() == {"parent", fork}
+            records, tracer = await traced(engine.store, fork)
+            assert tracer.state == (await engine.load(fork)).state and {r.envelope.run for r in records} == {"parent", fork}
+        with sqlite3.connect(tmp_path / "runs.db") as db:
+            db.execute(
+                "UPDATE records SET data = CAST(replace(data, '1 and 1', '1 and 2') AS BLOB) WHERE key = (SELECT min(key) FROM records)"
+            )
+        async with engine_of(f"sqlite:///{tmp_path}/runs.db") as engine:
+            await engine.run(ADDER, "3 and 1", run_id="sound")
+            after = {trial.run_id: trial for trial in await grade_runs(engine, graders)}
+            assert {name: trial.standing for name, trial in after.items()} == {"parent": "machinery", fork: "machinery", "sound": "passed"}
+            assert "is damaged at record 1: its digest" in after["parent"].error
+
+    asyncio.run(run())
+
+
+def test_many_runs_are_read_by_pages_and_graded_alike_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with engine_of(f"sqlite:///{tmp_path}/runs.db") as engine:
+            await evaluate(engine, SUITE)
+            monkeypatch.setattr(trials_module, "PAGE", 4)
+            graders = [{"kind": "cel", "expected": "size(trace.tools) == 1"}, {"kind": "grounded"}]
+            here = await grade_runs(engine, graders)
+            assert [trial.run_id for trial in here] == [head.run_id for head in await engine.list_runs()] and len(here) == 18
+            assert [trial.run_id for trial in await grade_runs(engine, graders, RunQuery(limit=6))] == [t.run_id for t in here[:6]]
+            monkeypatch.setattr(trials_module, "traced", None)  # nothing is read in this process
+            assert await grade_runs(engine, graders, processes=2) == here
 
     asyncio.run(run())
 
@@ -224,12 +260,10 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_cases_come_from_files_of_many_kinds(tmp_path: Path, name: str) -> None:
-    if name.endswith("yaml"):
-        pytest.importorskip("yaml")
     (tmp_path / name).write_text(CASES[name])
     cases = load_cases(tmp_path / name)
-    assert [(case["id"], case["goal"]) for case in cases] == [("a", "2 and 1"), ("2", "1 and 1")]
-    assert cases[1]["variables"]["level"] == "easy" and float(cases[1]["expected"]) == 2
+    assert [(case.id, case.goal) for case in cases] == [("a", "2 and 1"), ("2", "1 and 1")]
+    assert cases[1].variables["level"] == "easy" and float(cases[1].expected) == 2
     (tmp_path / "suite.toml").write_text(
         f'name = "s"\ntrials = 2\ncases = "{name}"\n[[graders]]\nkind = "numeric"\n[variants.now]\nagent = "adder"\n'
     )

@@ -9,6 +9,7 @@ import pytest
 from cli.desk import Desk
 from detent.cli.forking import parse_edits
 from detent.core.errors import ConfigError, UnknownName
+from detent.running.people import me
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_a_run_is_forked_shown_and_compared(desk: Desk) -> None:
     assert f"forked: run branch continues from {run[:15]}" in made.err
     shown = desk.detent("show", "branch", "-v")
     assert shown.out.count("not executed: the outcome is that of the same call") == 2
-    assert f"forked from record 2 of run {run}; side effects: dry run" in shown.out
+    assert f"forked by {me()} from record 2 of run {run}; side effects: dry run" in shown.out
     trace = desk.detent("show", "branch", "--json").json
     assert [call["source"] for turn in trace["iterations"] for call in turn["calls"]] == ["recorded", "recorded"]
     assert desk.detent("replay", "branch").out.startswith("identical")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 
 from cli.desk import Desk
 from detent import Engine
-from server.serving import Client
+from detent.server import ServerSettings, app
+from detent.server.listening import Listener
+from server.serving import EVERYBODY, Client, engine_of
 
 
 @pytest.fixture
@@ -139,6 +142,22 @@ def test_a_server_that_does_not_work_ends_its_streams_and_exits_too(desk: Desk) 
             kinds = [kind async for kind, _, _ in items]
             assert kinds == ["stopped"]
             assert await asyncio.to_thread(served.wait, 20) == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_server_that_is_told_to_stop_before_it_has_started_ends(tmp_path: Path, works: bool) -> None:
+    """Ctrl-C while it still starts is not lost."""
+
+    async def run() -> None:
+        made, settings = app(engine_of(f"sqlite:///{tmp_path}/runs.db"), works=works, tokens=EVERYBODY), ServerSettings()
+        server = Listener(made, settings)
+        made.state.served.ended = server.stop
+        assert made.state.served.stop()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            async with asyncio.timeout(60):
+                await server.on(listening)
 
     asyncio.run(run())
 

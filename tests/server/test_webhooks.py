@@ -26,6 +26,7 @@ from cli.desk import Desk
 from detent.core.errors import ConfigError
 from detent.server import ServerSettings, Webhook, sending
 from detent.server.webhooks import webhooks_in
+from server.pages.visiting import Visitor
 from server.serving import Client, engine_of, serving
 from server.test_shutdown import process
 
@@ -156,7 +157,7 @@ def test_the_link_shows_the_call_and_only_a_form_of_that_page_by_an_approver_dec
                 assert (await client.get("/runs/paying")).json()["approvals"]
                 for wrong in ({**form, "code": "x"}, {**form, "digest": "0" * len(form["digest"])}):
                     assert (await browser.post("/ui/runs/paying/approve", data=wrong)).status_code in (403, 409)
-                async with httpx2.AsyncClient(base_url=url, cookies={"detent_token": "cal"}, timeout=30) as cal:
+                async with Visitor(url, "cal") as cal:
                     seen = (await cal.get(link)).text
                     code = re.search(r'name="code" value="([^"]*)"', seen)
                     assert "Deciding needs the role approve" in seen

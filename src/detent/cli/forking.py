@@ -24,6 +24,7 @@ from detent.expressions.display import as_text, shortened
 from detent.history.comparing import Diff, Difference, Parting
 from detent.history.upgrading import Upgrade, Upgraded, open_runs
 from detent.running.branching import EDITABLE, OF_AGENT
+from detent.running.people import me
 from detent.running.results import Result
 
 LIMIT = 300
@@ -79,7 +80,7 @@ def fork(
 
     async def branch(engine: Engine) -> Result:
         parent = await invocation.outfit(run)
-        made = await engine.fork(parent.run_id, at=at, edits=edits, effects=policy, child_id=child, resume=False)
+        made = await engine.fork(parent.run_id, at=at, edits=edits, effects=policy, child_id=child, by=me(), resume=False)
         invocation.run_id = made.run_id
         await invocation.name(*made.state.ancestors[:1])
         return made

@@ -11,7 +11,8 @@ import contextlib
 import getpass
 import os
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from types import EllipsisType
@@ -61,12 +62,12 @@ from detent.core.errors import ConfigError, RunContextMismatch, Suspended
 from detent.core.records import RunHead
 from detent.core.state import RunState
 from detent.engine import Engine
-from detent.ports import RunQuery, ToolSpec, look_at
+from detent.ports import EventStore, RunQuery, ToolSpec, look_at
 from detent.ports.passwords import without_password
 from detent.running.interrupts import on_signals
 from detent.running.overseeing import Wait
 from detent.running.results import Result, result_of
-from detent.running.starting import add_imported
+from detent.running.starting import add_imported, know
 from detent.tools.mcp.offered import ServerTool
 from detent.tools.mcp.settings import McpServer
 
@@ -133,9 +134,7 @@ class Invocation:
         self.changes, self.creates, self.begins, self.there, self.bare = changes, False, False, True, bare
         for line in unused_stores(Path.cwd()) if self.config.store.url is None else ():
             self.output.say(line, "yellow")
-        self.engine = Engine.from_config(
-            replace(self.config, workspace=WorkspaceConfig(), budget=self.filed.budget), agents=(), **(lent or {})
-        )
+        self.engine = _engine(self, **(lent or {}))
         self.stops = Stops(self.output, self.engine)
 
     # Engine -----------------------------------------------------------------------------------------------------------------------
@@ -326,14 +325,12 @@ class Invocation:
         else:
             raise ConfigError(no_agent())
         root = self.said.workspace.root or agent.meta.get("workspace") or self.config.workspace.root or "."
-        return self._furnished(agent, path, root)
+        return self.furnished(agent, path, root)
 
-    def _furnished(self, agent: Agent, path: Path | str, root: str) -> Agent:
+    def furnished(self, agent: Agent, path: Path | str, root: str) -> Agent:
         """Return the agent with all that it and those that it may start need registered; raise `ConfigError`."""
         below = starts_of(agent.subagents).items()
-        starts = {
-            name: one if isinstance(one, str) else self._furnished(one, one.meta.get("agent_file", path), root) for name, one in below
-        }
+        starts = {name: one if isinstance(one, str) else self.furnished(one, one.meta.get("agent_file", path), root) for name, one in below}
         agent = with_starts(agent, starts)
         try:
             self._register(tool for tool in agent.tools if not isinstance(tool, str))
@@ -383,6 +380,21 @@ class Invocation:
         return self.config.output.verbosity or 0
 
 
+def _engine(of: Invocation, **lent: Any) -> Engine:
+    return Engine.from_config(replace(of.config, workspace=WorkspaceConfig(), budget=of.filed.budget), agents=(), **lent)
+
+
+def engine_on(of: Invocation, store: EventStore, agents: Iterable[Agent], *, root: str | None = None) -> Engine:
+    """Return another engine of an invocation's configuration, on a store, with all that these agents need. They come from `agent`.
+
+    Their workspace is `root`, if it is given.
+    """
+    other = copy(of)
+    other.engine = _engine(of, store=store)
+    know(other.engine.runtime, [other.furnished(one, "options", root or one.meta.get("workspace", ".")) for one in agents])
+    return other.engine
+
+
 def _suffix(store: str | None, config: Path | None) -> str:
     said = ["--store", without_password(store)] if store else []
     said += ["--config", str(config)] if config is not None else []
@@ -429,3 +441,13 @@ def operator() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "operator"
+
+
+def know_agents(invocation: Invocation, files: Sequence[str] = (), *, needed: bool = True) -> None:
+    """Register the agents of the configuration, and these files. Raise `ConfigError` if one is needed and there is none."""
+    names = [*(invocation.config.agents or {}), *files]
+    if not names and invocation.config.agent is None and not Path("agent.toml").is_file():
+        if not needed:
+            return
+        raise ConfigError("there is no agent to serve; give --agent FILE, or list agents in detent.toml (`detent init` writes one)")
+    know(invocation.engine.runtime, [invocation.agent(named=name) for name in names] or [invocation.agent()])

@@ -14,6 +14,7 @@ from detent.cli import options as o
 from detent.cli.approving import request_lines
 from detent.cli.conversations import exported, find_session, session_of
 from detent.cli.invocation import Invocation
+from detent.cli.operations import RunOrWhere, Where, over_many, refuse_both, with_code
 from detent.cli.option_sets import Without
 from detent.cli.output import FAILED, as_json, clean, code_of_status, style_of
 from detent.cli.pausing import say_holds
@@ -235,12 +236,18 @@ async def _follow(engine: Engine, run_id: str, invocation: Invocation, show: Cal
     return state
 
 
-def replay(run: o.RunArgument, *, setup: o.Quiet) -> int:
-    """Execute a run's log again with the current code and report the first difference. No tool or model is called."""
-    invocation = Invocation(setup)
+def replay(run: RunOrWhere = None, *, where: Where = None, yes: o.Yes = False, setup: o.Quiet) -> int:
+    """Execute a run's log again with the current code and report the first difference. No tool or model is called.
+
+    With --where, it replays every run that matches, with the agents of this directory. `detent operations` lists the verdicts.
+    """
+    refuse_both(run, where)
+    if run is None:
+        return over_many(with_code(setup), "replay", where or (), yes=yes)
+    named, invocation = run, Invocation(setup)
 
     async def work(engine: Engine) -> Replay:
-        state = await invocation.outfit(run)
+        state = await invocation.outfit(named)
         return await engine.replay(state.run_id)
 
     found = invocation.drive(work)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from detent.cli import options as o
-from detent.cli.invocation import Invocation
+from detent.cli.invocation import Invocation, know_agents
 from detent.cli.option_sets import Without
 from detent.cli.output import clean
 from detent.core.errors import ConfigError
@@ -55,7 +55,7 @@ def mcp(
 
 
 def _serve(setup: o.Setup, agent: str | None) -> int:
-    from detent.cli.serving import INSTALL, engine_for, know_agents
+    from detent.cli.serving import INSTALL, engine_for
     from detent.running.people import me
 
     try:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from detent.cli import options as o
-from detent.cli.invocation import Invocation, operator
+from detent.cli.invocation import Invocation, know_agents, operator
 from detent.cli.removing import confirm
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError
@@ -32,6 +32,13 @@ Where = Annotated[
 RunOrWhere = Annotated[str | None, typer.Argument(metavar="[RUN]", help=o.RUN_HELP, show_default=False, autocompletion=o.complete_run)]
 HERE: tuple[Action, ...] = ("cancel", "reopen", "archive")
 """The actions that need none of the runs' code, so that any process with the store can do them."""
+
+
+def with_code(setup: o.Setup) -> Invocation:
+    """Return an invocation that has the agents of this directory, as `detent serve` has them, for actions that need the code of the runs."""
+    invocation = Invocation(setup, changes=True)
+    know_agents(invocation, needed=False)
+    return invocation
 
 
 def refuse_both(run: str | None, where: Sequence[str] | None) -> None:
@@ -78,9 +85,6 @@ def over_many(
 
 
 def _advance(invocation: Invocation, operation: Operation, by: str | None) -> int:
-    if operation.action not in HERE:
-        call = f"engine.operations.advance({operation.id!r})"
-        raise ConfigError(f"{operation.action} needs the code of the runs: call `await {call}` in a program that has it")
     resume = invocation.command("operations", "resume", operation.id)
     invocation.output.say(f"operation {operation.id}; if it is interrupted, continue it with: {resume}")
 
@@ -99,11 +103,11 @@ def _advance(invocation: Invocation, operation: Operation, by: str | None) -> in
     now, entries = invocation.drive(work)
     invocation.output.document({**plain(now), "entries": entries})
     for entry in entries:
-        if entry.result != "done":
+        if entry.result != "done" or entry.what.startswith("diverges"):
             invocation.output.say(f"  {entry.result} {entry.run_id}: {entry.what}", "yellow" if entry.result == "failed" else "")
     stopped = f"; {now.stopped_by} stopped it, {now.left} left: {resume}" if now.stopped_by else ""
     invocation.output.say(f"{now.action}: {_counts(now)}{stopped}")
-    return 1 if now.failed or now.left else 0
+    return 1 if now.failed or now.left or any(entry.what.startswith("diverges") for entry in entries) else 0
 
 
 def _step(runs: int) -> int:
@@ -132,7 +136,7 @@ def operations(
     by: o.By = None,
     setup: o.Looking,
 ) -> int:
-    """List operations over many runs (cancel, reopen, archive --where), newest first; show, resume, stop or remove one.
+    """List operations over many runs (cancel, resume, reopen, replay, archive --where), newest first; show, resume, stop or remove one.
 
     An operation has one entry for each of its runs: the outcome, by whom, when. The set of its runs was frozen when it began. `resume` continues an
     operation that was stopped or whose process died; nothing is done twice. `remove` removes the entries and leaves the runs as they are.
@@ -154,7 +158,8 @@ def operations(
     if verb == Verb.SHOW:
         return _show(invocation, wanted)
     if verb == Verb.RESUME:
-        return _advance(invocation, invocation.drive(lambda engine: engine.operations.get(wanted)), by)
+        one = invocation.drive(lambda engine: engine.operations.get(wanted))
+        return _advance(invocation if one.action in HERE else with_code(setup), one, by)
     if verb == Verb.STOP:
         now = invocation.drive(lambda engine: engine.operations.stop(wanted, by=by or operator()))
         invocation.output.document(now)

@@ -59,10 +59,11 @@ def reply_to(output: Output, run_id: str, ask: Ask) -> Any:
 
 def question_lines(ask: Ask) -> list[str]:
     """Return the question behind bars, wrapped for a terminal."""
-    return _barred(ask.question)
+    return barred(ask.question)
 
 
-def _barred(text: str) -> list[str]:
+def barred(text: str) -> list[str]:
+    """Return untrusted text behind bars, wrapped for a terminal."""
     columns = room_of(sys.stderr)
     lines = clean(text, lines=True).expandtabs().split("\n")
     return [f"{BAR}{row}" for line in lines for row in (broken(line, columns - len(BAR)) if columns else [line])]
@@ -101,7 +102,7 @@ def offered(expected: Mapping[str, Any] | None) -> list[str]:
     """Return what is shown below a question before its reply is typed: the choices, or the form of the JSON."""
     if choices := _choices(expected or {}):
         return _listed(choices)
-    return _barred(f"JSON that fits {as_json(expected)}") if what(expected) == "JSON" else []
+    return barred(f"JSON that fits {as_json(expected)}") if what(expected) == "JSON" else []
 
 
 def what(expected: Mapping[str, Any] | None) -> str:

@@ -14,7 +14,7 @@ from detent.cli import options as o
 from detent.cli.approving import diff_lines, refuse_unseen, request_lines
 from detent.cli.drawing import diff_of, present
 from detent.cli.invocation import Invocation, operator
-from detent.cli.operations import RunOrWhere, Where, over_many, refuse_both
+from detent.cli.operations import RunOrWhere, Where, over_many, refuse_both, with_code
 from detent.cli.orders import Order
 from detent.cli.output import clean, code_of_status
 from detent.cli.pausing import end_pause
@@ -54,15 +54,17 @@ def run(goal: o.Goal = None, *, order: Order, verbose: o.Verbose = 0) -> int:
 
 def resume(
     run: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="RUN | KIND:NAME",
+            metavar="[RUN | KIND:NAME]",
             help=f"{o.RUN_HELP}; or what `detent pause` stopped: agent:NAME, tenant:NAME, tool:NAME, provider:NAME.",
             show_default=False,
             autocompletion=o.complete_run,
         ),
-    ],
+    ] = None,
     *,
+    where: Where = None,
+    yes: o.Yes = False,
     agent: o.AgentFile = None,
     budget: o.Bounds = None,
     accept_level: Annotated[
@@ -83,7 +85,16 @@ def resume(
     """Continue a run from the end of its log: after a crash, a suspension, or an answer given with --no-resume.
 
     With agent:NAME, tenant:NAME, tool:NAME or provider:NAME: end its pause, for all workers of the store.
+
+    With --where, it continues every run that matches and waits or was interrupted, with the agents of this directory. It first shows
+    how many there are, and asks. `detent operations` lists what was done, and resumes it.
     """
+    refuse_both(run, where)
+    if run is None:
+        if agent is not None or budget or accept_level or upgrade:
+            raise ConfigError("--agent, --budget, --accept-level and --upgrade are for one run; leave them out with --where")
+        return over_many(with_code(setup), "resume", where or (), yes=yes, by=by)
+    named = run
     if held_name(run) is not None:
         if agent is not None or budget or accept_level:
             raise ConfigError(f"{run} is not a run: --agent, --budget and --accept-level are for runs; leave them out")
@@ -96,7 +107,7 @@ def resume(
     levels: dict[str, Any] = {tool: level for tool, _, level in pairs}
 
     async def work(engine: Engine, progress: Progress) -> Result:
-        state = await invocation.outfit(run, agent_file=agent)
+        state = await invocation.outfit(named, agent_file=agent)
         options: dict[str, Any] = {"budget": bounds, "accept_levels": levels, "upgrade": upgrade, "by": by or operator()}
         return await engine.resume(state.run_id, **options, observers=[progress])
 

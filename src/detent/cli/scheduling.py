@@ -74,6 +74,10 @@ def schedule(
     of the gap. While a schedule is paused nothing fires, and nothing of that is made up later.
     """
     invocation = Invocation(setup, agent=agent, changes=action not in (Deed.LIST, Deed.SHOW), bare=action is not Deed.ADD)
+    if action is not Deed.ADD and (goal or (action is Deed.LIST and name)):
+        raise ConfigError(
+            f"{action.value} takes {'nothing' if action is Deed.LIST else 'the name of one schedule'}, and no goal; see `detent schedule --help`"
+        )
     if action is Deed.LIST:
         found = invocation.drive(lambda engine: engine.schedules.list(), missing=())
         invocation.output.document([_document(one) for one in found])

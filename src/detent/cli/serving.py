@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from detent.cli import options as o
-from detent.cli.invocation import Invocation
+from detent.cli.invocation import Invocation, know_agents
 from detent.cli.option_sets import Without
 from detent.cli.output import clean
 from detent.cli.values import duration
@@ -26,7 +27,6 @@ from detent.core.errors import ConfigError
 from detent.engine import Engine
 from detent.expressions.display import counted
 from detent.running.people import me
-from detent.running.starting import know
 
 if TYPE_CHECKING:
     from detent.server.callers import Tokens
@@ -226,12 +226,20 @@ def _serve(setup: o.Setup, wanted: _Wanted, *, drain_s: float | None = None) -> 
         for line in _lines(invocation, host, listening.getsockname()[1], token, len(engine.agents)):
             invocation.output.say(line)
         if wanted.browser:
-            webbrowser.open(f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}")
+            threading.Thread(
+                target=_open, args=(f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}", invocation), daemon=True
+            ).start()
         await server.on(listening)
 
-    with contextlib.closing(_bound(host, port)) as listening:
+    with contextlib.closing(_bound(host, port, option="--port" if wanted.alone else "--listen")) as listening:
         invocation.drive(work)
     return 0
+
+
+def _open(address: str, invocation: Invocation) -> None:
+    """Open a browser. A browser in the terminal runs until it is closed, so this is a thread of its own."""
+    if not webbrowser.open(address):
+        invocation.output.say("  there is no browser here that can be opened: open the address above, on this machine or through a tunnel")
 
 
 def _lines(invocation: Invocation, host: str, port: int, token: str, agents: int) -> list[str]:
@@ -261,17 +269,6 @@ def engine_for(setup: o.Setup, drain_s: float | None) -> tuple[Invocation, Calla
     return invocation, advance
 
 
-def know_agents(invocation: Invocation, files: Sequence[str], *, needed: bool = True) -> None:
-    """Register the agents to serve: those of the configuration, and these files. Raise `ConfigError` if one is needed and there is none."""
-    names = [*(invocation.config.agents or {}), *files]
-    if not needed and not names and invocation.config.agent is None and not Path("agent.toml").is_file():
-        return
-    if not names and invocation.config.agent is None and not Path("agent.toml").is_file():
-        raise ConfigError("there is no agent to serve; give --agent FILE, or list agents in detent.toml (`detent init` writes one)")
-    made = [invocation.agent(named=name) for name in names] or [invocation.agent()]
-    know(invocation.engine.runtime, made)
-
-
 def _secret() -> str:
     """Return what seals links and what clients carry: `DETENT_SERVER_SECRET`, or else a secret of this user on this machine, made once."""
     if said := os.environ.get("DETENT_SERVER_SECRET"):
@@ -286,8 +283,8 @@ def _secret() -> str:
         return ""
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Return the socket that the server listens on; raise `ConfigError` if it cannot have the address."""
+def _bound(host: str, port: int, *, option: str) -> socket.socket:
+    """Return the socket that the server listens on; raise `ConfigError`, naming `option`, if it cannot have the address."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(kind)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -297,7 +294,7 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); stop what does, or give another --listen"
+            f"cannot listen on {host}:{port} ({error.strerror or error}); stop what does, or give another {option}"
         ) from error
     return listening
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -30,6 +30,7 @@ RUNS = 12
 """How many runs are shown."""
 GIVEN_UP = "waiting_for_operator"
 
+T = TypeVar("T")
 Line = tuple[str, str]
 """A line of the screen and its style."""
 
@@ -52,7 +53,7 @@ def top(
     live = not (once or invocation.output.json) and sys.stdout.isatty()
 
     async def work(engine: Engine) -> Fleet:
-        return await (_watch(engine, max(every_s, 0.1)) if live else engine.fleet(runs=RUNS))
+        return await (watched(lambda: engine.fleet(runs=RUNS), screen, max(every_s, 0.1)) if live else engine.fleet(runs=RUNS))
 
     found = invocation.drive(work, missing=None)
     if found is None:
@@ -65,38 +66,41 @@ def top(
     return 0
 
 
-async def _watch(engine: Engine, every_s: float) -> Fleet:
-    """Show the fleet in place until Ctrl-C; return what was shown last."""
+async def watched(look: Callable[[], Awaitable[T]], draw: Callable[[T], Sequence[Line]], every_s: float) -> T:
+    """Show what `look` finds in place until Ctrl-C; return what was shown last."""
     from rich.console import Console
     from rich.live import Live
 
-    found, problem = await engine.fleet(runs=RUNS), ""
+    begun = time.monotonic()
+    found, problem = await look(), ""
+    took_s = time.monotonic() - begun
     console = Console(highlight=False, markup=False, no_color=not coloured(sys.stdout))
-    with Live(_Screen(found, problem), console=console, screen=True, auto_refresh=False) as live:
+    with Live(Screen(draw(found), problem), console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(_Screen(found, problem), refresh=True)
+            live.update(Screen(draw(found), problem), refresh=True)
             begun = time.monotonic()
             try:
-                await asyncio.sleep(max(every_s, SHARE * found.took_ms / 1e3))
+                await asyncio.sleep(max(every_s, SHARE * took_s))
                 begun = time.monotonic()
-                found, problem = await engine.fleet(runs=RUNS), ""
+                found, problem = await look(), ""
+                took_s = time.monotonic() - begun
             except asyncio.CancelledError:  # Ctrl-C is how it ends
                 return found
             except DetentError as error:
                 problem = f"no answer for {lasted(time.monotonic() - begun)}: {error}"
 
 
-class _Screen:
+class Screen:
     """One picture, cut to the size of the terminal."""
 
-    def __init__(self, found: Fleet, problem: str) -> None:
-        self._found, self._problem = found, problem
+    def __init__(self, lines: Sequence[Line], problem: str = "") -> None:
+        self._lines, self._problem = lines, problem
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.text import Text
 
         width, height = options.max_width, options.height or console.height
-        lines = [*([(self._problem, "red")] if self._problem else []), *screen(self._found)]
+        lines = [*([(self._problem, "red")] if self._problem else []), *self._lines]
         if len(lines) > height:
             lines = [*lines[: height - 1], (f"... {len(lines) - height + 1} more lines", "dim")]
         for text, style in lines:
@@ -132,9 +136,9 @@ def screen(found: Fleet) -> list[Line]:
     ]
     rows = [(status, str(count), _age(found, status)) for status, count in sorted(tally.statuses.items())]
     styles = [style_of(status) if status in STATUSES else "" for status in sorted(tally.statuses)]
-    lines += [*_table(("OPEN RUNS", "COUNT", "OLDEST"), rows, styles), ("", "")]
+    lines += [*table_lines(("OPEN RUNS", "COUNT", "OLDEST"), rows, styles), ("", "")]
     workers = sorted(found.workers, key=lambda worker: (worker.silent, worker.name))
-    lines += _table(WORKER, [_worker(worker, found) for worker in workers], [_style(worker) for worker in workers])
+    lines += table_lines(WORKER, [_worker(worker, found) for worker in workers], [_style(worker) for worker in workers])
     if not workers:
         lines.append(("no worker is announced; `detent worker` starts one", "yellow" if tally.queued else "dim"))
     if found.runs:
@@ -149,7 +153,7 @@ def screen(found: Fleet) -> list[Line]:
             )
             for head in found.runs
         ]
-        lines += [("", ""), *_table(("RUN", "AGENT", "TURNS", "STARTED", "WORKER"), rows, [""] * len(rows))]
+        lines += [("", ""), *table_lines(("RUN", "AGENT", "TURNS", "STARTED", "WORKER"), rows, [""] * len(rows))]
     return lines
 
 
@@ -202,7 +206,7 @@ def _style(worker: WorkerCard) -> str:
     return "red" if worker.silent else "yellow" if worker.stopping else ""
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Line]:
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Line]:
     """Return aligned columns with their head."""
     from rich.cells import cell_len, set_cell_size
 

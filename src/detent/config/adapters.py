@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from detent.core.errors import ConfigError
 from detent.core.events import Origin
 from detent.core.state import RunState
-from detent.ports import Observer, Policy, Tool, ToolSpec
+from detent.ports import Guard, Observer, Policy, Tool, ToolSpec
 from detent.ports.compacting import Compactor
 from detent.ports.governance import PolicyOf
 from detent.ports.interpreting import Interpreter
@@ -35,6 +35,13 @@ def governing(policy: Policy | None) -> PolicyOf:
     from detent.policies.combining import Governance
 
     return Governance(policy)
+
+
+def bound_guard(guard: Guard, tools: Mapping[str, ToolSpec]) -> Guard:
+    """Return the guard for one run with these tools."""
+    from detent.policies.guards import bound
+
+    return bound([guard], tools)[0]
 
 
 def policy_made_of(data: Mapping[str, Any]) -> Policy:

@@ -198,6 +198,10 @@ class Memories:
             raise UnknownName("memory", name, self._made)
         return name, self._made[name]
 
+    def wrap(self, around: Callable[[Memory], Memory]) -> None:
+        """Replace every memory by what this returns for it."""
+        self._made = {name: around(memory) for name, memory in self._made.items()}
+
     def check(self, agent: AgentOptions) -> None:
         """Raise `ConfigError` if the agent's memory, or what its tools need, is not here."""
         use = memory_use(agent.memory)

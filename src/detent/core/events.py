@@ -271,7 +271,7 @@ class Forked(Event, frozen=True, kw_only=True):
     The following records are folded onto the parent's state there, changed by `edits`: parts of the agent by name, `goal`, `budget`,
     `variables`, `results` by call id, `replies` by the id of the question. `effects` is the rule for calls with side effects: `dry_run` answers
     with the recorded outcome of an equal call, otherwise with a stub; `reuse` answers with the recorded outcome, otherwise it executes the
-    call; `redo` executes the call. `repeats`: see `RunReopened`.
+    call; `redo` executes the call. `repeats`: see `RunReopened`. `by` made the fork; "" in older logs.
     """
 
     parent: str
@@ -280,6 +280,7 @@ class Forked(Event, frozen=True, kw_only=True):
     edits: dict[str, Any] = {}
     effects: Literal["dry_run", "reuse", "redo"] = "dry_run"
     repeats: bool = True
+    by: str = ""
 
 
 class Erased(Event, frozen=True, kw_only=True):

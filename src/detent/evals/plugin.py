@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def detent_eval() -> Callable[..., Evaluation]:
-    """Run a suite and fail unless its figures are what is required, by default that every graded trial passed and none is left ungraded.
+    """Run a suite and fail unless its figures are what is required, by default as the suite says, or that every trial passed.
 
-    Takes the suite's file, a function that creates an engine, `require` as `detent eval --require`, and further options of `detent.evals.evaluate`.
+    Takes the suite's file, a function that creates an engine, `require` as `detent eval --require`, and further options of `detent.evals.evaluate`
+    (for a suite with faults `make_engine=`, a function that creates one on a store).
     Returns the evaluation. Raises `ConfigError`.
     """
 
-    def run(
-        suite: str | Path, make_engine: Callable[[], Engine], *, require: str = "passed == 1.0 && graded == trials", **options: Any
-    ) -> Evaluation:
+    def run(suite: str | Path, make_engine: Callable[[], Engine], /, *, require: str = "", **options: Any) -> Evaluation:
+        from detent.evals.evaluating import evaluate
         from detent.evals.reports import summarised
         from detent.evals.suites import load_suite
-        from detent.evals.trials import evaluate
         from detent.evals.writing import required, why
 
         known = load_suite(suite)
+        wanted = require or known.require or "passed == 1.0 && graded == trials"
 
         async def tried() -> Evaluation:
             async with make_engine() as engine:
                 return summarised(known.name, known.digest, await evaluate(engine, known, **options))
 
         found = asyncio.run(tried())
-        short = [name or "-" for name, figures in found.figures.items() if not required(require, figures)]
+        short = [name or "-" for name, figures in found.figures.items() if not required(wanted, figures)]
         if short:
             failed = "\n".join(f"  {t.case}, trial {t.number}: {why(t)} (run {t.run_id})" for t in found.trials if t.standing != "passed")
-            pytest.fail(f"{known.name}: not reached by {', '.join(short)}: {require}\n{failed}", pytrace=False)
+            pytest.fail(f"{known.name}: not reached by {', '.join(short)}: {wanted}\n{failed}", pytrace=False)
         return found
 
     return run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist, fmean
 
@@ -80,31 +80,35 @@ def clustered_mean(clusters: Sequence[Sequence[float]], level: float = LEVEL) ->
 
 
 def bootstrap(
-    clusters: Sequence[Sequence[float]],
-    statistic: Callable[[Sequence[float]], float],
-    *,
-    level: float = LEVEL,
-    rounds: int = 2_000,
-    seed: int = 0,
-) -> Interval:
-    """Return a statistic of all values with the percentile interval of the cluster bootstrap: whole clusters are drawn again."""
+    clusters: Sequence[Sequence[float]], shares: Sequence[float], *, level: float = LEVEL, rounds: int = 1_000, seed: int = 0
+) -> list[Interval]:
+    """Return percentiles of all values with the percentile interval of the cluster bootstrap: whole clusters are drawn again.
+
+    Fewer rounds are drawn for more than 2,000 values, at least 100, so that it stays in proportion to the evaluation.
+    """
     kept = [cluster for cluster in clusters if cluster]
-    every = [value for cluster in kept for value in cluster]
+    every = sorted(value for cluster in kept for value in cluster)
     if not every:
-        return Interval(value=None, level=level)
+        return [Interval(value=None, level=level) for _ in shares]
     if len(kept) < 2:
-        return Interval(value=statistic(every), level=level)
+        return [Interval(value=_between(every, share), level=level) for share in shares]
     drawing = random.Random(seed)
-    drawn = sorted(statistic([v for _ in kept for v in drawing.choice(kept)]) for _ in range(rounds))
-    tail = (1 - level) / 2
-    return Interval(
-        value=statistic(every), low=drawn[int(tail * (rounds - 1))], high=drawn[math.ceil((1 - tail) * (rounds - 1))], level=level
-    )
+    rounds = max(min(rounds, 100), min(rounds, rounds * 2_000 // len(every)))
+    drawn = [sorted(v for cluster in drawing.choices(kept, k=len(kept)) for v in cluster) for _ in range(rounds)]
+    tail, found = (1 - level) / 2, list[Interval]()
+    for share in shares:
+        values = sorted(_between(one, share) for one in drawn)
+        low, high = values[int(tail * (rounds - 1))], values[math.ceil((1 - tail) * (rounds - 1))]
+        found.append(Interval(value=_between(every, share), low=low, high=high, level=level))
+    return found
 
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Return a percentile of values, between neighbours in proportion."""
-    ordered = sorted(values)
+    return _between(sorted(values), share)
+
+
+def _between(ordered: Sequence[float], share: float) -> float:
     at = share * (len(ordered) - 1)
     below = math.floor(at)
     above = min(below + 1, len(ordered) - 1)
@@ -112,14 +116,22 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def variances(clusters: Sequence[Sequence[float]]) -> tuple[float | None, float | None]:
-    """Return the variance within clusters and that between their means; None where it is not known."""
+    """Return the variance within clusters and that between them, both without bias; None where it is not known.
+
+    The means of clusters vary also because of what varies within them; that part is taken off (analysis of variance with one random effect), and what is
+    left is not below 0.
+    """
     kept = [cluster for cluster in clusters if cluster]
     free = sum(len(cluster) - 1 for cluster in kept)
     means = [fmean(cluster) for cluster in kept]
     within = sum((v - m) ** 2 for cluster, m in zip(kept, means, strict=True) for v in cluster) / free if free else None
-    middle = fmean(means) if means else 0.0
-    between = sum((m - middle) ** 2 for m in means) / (len(means) - 1) if len(means) > 1 else None
-    return within, between
+    if within is None or len(kept) < 2:
+        return within, None
+    count = sum(map(len, kept))
+    middle = sum(map(sum, kept)) / count
+    square = sum(len(cluster) * (m - middle) ** 2 for cluster, m in zip(kept, means, strict=True)) / (len(kept) - 1)
+    size = (count - sum(len(cluster) ** 2 for cluster in kept) / count) / (len(kept) - 1)
+    return within, max(0.0, (square - within) / size)
 
 
 def permutation(differences: Sequence[float], *, rounds: int = 10_000, seed: int = 0) -> float:

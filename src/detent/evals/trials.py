@@ -1,42 +1,65 @@
-"""Trials: every case with every variant, so many times, each as an ordinary run whose id follows from the evaluation.
+"""Trials: a case with a variant, tried as an ordinary run whose id follows from the evaluation, and graded by its log.
 
-Rule: an evaluation keeps nothing but its suite. Which trials have ended is what the store says, so one that was killed continues where it stopped: a trial that
-has ended is not run or paid for again, and one in progress is resumed like any run.
+Rule: what a trial came to is what its run's log says. A run that has ended is graded; one that has not is resumed like any run. `evaluating` does so with all
+trials of a suite.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import re
+import signal
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from hashlib import sha256
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from detent.core.agent import Host
+from detent.core.budget import NOTHING
 from detent.core.codec import digest_of
-from detent.core.errors import ConfigError, DetentError, RunErased
-from detent.core.records import Record
+from detent.core.errors import ConfigError, Conflict, DetentError, RunBusy, RunErased, RunNotFound, StoreError, Suspended
+from detent.core.records import Record, RunHead
 from detent.core.state import TERMINAL, RunState
 from detent.engine import Agent, Engine
-from detent.evals.faults import Chance, MakeEngine, checked, disturbed
-from detent.evals.graders import Grade, Grader, Judge, Verdict, graded, graders_of, verdict_of
-from detent.evals.suites import Case, Suite, Variant
-from detent.ports import RunQuery
-from detent.running.lineage import history
+from detent.evals.effects import Effects, effects_of
+from detent.evals.faults import OURS, Chance, MakeEngine, disturbed
+from detent.evals.folding import traced
+from detent.evals.graders import graded, graders_of, verdict_of
+from detent.evals.grades import JUDGES, Grade, Graded, Grader, Judge, Verdict
+from detent.evals.judging import is_judge, judges_of
+from detent.evals.replayed import changes_in, replayed
+from detent.evals.suites import Case, Suite, Variant, clustered
+from detent.evals.users import Simulated, Talking, left
+from detent.history.backtest import Backtest, Change
+from detent.history.traces import Tracer
+from detent.ports import EventStore, RunQuery, look_at
+from detent.running.conversing import run_of
+from detent.stores import open_store
 
-Standing = Literal["passed", "failed", "unknown", "machinery", "open"]
-"""How a trial came out: by its graders, or `machinery` (something failed that is not the agent), or it has not ended."""
+Standing = Literal["passed", "failed", "unknown", "machinery", "open", "cancelled", "not_run"]
+"""How a trial came out: by its graders; `machinery`: something failed that is not the agent; `open`: its run waits for somebody; `cancelled`: a person ended
+it; `not_run`: it was not begun, because of the budget or because it could not change the verdict."""
 MACHINERY = ("planner_error", "kernel_error")
 """The reasons of runs that ended because something around the agent failed."""
 MOST_ANSWERS = 200
+PAGE = 1000
+"""How many listing entries are read at once, and how many runs a process grades at once; fewer are not worth the start of another one."""
+_TRIAL = re.compile(r"eval-(?P<evaluation>.+)-[0-9a-f]{12}-(?P<number>[0-9]{1,9})(-again(?P<again>[0-9]{1,9}))?(@.*)?")
+"""What `trial_id` writes, with the tenant that a store adds; runs that play a user are none."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One trial, graded. `number` counts from 1. `run_id` is its run, of which `detent show` tells everything; `attempts` how often it was begun anew."""
+    """One trial, graded. `number` counts from 1. `run_id` is its run, of which `detent show` tells everything, "" if none was begun.
+
+    `attempts` is how often it was begun: again after a failure of the machinery, and when somebody requeues it. With a simulated user, `run_id` is the last
+    run of the session, `output` its answer, and turns, calls, tokens, cost and latency are those of all of its runs.
+    """
 
     case: str
     cluster: str
@@ -53,10 +76,25 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int = 0
     cost_usd: float = 0.0
     attempts: int = 1
+    faults: tuple[str, ...] = ()
+    """The faults that could strike it."""
     struck: tuple[str, ...] = ()
     """The faults that struck it."""
+    undisturbed: str | None = None
+    """The variant that its own is without the faults."""
+    effects: Effects | None = None
+    """What happened because of it, in a suite with faults."""
+    otherwise: tuple[Change, ...] = ()
+    """Of a replay: the calls that would be decided otherwise."""
     output: Any = None
     error: str = ""
+    user: Simulated | None = None
+    """How its simulated user did."""
+
+    @property
+    def all_cost_usd(self) -> float:
+        """What it cost with its user."""
+        return self.cost_usd + (self.user.cost_usd if self.user is not None else 0.0)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +113,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def place_in(suite: Suite, key: tuple[str, str, int], run_id: str) -> Place:
+    """Return a place in a suite: a case, a variant, and a number."""
+    case = next(case for case in suite.cases if case.id == key[0])
+    return Place(case=case, variant=key[1], number=key[2], run_id=run_id)
+
+
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """What trials are made of. `engine_for` gives an engine for a workspace (None: a case without files); the caller closes it."""
 
@@ -82,13 +126,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     suite: Suite
     engine: Engine
     agents: Mapping[str, Agent[Any]]
-    graders: Sequence[tuple[Grader, Judge]]
-    own: Mapping[str, Judge]
     approve: bool = True
-    retries: int = 2
     engine_for: Callable[[Path], Engine] | None = None
     make_engine: MakeEngine | None = None
-    on_trial: Callable[[Trial], Any] | None = None
+
+
+Grading = Callable[[], tuple[Case, Sequence[tuple[Grader, Judge]]]]
+"""Returns the case and the graders of a trial as they are when it is graded."""
 
 
 def trial_id(evaluation: str, variant: str, case: str, number: int, attempt: int = 0) -> str:
@@ -97,103 +141,72 @@ def trial_id(evaluation: str, variant: str, case: str, number: int, attempt: int
     return f"eval-{evaluation}-{place}-{number}" + (f"-again{attempt}" if attempt else "")
 
 
-async def evaluate(
-    engine: Engine,
-    suite: Suite,
-    *,
-    id: str = "",  # noqa: A002 - as everywhere
-    agents: Mapping[str, Agent[Any]] | None = None,
-    graders: Mapping[str, Judge] | None = None,
-    concurrency: int = 8,
-    approve: bool = True,
-    retries: int = 2,
-    engine_for: Callable[[Path], Engine] | None = None,
-    make_engine: MakeEngine | None = None,
-    on_trial: Callable[[Trial], Any] | None = None,
-    required: Callable[[Sequence[Trial]], bool] | None = None,
-) -> list[Trial]:
-    """Run and grade every trial of a suite that has not ended yet, and return all of them.
+def trial_in(head: RunHead) -> tuple[str, Trial] | None:
+    """Return the evaluation that a run belongs to by its id, and the trial as far as its entry in the listing tells: not graded. None for another run.
 
-    `id` names the evaluation: the same id continues it; by default it follows from the suite, so the same suite is the same evaluation. `agents` are those
-    that variants name, beside those of the engine. `graders` are further ones by kind. `approve` answers requests for approval. A trial that fails because of
-    the machinery is begun anew up to `retries` times, and counted. `engine_for` gives an engine on the same store for the fresh workspace of a case with
-    files. `make_engine` gives an engine on a store, for variants with `faults`, whose processes die. `required` sees the trials so far, and says whether
-    further ones could change anything; where it says no, the evaluation ends. Raises `ConfigError`.
+    Without the suite, the case is the run's goal, and the variant its agent.
     """
-    own = dict(graders or {})
-    named = id or suite.digest
-    setting = Setting(
-        id=named, suite=suite, engine=engine, agents=dict(agents or {}), graders=graders_of(suite.graders, own, where=f"suite {suite.name!r}"),
-        own=own, approve=approve, retries=retries, engine_for=engine_for, make_engine=make_engine, on_trial=on_trial,
+    named = _TRIAL.fullmatch(head.run_id)
+    if named is None:
+        return None
+    standing: Standing = "unknown" if head.status in TERMINAL else "open"
+    if head.status == "failed" and head.reason in MACHINERY:
+        standing = "machinery"
+    trial = Trial(
+        case=head.goal, cluster=head.goal, variant=head.agent, number=int(named["number"]), run_id=head.run_id, standing=standing, status=head.status,
+        reason=head.reason, latency_s=(head.updated_at - head.created_at).total_seconds(), turns=head.iterations, cost_usd=head.cost_usd,
+        attempts=int(named["again"] or 0) + 1,
     )  # fmt: skip
-    for case in suite.cases:
-        graders_of(case.graders, own, where=f"case {case.id!r}")
-        if case.files and engine_for is None:
-            raise ConfigError(f"case {case.id!r} has files, so each of its trials needs a workspace: give engine_for=")
-    for name, variant in suite.variants.items():
-        checked(variant.faults, f"variant {name!r}")
-        if variant.faults and make_engine is None:
-            raise ConfigError(f"variant {name!r} has faults, so its trials need engines of their own: give make_engine=")
-    work = [(case, name, number) for number in range(1, suite.trials + 1) for case in suite.cases for name in suite.variants]
-    done: dict[int, Trial] = {}
-    spent = 0.0
-    ahead = iter(enumerate(work))
-    stopped = False
-
-    async def worker() -> None:
-        nonlocal spent, stopped
-        for place, (case, name, number) in ahead:
-            over = suite.max_cost_usd is not None and spent >= suite.max_cost_usd
-            if stopped or over:
-                return
-            trial = await one_trial(setting, case, name, number)
-            spent += trial.cost_usd
-            done[place] = trial
-            if on_trial is not None:
-                on_trial(trial)
-            stopped = stopped or (required is not None and not required([done[one] for one in sorted(done)]))
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(max(1, min(concurrency, len(work)))):
-            group.create_task(worker())
-    return [done[place] for place in sorted(done)]
+    return named["evaluation"], trial
 
 
-async def one_trial(setting: Setting, case: Case, name: str, number: int) -> Trial:
-    """Run a trial to its end and grade it; begin anew, within bounds, when the machinery fails."""
-    trial: Trial | None = None
-    for attempt in range(setting.retries + 1):
-        place = Place(case=case, variant=name, number=number, run_id=trial_id(setting.id, name, case.id, number, attempt))
-        with contextlib.ExitStack() as kept:
-            workspace = None
-            if case.files:
-                workspace = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="detent-eval-")))
-                for path, text in case.files.items():
-                    (workspace / path).parent.mkdir(parents=True, exist_ok=True)
-                    (workspace / path).write_text(text)
-            trial = await _tried(setting, place, workspace)
-        trial = msgspec.structs.replace(trial, attempts=attempt + 1)
-        if trial.standing != "machinery":
-            break
-    assert trial is not None  # noqa: S101 - there is at least one attempt
-    return trial
+_OF_TALK = re.compile(r"(\.[1-9]\d*|-user\d+|-review)$")
 
 
-async def _tried(setting: Setting, place: Place, workspace: Path | None) -> Trial:
+def trial_of_run(run_id: str) -> str:
+    """Return the id of the trial that a run is of: that of its own run, or of the session with its user."""
+    return _OF_TALK.sub("", run_id)
+
+
+async def last_run(store: EventStore, of_trial: str) -> str:
+    """Return the id of a trial's last run, "" if it has none: with a user, that of the last message."""
+    if await store.head(of_trial) is not None:
+        return of_trial
+    number = 0
+    while await store.head(run_of(of_trial, number + 1)) is not None:
+        number += 1
+    return run_of(of_trial, number) if number else ""
+
+
+async def tried(setting: Setting, place: Place, workspace: Path | None, grading: Grading) -> Trial:
+    """Run a trial to its end and grade it. A failure of the machinery is returned as one.
+
+    Raises `ConfigError`, and what says that the run belongs to somebody else or is to be left now: `RunBusy`, `Suspended`.
+    """
     engine = setting.engine if workspace is None or setting.engine_for is None else setting.engine_for(workspace)
-    variant, struck = setting.suite.variants[place.variant], list[str]()
+    suite, variant = setting.suite, setting.suite.variants[place.variant]
+    seed = f"{suite.seed} {place.run_id.removeprefix(f'eval-{setting.id}')}"  # the same in every evaluation, so that two are compared under the same faults
+    chance = Chance(faults=variant.faults, rate=variant.rate, seed=seed, attacks=suite.attacks)
+    user = None
     try:
-        if variant.faults and setting.make_engine is not None:
-            chance = Chance(faults=variant.faults, rate=variant.rate, seed=f"{setting.suite.seed} {place.run_id}", struck=struck)
-            result = await disturbed(chance, engine.store.url, setting.make_engine, lambda other: _ended(setting, other, place))
-        else:
-            result = await _ended(setting, engine, place)
-        records = await history(engine.store, result.run_id)
-        graders = [*setting.graders, *graders_of(place.case.graders, setting.own, where=f"case {place.case.id!r}")]
-        trial = await trial_of(place, records, result.state, graders, workspace)
-        return msgspec.structs.replace(trial, struck=tuple(struck))
+        try:
+            if variant.faults and setting.make_engine is not None:
+                user = await disturbed(chance, engine.store, setting.make_engine, lambda other: _ended(setting, other, place, chance))
+            else:
+                user = await _ended(setting, engine, place, chance)
+        except (DetentError, OSError) as error:
+            if _leaves(error) or place.case.user is not None or not await has_ended(setting.engine, place.run_id):
+                raise
+        place, records, tracer = await _told(engine.store, place)
+        case, graders = grading()
+        trial = await trial_of(msgspec.structs.replace(place, case=case), records, tracer, graders, workspace)
+        trial = msgspec.structs.replace(trial, user=user) if user is not None else trial
+        if all(not one.faults for one in suite.variants.values()):
+            return trial
+        facts = {"faults": variant.faults, "struck": tuple(chance.struck), "undisturbed": suite.undisturbed(place.variant)}
+        return msgspec.structs.replace(trial, **facts, effects=await effects_of(records, tracer.state, engine, chance.ledger))
     except (DetentError, OSError) as error:
-        if isinstance(error, ConfigError):
+        if _leaves(error):
             raise
         return place.trial("machinery", error=f"{type(error).__name__}: {error}"[:1000])
     finally:
@@ -201,9 +214,37 @@ async def _tried(setting: Setting, place: Place, workspace: Path | None) -> Tria
             await engine.close()
 
 
-def _agent(setting: Setting, variant: Variant) -> Agent[Any] | str:
+async def has_ended(engine: Engine, run_id: str) -> bool:
+    """Whether a run exists and has ended."""
+    head = await engine.store.head(await last_run(engine.store, run_id) or run_id)
+    return head is not None and head.status in TERMINAL
+
+
+def _leaves(error: Exception) -> bool:
+    """Whether an error is no failure of a trial: the evaluation is wrong, or the run is left to somebody else or to later."""
+    of_store = isinstance(error.__cause__, StoreError) and not isinstance(error.__cause__, Conflict)
+    return isinstance(error, (ConfigError, RunBusy)) or (isinstance(error, Suspended) and not of_store)
+
+
+async def graded_trial(engine: Engine, place: Place, grading: Grading, *, workspace: Path | None = None) -> Trial:
+    """Return a trial, graded by its run's log, or by those of all runs of its talk."""
+    place, records, tracer = await _told(engine.store, place)
+    case, graders = grading()
+    return await trial_of(msgspec.structs.replace(place, case=case), records, tracer, graders, workspace)
+
+
+async def _told(store: EventStore, place: Place) -> tuple[Place, list[Record], Tracer]:
+    """Return what a trial's run, or all runs of its talk, say; the place has the id of the last one. Raise `RunNotFound` without any."""
+    if place.case.user is None:
+        return place, *(await traced(store, place.run_id))
+    records, tracer = await _traced_talk(store, trial_of_run(place.run_id))
+    return msgspec.structs.replace(place, run_id=tracer.state.run_id), records, tracer
+
+
+def _agent(setting: Setting, engine: Engine, variant: Variant) -> Agent[Any] | str:
     known = {**setting.engine.agents, **setting.agents}
-    if not variant.agent and len(known) != 1:
+    known |= {name: agent for name, agent in engine.agents.items() if name in known}  # in a workspace of its own
+    if not variant.agent and len({id(one) for one in known.values()}) != 1:
         raise ConfigError(
             f'the variant names no agent, and there are {len(known)}: write agent = "..."; known: {", ".join(known) or "none"}'
         )
@@ -217,76 +258,103 @@ def _agent(setting: Setting, variant: Variant) -> Agent[Any] | str:
     return Agent(**{**{field: getattr(made, field) for field in made.__struct_fields__}, **changes})
 
 
-async def _ended(setting: Setting, engine: Engine, place: Place) -> Any:
-    """Return the result of the trial's run, answering what it asks; one that waits for something else is returned as it stands."""
+async def _ended(setting: Setting, engine: Engine, place: Place, chance: Chance) -> Simulated | None:
+    """Run a trial, or talk with its simulated user, to the end, or until it waits for something else. Return how the user did."""
     case, variant, run_id = place.case, setting.suite.variants[place.variant], place.run_id
+    agent = _agent(setting, engine, variant)
+    if case.user is not None:
+        return await Talking(
+            engine,
+            setting.engine,
+            agent,
+            case,
+            run_id,
+            budget=variant.budget,
+            approve=setting.approve,
+            settle=lambda state: _settled(engine, state, chance),
+        ).talked()
     options: dict[str, Any] = {"variables": case.variables or None, "attachments": case.attachments, "budget": variant.budget}
-    result = await engine.run(_agent(setting, variant), case.goal, run_id=run_id, **options)
-    script = list(case.user.get("script", ()))
-    for number in range(MOST_ANSWERS):
+    result = await engine.run(agent, case.goal, run_id=run_id, **options)
+    for _ in range(MOST_ANSWERS):
         state: RunState = result.state
-        if state.approvals:
-            for call, asked in state.approvals.items():
-                decide = engine.approve if setting.approve else engine.deny
-                await decide(run_id, call, digest=asked.digest, by="evaluation", resume=False)
-        elif asks := [ask for ask in state.asks.values() if ask.to == "user"]:
-            said = script.pop(0) if script else await _simulated(setting, engine, place, asks[0].question, number)
-            if said is None:
-                break
-            await engine.reply(run_id, said, ask_id=asks[0].ask_id, by="evaluation", resume=False)
-        else:
+        if not state.approvals and not await _settled(engine, state, chance):
             break
+        for call, asked in state.approvals.items():
+            decide = engine.approve if setting.approve else engine.deny
+            await decide(run_id, call, digest=asked.digest, by="evaluation", resume=False)
         result = await engine.resume(run_id)
-    return result
+    return None
 
 
-async def _simulated(setting: Setting, engine: Engine, place: Place, question: str, number: int) -> Any:
-    """Return what the case's simulated user answers: an agent that plays them, in a run of its own; None if there is none, or they give up."""
-    user = place.case.user
-    if "agent" not in user:
-        return None
-    known = {**setting.engine.agents, **setting.agents}
-    if user["agent"] not in known:
-        raise ConfigError(
-            f"the user of case {place.case.id!r} is played by {user['agent']!r}, which is not known; known: {', '.join(known) or 'none'}"
-        )
-    told = {name: user[name] for name in ("goal", "persona", "knows") if name in user}
-    asked = (
-        f"You are a user, and talk with an assistant. Play this person: {msgspec.json.encode(told).decode()}\n"
-        f"The assistant asks: {question}\nAnswer as this person, or say GIVE UP."
-    )
-    result = await engine.run(known[user["agent"]], asked, run_id=f"{place.run_id}-user{number}")
-    return None if result.status != "completed" or "GIVE UP" in str(result.output) else result.output
+async def _settled(engine: Engine, state: RunState, chance: Chance) -> bool:
+    """Settle the calls in doubt, in place of a person, by how they really ended; return whether there was one that is known."""
+    known = 0
+    for call_id in state.in_doubt:
+        call = state.call(call_id)
+        if call is None or not any(doing.key == call.key for doing in chance.ledger.doings):
+            continue
+        happened, result = chance.ledger.truth(call.key, frozenset())
+        if happened is not None:
+            await engine.reconcile(state.run_id, call_id, happened=happened, result=result, by="evaluation", resume=False)
+            known += 1
+    return known > 0
+
+
+async def _traced_talk(store: EventStore, session: str) -> tuple[list[Record], Tracer]:
+    """Return the records of all runs of a talk, and the trace of the last one, with the turns and the use of all of them. Raise `RunNotFound`."""
+    every: list[Record] = []
+    tracers: list[Tracer] = []
+    while await store.head(run_id := run_of(session, len(tracers) + 1)) is not None:
+        records, tracer = await traced(store, run_id)
+        every, tracers = [*every, *records], [*tracers, tracer]
+    if not tracers:
+        raise RunNotFound(session)
+    last, used = tracers[-1], NOTHING
+    for tracer in tracers:
+        used = used.plus(tracer.state.usage)
+    last.iterations = [turn for tracer in tracers for turn in tracer.iterations]
+    last.state = msgspec.structs.replace(last.state, usage=used, running_ms=sum(tracer.state.running_ms for tracer in tracers))
+    return every, last
 
 
 async def trial_of(
-    place: Place, records: Sequence[Record], state: RunState, graders: Sequence[tuple[Grader, Judge]], workspace: Path | None
+    place: Place, records: Sequence[Record], tracer: Tracer, graders: Sequence[tuple[Grader, Judge]], workspace: Path | None
 ) -> Trial:
-    """Return the graded trial of a run."""
+    """Return the graded trial of a run. One that a fault ended, as the machinery could have, has failed."""
+    state = tracer.state
     grades: tuple[Grade, ...] = ()
     standing: Standing
     if state.status == "failed" and state.reason in MACHINERY:
-        standing = "machinery"
+        standing = "failed" if OURS in state.error else "machinery"
     elif state.status not in TERMINAL:
         standing = "open"
+    elif state.reason == "cancelled" and not left(records):
+        standing = "cancelled"
     else:
-        grades = await graded(place.case, records, graders, workspace=workspace, state=state)
+        grades = await graded(Graded(case=place.case, records=records, state=state, trace=tracer.trace(), workspace=workspace), graders)
         verdict: Verdict = verdict_of(grades)
         standing = verdict
-    usage = state.usage
     return place.trial(
         standing,
         grades=grades,
         status=state.status,
         reason=state.reason,
-        latency_s=state.running_ms / 1000,
-        turns=usage.iterations,
-        tool_calls=usage.tool_calls,
-        tokens=usage.total_tokens,
-        cost_usd=usage.cost_usd or 0.0,
+        **spent(state),
         output=state.output if state.output is not None else state.partial or None,
         error=state.error,
     )
+
+
+def spent(state: RunState) -> dict[str, Any]:
+    """Return what a run has used, as the fields of its trial."""
+    usage = state.usage
+    return {
+        "latency_s": state.running_ms / 1000,
+        "turns": usage.iterations,
+        "tool_calls": usage.tool_calls,
+        "tokens": usage.total_tokens,
+        "cost_usd": usage.cost_usd or 0.0,
+    }
 
 
 async def grade_runs(
@@ -295,41 +363,122 @@ async def grade_runs(
     query: RunQuery | None = None,
     *,
     own: Mapping[str, Judge] | None = None,
+    agents: Mapping[str, Agent[Any]] | None = None,
     host: Host | None = None,
     only: Callable[[str], bool] = lambda run_id: True,
+    replay: Backtest | None = None,
+    cluster: str = "",
     on_trial: Callable[[Trial], Any] | None = None,
+    processes: int = 1,
 ) -> list[Trial]:
-    """Grade runs that the store has. Nothing is run: the case of each is its goal, with its variables. Erased runs are left out."""
-    known = graders_of(graders, own or {}, where="the graders")
+    """Grade runs that the store has. Nothing is run but judges: the case of each is its goal, with its variables. Runs of judges and erased runs are left out.
+
+    A run whose log cannot be read counts as `machinery`. `replay` (`Engine.backtest`) says what another policy would have decided: its runs are graded up to
+    the first call that is decided otherwise. `cluster` is that of a suite; by default runs of one goal belong together. `processes`: many runs are graded in
+    so many processes at once, which open the store by its URL; a program that asks for more than one needs the usual `if __name__ == "__main__":`. With
+    graders of your own (`own`), judges or a replay it is always this one. Raises `ConfigError`.
+    """
+    known = graders_of(graders, {**judges_of(engine, agents or {}), **(own or {})}, where="the graders")
+    ids = await _ids(engine, query, host, only)
+    batches = [ids[first : first + PAGE] for first in range(0, len(ids), PAGE)]
+    here = bool(own) or replay is not None or any(grader.kind in JUDGES for grader, _ in known) or engine.store.url == "ram:"
+    several = processes > 1 and len(batches) > 1 and not here
     found: list[Trial] = []
-    for head in await engine.list_runs(query, host=host):
-        if not only(head.run_id):
-            continue
-        try:
-            records = await history(engine.store, head.run_id)
-            state = (await engine.load(head.run_id, host=host)).state
-        except RunErased:
-            continue
-        case = Case(id=head.run_id[:100], goal=state.goal or "-", variables=state.variables, cluster=state.goal_id)
-        place = Place(case=case, variant=state.agent.name, number=1, run_id=head.run_id)
-        trial = await trial_of(place, records, state, known, None)
+    trials = (
+        _in_processes(engine.store.url, known, batches, cluster, processes)
+        if several
+        else _graded(engine.store, known, ids, cluster, replay)
+    )
+    async for trial in trials:
         found.append(trial)
         if on_trial is not None:
             on_trial(trial)
     return found
 
 
+async def _graded(
+    store: EventStore, graders: Sequence[tuple[Grader, Judge]], ids: Iterable[str], cluster: str, replay: Backtest | None = None
+) -> AsyncGenerator[Trial]:
+    """Yield the trials of stored runs, without those that were erased or deleted."""
+    changed = {} if replay is None else {(change.run_id, change.sequence): change for change in replay.changes}
+    for run_id in ids:
+        await asyncio.sleep(0)  # nothing else here need ever wait, and somebody may want to stop it
+        try:
+            records, tracer = await traced(store, run_id)
+        except RunErased:
+            continue
+        except DetentError as error:
+            lost = Place(case=Case(id=run_id[:100], goal="-"), variant="", number=1, run_id=run_id)
+            yield lost.trial("machinery", error=f"{type(error).__name__}: {error}"[:1000])
+            continue
+        if records:
+            state = tracer.state
+            goal = state.goal if state.goal.strip() else "-"
+            case = clustered(Case(id=run_id[:100], goal=goal, variables=state.variables, cluster="" if cluster else state.goal_id), cluster)
+            place = Place(case=case, variant=state.agent.name, number=1, run_id=run_id)
+            if replay is not None and run_id in replay.skipped:
+                yield place.trial("unknown", error=f"its decisions cannot be made again: {replay.skipped[run_id]}"[:1000])
+            elif changed and (changes := changes_in(records, changed)):
+                grades, cut = await replayed(case, records, graders, changes)
+                yield place.trial(verdict_of(grades), grades=grades, reason="decided_otherwise", otherwise=tuple(changes), **spent(cut))
+            else:
+                yield await trial_of(place, records, tracer, graders, None)
+
+
+async def _in_processes(
+    url: str, graders: Sequence[tuple[Grader, Judge]], batches: Sequence[Sequence[str]], cluster: str, processes: int
+) -> AsyncGenerator[Trial]:
+    """Yield the trials of stored runs, in their order. Ctrl-C is for this process; the others end with it."""
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    pool = ProcessPoolExecutor(min(processes, len(batches)), get_context("spawn"), initializer=signal.signal, initargs=ignored)
+    try:
+        loop = asyncio.get_running_loop()
+        for batch in [loop.run_in_executor(pool, _graded_apart, url, graders, ids, cluster) for ids in batches]:
+            for trial in await batch:
+                yield trial
+    except BrokenProcessPool as error:
+        raise StoreError("a process that graded runs has died; it may have been short of memory: grade fewer runs at once") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _graded_apart(url: str, graders: Sequence[tuple[Grader, Judge]], ids: Sequence[str], cluster: str) -> list[Trial]:
+    """Be one of the processes: grade a batch."""
+
+    async def work() -> list[Trial]:
+        store = open_store(url)
+        await look_at(store)
+        try:
+            return [trial async for trial in _graded(store, graders, ids, cluster)]
+        finally:
+            await store.close()
+
+    return asyncio.run(work())
+
+
+async def _ids(engine: Engine, query: RunQuery | None, host: Host | None, only: Callable[[str], bool]) -> list[str]:
+    """Return the ids of the runs that match, newest first. Their listing entries are read by pages, because there may be many."""
+    query = query or RunQuery()
+    found: list[str] = []
+    left = query.limit
+    while left is None or left > 0:
+        page = await engine.list_runs(msgspec.structs.replace(query, limit=PAGE if left is None else min(PAGE, left)), host=host)
+        found += [head.run_id for head in page if only(head.run_id) and not is_judge(head.run_id)]
+        if len(page) < PAGE:
+            break
+        query, left = msgspec.structs.replace(query, after=page[-1].run_id), None if left is None else left - PAGE
+    return found
+
+
 async def cases_from(
     engine: Engine, query: RunQuery | None = None, *, host: Host | None = None, only: Callable[[str], bool] = lambda run_id: True
 ) -> list[dict[str, Any]]:
-    """Return completed runs as cases: what they were asked, and what they answered as what is expected."""
+    """Return completed runs as cases: what they were asked, and what they answered as what is expected. Runs of judges are left out."""
     found: list[dict[str, Any]] = []
-    for head in await engine.list_runs(query, host=host):
-        if not only(head.run_id):
-            continue
+    for run_id in await _ids(engine, query, host, only):
         with contextlib.suppress(RunErased):
-            state = (await engine.load(head.run_id, host=host)).state
+            state = (await engine.load(run_id, host=host)).state
             if state.status == "completed":
-                case: dict[str, Any] = {"id": digest_of([head.run_id])[:12], "goal": state.goal, "expected": state.output}
+                case: dict[str, Any] = {"id": digest_of([run_id])[:12], "goal": state.goal, "expected": state.output}
                 found.append({**case, "variables": state.variables} if state.variables else case)
     return found

@@ -1,4 +1,4 @@
-"""Applies a candidate policy (and budget) to recorded history: every recorded decision is made again, and nothing is executed.
+"""Applies a candidate policy (and budget, and guards) to recorded history: every recorded decision is made again, and nothing is executed.
 
 Each log is folded once. Before a `PolicyDecided` is folded, the state is the one that the decision was made on, and the call is rebuilt from it.
 After a decision that differs, later decisions are still judged as recorded: the run would have continued differently, but nobody can tell how. A tool
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from detent.config.adapters import bound_guard
 from detent.core import events as e
 from detent.core.budget import Budget, exhausted
 from detent.core.codec import digest_of, read_log
@@ -20,9 +21,9 @@ from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.settle import Settled, settle
 from detent.core.state import CallState, RunState
-from detent.ports import Call, EventStore, Policy, RunQuery, ToolSpec, Verdict
+from detent.ports import Call, EventStore, Guard, Policy, RunQuery, ToolSpec, Verdict
 from detent.ports.conversing import Message
-from detent.ports.governance import ASKED_BY_TOOL, PolicyOf, verdict_on
+from detent.ports.governance import ASKED_BY_TOOL, PolicyOf, blocked, verdict_on
 from detent.running.conversing import shown_of
 from detent.running.parts import links_of
 from detent.running.snapshots import base_of
@@ -82,12 +83,14 @@ async def backtest(
     version: str = "",
     tools: Mapping[str, ToolSpec] | None = None,
     budget: Budget | None = None,
+    guards: Mapping[str, Guard] | None = None,
     query: RunQuery | None = None,
     only: Callable[[str], bool] = lambda run_id: True,
 ) -> Backtest:
-    """Return every decision of the stored runs that `policy_of` (a policy for each agent) and `budget` would change; reads only.
+    """Return every decision of the stored runs that `policy_of` (a policy for each agent), `budget` and `guards` would change; reads only.
 
-    `query` and `only` (a run's id) select the runs.
+    `guards` are further ones by name: a call that one of them blocks counts as denied by the rule `guard:NAME`. `query` and `only` (a run's id) select the
+    runs.
     """
     changes: list[Change] = []
     skipped: dict[str, str] = {}
@@ -101,7 +104,9 @@ async def backtest(
             records = list(read_log(head.run_id, lines))
             base = await base_of(store, head.run_id, lines)
             began = base or (evolve(RunState(run_id=head.run_id), records[0]) if records else RunState(run_id=head.run_id))
-            judge = _Judge(records, policy_of, tools or {}, budget, base, conversation=await shown_of(store, began, records))
+            judge = _Judge(
+                records, policy_of, tools or {}, budget, base, guards=guards or {}, conversation=await shown_of(store, began, records)
+            )
             judge.run()
         except (RunErased, CorruptLog, NewerVersion, IllegalEvent) as error:
             skipped[head.run_id] = str(error)
@@ -123,11 +128,13 @@ class _Judge:
         budget: Budget | None,
         base: RunState | None,
         *,
+        guards: Mapping[str, Guard],
         conversation: Sequence[Message],
     ) -> None:
         self._conversation = conversation
         self._records, self._policy_of, self._budget, self._base = records, policy_of, budget, base
         self._tools = {**_declared(records), **tools}
+        self._guards = {name: bound_guard(guard, self._tools) for name, guard in guards.items()}
         self._only_read = {r.event.call for r in records if isinstance(r.event, e.ToolFinished) and r.event.digest}
         self._found: list[Change] = []
         self._well: set[str] = set()
@@ -175,7 +182,7 @@ class _Judge:
             asks=event.reason if ASKED_BY_TOOL in f"{event.rule} {event.reason}" else "",
             conversation=self._conversation,
         )
-        verdict = self._over or self._bound(call, state) or verdict_on(call, known, policy, state)
+        verdict = self._over or self._bound(call, state) or self._blocked(call, state) or verdict_on(call, known, policy, state)
         if verdict.decision == event.decision:
             return
         change = Change(
@@ -192,6 +199,13 @@ class _Judge:
             sources=verdict.sources,
         )
         self._found.append(change)
+
+    def _blocked(self, call: Call, state: RunState) -> Verdict | None:
+        """Return how a guard would block this call, or None."""
+        for name, guard in self._guards.items():
+            if (block := blocked(guard, call, state.passes[call.call_id.rsplit(".", 2)[0]], state)) is not None:
+                return Verdict(decision="deny", rule=f"guard:{name}", reason=block.reason)
+        return None
 
     def _spec(self, known: CallState) -> ToolSpec:
         spec = self._tools.get(known.tool)

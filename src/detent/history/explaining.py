@@ -39,11 +39,12 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     """A place where the value of the argument at `path` was before: a memory item, an entry of a conversation, or, last, its source.
 
     `standing` tells what `follow` found: the record of run `run_id` is `there`, `erased`, `changed` (its digest is another one) or `gone` from this
-    store; "" if no record is named.
+    store; "" if no record is named. A value may have several sources: places with the same number in `source` lead to one of them.
     """
 
     path: str
     said: str
+    source: int = 0
     run_id: str = ""
     call_id: str = ""
     sequence: int = 0
@@ -149,11 +150,12 @@ def _of_facts(facts: Any) -> tuple[Earlier, ...]:
         return ()
     found: list[Earlier] = []
     for path, leaf in args.items():
-        for source in leaf.sources:
+        for number, source in enumerate(leaf.sources):
             for hop, line in zip((*source.via, None), told(source), strict=True):
-                place = Earlier(path=path, said=line, run_id=source.run_id, call_id=source.origin if source.tool else "")
+                place = Earlier(path=path, said=line, source=number, run_id=source.run_id, call_id=source.origin if source.tool else "")
                 if hop is not None:
-                    place = Earlier(path=path, said=line, run_id=hop.run_id, call_id=hop.call_id, sequence=hop.sequence, digest=hop.digest)
+                    at: dict[str, Any] = {"run_id": hop.run_id, "call_id": hop.call_id, "sequence": hop.sequence, "digest": hop.digest}
+                    place = Earlier(path=path, said=line, source=number, **at)
                 found.append(place)
     return tuple(found)
 

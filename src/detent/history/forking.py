@@ -87,6 +87,7 @@ async def fork(
     edits: Mapping[str, Any] | None = None,
     effects: Effects = "dry_run",
     child_id: str | None = None,
+    by: str = "",
     host: Host | None = None,
     resume: bool = True,
     observers: Sequence[Observer] = (),
@@ -97,15 +98,17 @@ async def fork(
     their names, `goal`, `budget`, `variables`, `results` ({call id: value, or {"error": ...}}) and `replies` ({question id: reply}). `effects` says
     what to do with a call that is not read-only: `dry_run` answers it with the recorded outcome of an equal call, else with a stub; `reuse` answers
     it with that outcome, else executes it; `redo` executes it. The fork shows what the parent used (`state.inherited`) and is not charged for it. It
-    does not inherit what the parent waits for. With a host, a policy among the edits can only tighten: it applies together with the engine's (or the
-    tiers if the engine has none) and the agent's. Raises `NotAllowedNow` naming the call if an effect is open at `at`, `ConfigError` for a record, an
-    edit or an agent that does not fit, `RunErased`, `RunNotFound`.
+    does not inherit what the parent waits for. `by` is who makes it, for the log; by default the host's principal. With a host, a policy among the
+    edits can only tighten: it applies together with the engine's (or the tiers if the engine has none) and the agent's. Raises `NotAllowedNow` naming
+    the call if an effect is open at `at`, `ConfigError` for a record, an edit or an agent that does not fit, `RunErased`, `RunNotFound`.
     """
     admission.checked_run_id(child_id)
     run_id = await runtime.visible(run_id, host)
     if child_id is not None:
         admission.checked_run_id(child_id, child_id := await runtime.kept_as(child_id, host))
     made = await _made(runtime, run_id, at=at, edits=edits, effects=effects, child_id=child_id, host=host)
+    forked = msgspec.structs.replace(made.forked, by=by or ("" if host is None else host.principal))
+    made = msgspec.structs.replace(made, forked=forked)
     observers = one_of(observers)
     task = runtime.take_on(made.bare.run_id, partial(_begin, runtime, made=made, resume=resume), observers, slot=resume)
     state = await runtime.reached(task)

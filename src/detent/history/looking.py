@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from detent.history.comparing import Diff, Parting
 from detent.history.replaying import Answer
 from detent.history.trees import at_rest, looks_at_tree
 from detent.history.upgrading import Upgrade, Upgraded
-from detent.ports import EventStore, Policy, RunQuery, View, wait_for_news
+from detent.ports import EventStore, Guard, Policy, RunQuery, View, wait_for_news
+from detent.ports.governance import guard_name
 from detent.ports.observing import placed
 from detent.ports.options import check_is
 from detent.ports.passwords import without_password
@@ -172,13 +173,15 @@ async def backtest(
     policy: Policy | str | Path | None = None,
     *,
     budget: Budget | None = None,
+    guards: Sequence[str | Guard] = (),
     query: RunQuery | None = None,
     only: Callable[[str], bool] = lambda run_id: True,
     host: Host | None = None,
 ) -> Backtest:
-    """Apply a candidate policy (or policy file; None: this engine's policy) and budget to every recorded decision. Nothing is executed.
+    """Apply a candidate policy (or policy file; None: this engine's policy), budget and guards to every recorded decision. Nothing is executed.
 
-    The candidate is combined with the policy of each run's agent, as in an engine with that policy. `query` and `only` (an id) select the runs.
+    The candidate is combined with the policy of each run's agent, as in an engine with that policy. `guards` are further guards, by name or as functions.
+    `query` and `only` (an id) select the runs. Raises `UnknownName` for a guard.
     """
     await runtime.open()
     candidate = policy_at(policy)
@@ -189,6 +192,9 @@ async def backtest(
         version=(candidate or runtime.parts.policy).version,
         tools={spec.name: spec for spec in runtime.tools.list()},
         budget=budget,
+        guards={
+            one if isinstance(one, str) else guard_name(one): runtime.guards.get(one) if isinstance(one, str) else one for one in guards
+        },
         query=wanted,
         only=only,
     )

@@ -32,6 +32,9 @@ SOURCES = {
     "stub": "the outcome is a stub, because this fork has no effects",
 }
 
+ABSENT = {"not_happened": "it did not happen", "told": "it may or may not have happened"}
+"""How a call in doubt ended that did not succeed."""
+
 
 class Call(msgspec.Struct, kw_only=True):
     """One call from its proposal to its outcome. `outcome` is "" while there is none, `latency_ms` is 0 if it was not measured.
@@ -140,6 +143,7 @@ class Tracer:
         self.approvals: dict[str, dict[str, Any]] = {}
         self.resumptions: list[dict[str, Any]] = []
         self.openings: list[dict[str, Any]] = []
+        self._last: Iteration | None = None
         if base is not None:
             self._begin(base)
 
@@ -156,7 +160,7 @@ class Tracer:
 
     def read(self, record: Record) -> None:
         """Take in the next record. Raise `IllegalEvent`."""
-        self.state = evolve(self.state, record)
+        before, self.state = self.state, evolve(self.state, record)
         envelope, event = record.envelope, record.event
         if isinstance(event, e.TurnStarted):
             turn = Iteration(
@@ -171,12 +175,19 @@ class Tracer:
         elif not self._call(event, envelope.at, envelope.seq):
             self._other(event, envelope.at, envelope.scope)
         turn = self.open.get(envelope.scope) or (self.iterations[-1] if self.iterations else None)
-        if turn is not None:
-            turn.state = summary(self.state, turn.scope)
+        if turn is not self._last:
+            self._summarise(before)
+            self._last = turn
+
+    def _summarise(self, state: RunState) -> None:
+        """Set the summary of the turn that the last record was about: `state` is the one after it."""
+        if self._last is not None:
+            self._last.state = summary(state, self._last.scope)
 
     def trace(self) -> Trace:
         """Return what was read so far."""
         state = self.state
+        self._summarise(state)
         above = state.delegated
         audit = Audit(
             status=state.status,
@@ -285,9 +296,10 @@ class Tracer:
             if event.digest and not call.attempts:
                 call.attempts, call.side_effect = 1, "read"
             call.artifact_bytes = event.artifact.size_bytes if event.artifact else None
-        call.outcome = "ok" if event.error is None else "failed"
+        absent = ABSENT.get(event.outcome, "") if isinstance(event, e.ToolReconciled) else ""
+        call.outcome = "failed" if event.error is not None or absent else "ok"
         call.after = len(turn.events) if (turn := self.turn_of.get(call.call_id)) else 0
-        call.error = fault(event.error)
+        call.error = fault(event.error) or absent
         call.output = msgspec.json.decode(event.result) if event.result else None
 
     def _approval(self, call: Call, event: Any, at: datetime) -> None:
@@ -375,7 +387,8 @@ def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an even
             return f"sub-goal {event.goal_id} completed: {event.outcome}"
         case e.Forked():
             edits = f", with other {', '.join(event.edits)}" if event.edits else ""
-            return f"forked from record {event.sequence} of run {event.parent}{edits}; side effects: {event.effects.replace('_', ' ')}"
+            by = f" by {event.by}" if event.by else ""
+            return f"forked{by} from record {event.sequence} of run {event.parent}{edits}; side effects: {event.effects.replace('_', ' ')}"
         case e.SubagentJoined():
             return f"child {event.child} ended: {event.outcome or event.status}" + (f" ({event.reason})" if event.reason else "")
         case e.SubagentReleased():

@@ -63,7 +63,7 @@ class Schedule(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"schedule name {self.name[:80]!r}: write 1 to 60 letters, digits, '.', '_' or '-', a letter or digit first")
         if bool(self.cron) == bool(self.every_s):
-            raise ConfigError(f"schedule {self.name!r}: give either cron or every")
+            raise ConfigError(f"schedule {self.name!r}: give either cron or every, an interval of at least 1 s")
         if self.cron:
             check_cron(self.cron)
         elif not (1 <= self.every_s < 10**9 and self.every_s == int(self.every_s)):

@@ -166,7 +166,7 @@ class Served:
         self.hub, self.rates, self.streams = Hub(), Rates(settings), 0
         self._held: Counter[tuple[str, str]] = Counter()
         self._all: Counter[str] = Counter()
-        self.stopping = asyncio.Event()
+        self.stopping, self._again = asyncio.Event(), False
         self.ended: Callable[[], None] = lambda: None
         """Called when the worker was suspended from outside (Ctrl-C), so that what serves the application can stop."""
         self.mcp: Any = None
@@ -178,8 +178,12 @@ class Served:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Any) -> AsyncGenerator[None]:
-        """Open the engine and work while the application runs. At its end, runs are suspended at a record and streams end."""
-        self.stopping = asyncio.Event()
+        """Open the engine and work while the application runs. At its end, runs are suspended at a record and streams end.
+
+        One that was told to stop before it began ends at once.
+        """
+        if self._again:
+            self.stopping = asyncio.Event()
         async with self.engine, self.mcp.running() if self.mcp is not None else contextlib.nullcontext():
             for hook in self.settings.webhooks:
                 self.begin(Sender(self.engine, hook, self.stopping).work(), name=f"webhooks to {hook.url}")
@@ -188,6 +192,7 @@ class Served:
             try:
                 yield
             finally:
+                self._again = True
                 await self._stop()
 
     def stop(self) -> bool:
@@ -219,11 +224,11 @@ class Served:
             try:
                 await (self._work(self.hub) if self._work else self.engine.work(observers=[self.hub]))
                 self.stopping.set()
-                self.ended()
             except Exception:  # the worker loop: requests are answered meanwhile
                 log.exception("the worker of this server failed; it begins again in 1 s")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.stopping.wait(), 1.0)
+        self.ended()
 
     def begin(self, work: Any, *, name: str) -> asyncio.Task[Any]:
         """Do something beside the requests; it is waited for when the server stops."""

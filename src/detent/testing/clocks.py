@@ -6,6 +6,7 @@ With both, two runs of the same program write the same log, byte for byte.
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 
 from detent.core.durations import seconds as in_seconds
@@ -57,6 +58,30 @@ class FakeClock:
         if now.tzinfo is None:
             raise ValueError(f"the time {now.isoformat()} has no time zone; write datetime(..., tzinfo=UTC)")
         self._now = now.astimezone(UTC)
+
+
+class ShiftedClock:
+    """The machine's clock, moved forward: what is waited for, or said to take long, takes no real time."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def now(self) -> datetime:
+        """The time in UTC."""
+        return datetime.now(UTC) + timedelta(seconds=self.ahead_s)
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic() + self.ahead_s
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks forward."""
+        self.ahead_s += seconds
+
+    async def sleep(self, seconds: float) -> None:
+        """Move forward at once."""
+        self.advance(max(0.0, seconds))
+        await asyncio.sleep(0)
 
 
 class SequentialIds:

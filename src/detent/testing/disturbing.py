@@ -13,34 +13,26 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.actions import FinalAnswer, ToolCall
-from detent.core.agent import AgentSpec
 from detent.core.codec import encode, read_record
 from detent.core.errors import MalformedPlan, ModelCallFailure, UnknownName
 from detent.core.events import Planned
 from detent.core.records import RunHead
 from detent.ports import (
     EventStore,
-    MetaTool,
-    ModelAnswer,
-    Models,
     Plan,
     Planner,
     Reservation,
     Spent,
     Tool,
-    Toolbox,
     ToolContext,
     ToolOutcome,
-    ToolSpec,
     View,
-    models_asked,
 )
-from detent.ports.governance import asks_of
 from detent.ports.stores import Posts
 from detent.testing.clocks import FakeClock
 from detent.testing.faults import CrashingStore
 from detent.testing.ledgers import Doing, Ledger
-from detent.testing.scripted import ScriptedPlanner
+from detent.testing.wrapping import DISTURBED, Through, WrappedPlanner, WrappedTool, timed_out
 
 replace = msgspec.structs.replace
 
@@ -48,8 +40,6 @@ FaultName = Literal["crash", "tool_timeout", "duplicate", "store_conflict", "slo
 FAULTS: tuple[FaultName, ...] = ("crash", "tool_timeout", "duplicate", "store_conflict", "slow_model", "malformed_model")
 WRITES = ("append", "claim", "put_blob", "post", "release")
 """The store operations before and after which a worker may die."""
-DISTURBED = "detent.testing"
-"""The model name in a plan that no planner made."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,51 +185,12 @@ class DisturbedStore(CrashingStore):
         await super().append(run_id, expected_seq, records, head=head, **given)
 
 
-class WatchedTools:
-    """An engine's tools. Each call is noted and may be disturbed."""
-
-    def __init__(self, inner: Toolbox, disturbance: Disturbance, life: int) -> None:
-        self._inner, self._disturbance, self._life = inner, disturbance, life
-        self._watched: dict[str, tuple[Tool, Tool]] = {}
-
-    def get(self, name: str) -> Tool:
-        """Return the tool; raise `UnknownName`."""
-        tool = self._inner.get(name)
-        known = self._watched.get(name)
-        if known is not None and known[0] is tool:
-            return known[1]
-        watched = tool if isinstance(tool, MetaTool) else WatchedTool(tool, self._disturbance, self._life)
-        self._watched[name] = (tool, watched)
-        return watched
-
-    def names(self) -> Sequence[str]:
-        """Return the names."""
-        return self._inner.names()
-
-
-class WatchedTool:
+class WatchedTool(WrappedTool):
     """A tool whose calls are noted in the ledger. One of them may time out."""
 
     def __init__(self, inner: Tool, disturbance: Disturbance, life: int) -> None:
-        self._inner, self._disturbance, self._life = inner, disturbance, life
-
-    @property
-    def spec(self) -> ToolSpec:
-        """The declaration."""
-        return self._inner.spec
-
-    @property
-    def asks(self) -> Any:
-        """What decides whether a call must be approved."""
-        return asks_of(self._inner)
-
-    def check(self, args: dict[str, Any]) -> dict[str, Any]:
-        """See `Tool.check`."""
-        return self._inner.check(args)
-
-    async def settle(self, context: ToolContext) -> ToolOutcome | None:
-        """See `Tool.settle`."""
-        return await self._inner.settle(context)
+        super().__init__(inner)
+        self._disturbance, self._life = disturbance, life
 
     async def run(self, args: dict[str, Any], context: ToolContext) -> ToolOutcome:
         """See `Tool.run`."""
@@ -268,8 +219,7 @@ class WatchedTool:
         """Return the outcome of a call that timed out."""
         seconds = self.spec.timeout_s or 0.0
         self._disturbance.clock.advance(seconds)
-        known = self.spec.read_only or self.spec.idempotent
-        return ToolOutcome(kind="failed" if known else "in_doubt", error_code="timeout", message=f"Tool timed out after {seconds:g} s")
+        return timed_out(self.spec, f"Tool timed out after {seconds:g} s")
 
 
 def _note_reads(context: ToolContext, doing: Doing) -> None:
@@ -283,23 +233,12 @@ def _note_reads(context: ToolContext, doing: Doing) -> None:
     context._key = read  # pyright: ignore[reportPrivateUsage]
 
 
-class DisturbedPlanner:
+class DisturbedPlanner(WrappedPlanner):
     """A planner whose n-th plan comes late or is changed."""
 
     def __init__(self, inner: Planner, disturbance: Disturbance, life: int) -> None:
-        self._inner, self._disturbance, self._life = inner, disturbance, life
-        self._placed: set[tuple[str, str]] = set()
-
-    def begin_run(self, run_id: str) -> None:
-        """Pass the call on, if the planner has this method."""
-        begin = getattr(self._inner, "begin_run", None)
-        if begin is not None:
-            begin(run_id)
-        self._placed.clear()
-
-    def models_asked(self, agent: AgentSpec) -> tuple[tuple[str, str], ...]:
-        """Return the models that the planner asks; see `ports.models_asked`."""
-        return models_asked(self._inner, agent)
+        super().__init__(inner)
+        self._disturbance, self._life = disturbance, life
 
     async def plan(self, view: View) -> Plan:
         """Return the next plan, changed by the fault if it is due."""
@@ -307,7 +246,7 @@ class DisturbedPlanner:
         if self._life == 1:
             shared.plans.append(Asked(where=f"turn {view.iteration} of pass {view.scope!r}"))
         number = len(shared.plans)
-        self._place(view)
+        self.place(view)
         if shared.strikes("slow_model", number, self._life):
             return await self._slow(view, fault.how)
         if shared.strikes("malformed_model", number, self._life):
@@ -327,7 +266,7 @@ class DisturbedPlanner:
         if how == "slow":
             self._disturbance.clock.advance(self._disturbance.slow_s)
             return await self._inner.plan(view)
-        late = None if view.models is None else Through(view.models, times_out=True)
+        late = None if view.models is None else Through(view.models, _times_out)
         try:
             return await self._inner.plan(view if late is None else replace(view, models=late))
         finally:
@@ -350,36 +289,10 @@ class DisturbedPlanner:
         cut = replace(last, args=whole[: max(1, len(whole) - 2)])
         return replace(plan, actions=(*plan.actions[:-1], cut), model=DISTURBED, provider_data=None)
 
-    def _place(self, view: View) -> None:
-        """Move a script to the end of the log: it begins anew with each worker, but the log does not."""
-        if isinstance(self._inner, ScriptedPlanner) and (view.run_id, view.scope) not in self._placed:
-            self._placed.add((view.run_id, view.scope))
-            given = sum(item.plan is not None and item.plan.model != DISTURBED for item in view.transcript if item.kind == "model")
-            self._inner.go_on(view.run_id, view.scope, after=given + view.attempt - 1)
-
 
 def _twice(action: Any) -> tuple[Any, ...]:
     return (action, action) if isinstance(action, ToolCall) else (action,)
 
 
-class Through:
-    """A model gateway that counts its calls. With `times_out` the first request of the first call times out."""
-
-    def __init__(self, inner: Models, *, times_out: bool = False) -> None:
-        self._inner, self._times_out, self.calls = inner, times_out, 0
-
-    def emit(self, kind: Literal["text", "thinking"], content: str) -> None:
-        """See `Models.emit`."""
-        self._inner.emit(kind, content)
-
-    async def call(self, model: str, send: Callable[[int | None], Awaitable[ModelAnswer]], **options: Any) -> ModelAnswer:
-        """See `Models.call`."""
-        self.calls += 1
-
-        async def sent(limit: int | None) -> ModelAnswer:
-            if self._times_out:
-                self._times_out = False
-                raise ModelCallFailure(f"model {model!r} did not answer in time", kind="timeout")
-            return await send(limit)
-
-        return await self._inner.call(model, sent, **options)
+def _times_out(model: str) -> None:
+    raise ModelCallFailure(f"model {model!r} did not answer in time", kind="timeout")

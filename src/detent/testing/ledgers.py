@@ -131,6 +131,16 @@ class Ledger:
             known = None if happened is None else known
         return known, None
 
+    def times(self, key: str) -> int:
+        """Return how often the call with this key had its effect, as far as the tools' own answers tell; see `effects`."""
+        same: list[Doing] = []
+        times = 0
+        for doing in self.doings:
+            if doing.key == key and self.happened(doing, frozenset()):
+                times += not self._is_the_same(doing, same)
+                same.append(doing)
+        return times
+
     def effects(self, seen: frozenset[str]) -> dict[str, Effect]:
         """Return the effects by their text.
 

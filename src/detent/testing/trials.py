@@ -28,10 +28,11 @@ from detent.ports import EventStore
 from detent.running.results import Difference
 from detent.stores.ram import RamStore
 from detent.testing.clocks import FakeClock, SequentialIds
-from detent.testing.disturbing import Disturbance, DisturbedPlanner, DisturbedStore, Fault, WatchedTools
+from detent.testing.disturbing import Disturbance, DisturbedPlanner, DisturbedStore, Fault, WatchedTool
 from detent.testing.faults import Crash
 from detent.testing.ledgers import Ledger, Probe
 from detent.testing.reports import RUN
+from detent.testing.wrapping import WrappedTools
 
 MOST_WORKERS, MOST_ANSWERS = 6, 200
 
@@ -135,7 +136,7 @@ class Attempt:
             engine.approver = "caller"
         engine.wrap(
             planner=lambda planner: DisturbedPlanner(planner, self.disturbance, life),
-            tools=lambda tools: WatchedTools(tools, self.disturbance, life),
+            tools=lambda tools: WrappedTools(tools, lambda tool: WatchedTool(tool, self.disturbance, life)),
             clock=self.clock,
             ids=SequentialIds(life * 1_000_000),
         )

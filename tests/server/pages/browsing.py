@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from detent.server.pages.visits import cookie_at
+
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 TOOLS = Path(os.environ.get("NODE_TOOLS") or Path(__file__).parents[3] / ".node-tools")
 
@@ -60,7 +62,7 @@ async def visiting(started: Any, url: str, *, token: str = "ann", width: int = 1
     """Give a page of somebody who is signed in; fail if anything went wrong in it."""
     context = await started.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
     if token:
-        await context.add_cookies([{"name": "detent_token", "value": token, "domain": "127.0.0.1", "path": "/"}])
+        await context.add_cookies([{"name": cookie_at(int(url.rpartition(":")[2])), "value": token, "url": url}])
     seen = Seen(await context.new_page(), url)
     seen.page.set_default_timeout(30_000)
     try:

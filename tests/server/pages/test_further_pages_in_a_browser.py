@@ -9,6 +9,7 @@ import pytest
 
 from amounts import in_check
 from detent import Agent, AskUser, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
+from detent.evals.trials import trial_id
 from detent.metering.tenants import TenantBudget
 from detent.ports.remembering import key_of
 from server.pages.browsing import TOOLS, browser, needs_chromium, visiting
@@ -47,9 +48,9 @@ class Clerk:
         return Plan(actions=(FinalAnswer(content=f"you said {told[-1]}"),))
 
 
-def office(tmp_path: Path) -> Engine:
+def office(tmp_path: Path, store_url: str) -> Engine:
     return Engine(
-        store=f"sqlite:///{tmp_path}/runs.db",
+        store=store_url,
         agents=[CLERK],
         planner=Clerk(),
         memory=f"sqlite:///{tmp_path}/memory.db",
@@ -64,17 +65,20 @@ async def filled(engine: Engine) -> list[str]:
     session = engine.session("clerk", "talk", host)
     for text in (f"tell {EVIL} {'w' * 200}", "ask"):
         await session.send(text, by="ann")
-    await engine.session("clerk", "paying", host).send("pay", by="ann")
+    paying = await engine.session("clerk", "paying", host).send("pay", by="ann")
     item = await engine.memory.add(f"it is {'v' * 150} {EVIL}", scope="-/clerk", by="ann")
     new = await engine.memory.correct(item.id, "it is another", by="ann", why="looked again")
     await engine.pause("tool:nothing", by="ann", why="w" * 120)
     ready = await engine.operations.prepare("cancel", by="ann", why="v" * 150, where="status=waiting")
     done = await engine.operations.prepare("replay", by="ann", where="every run")
     await engine.operations.advance(done.id, by="ann")
+    for number in (1, 2):
+        await engine.run(CLERK, f"tell {'u' * 120}", run_id=trial_id("shown", "", "case", number), host=host)
     items = [f"/ui/memory/items/{key_of(one)}" for one in (item, new)]
     return [
         "/ui/sessions", "/ui/sessions/talk", "/ui/sessions/paying", "/ui/memory", "/ui/memory?view=all", *items,
         f"/ui/memory/forget?item={key_of(new)}", "/ui/agents", "/ui/agents/clerk", "/ui/fleet", "/ui/operations",
+        "/ui/evaluations", "/ui/evaluations/shown", f"/ui/runs/{paying.run_id}/calls/main.1.0",
         f"/ui/operations/{ready.id}", f"/ui/operations/{done.id}",
     ]  # fmt: skip
 
@@ -89,7 +93,7 @@ def test_each_page_is_accessible_and_fits_a_narrow_screen(tmp_path: Path, dark: 
     needs_chromium()
 
     async def main() -> None:
-        engine, found = office(tmp_path), list[str]()
+        engine, found = office(tmp_path, f"sqlite:///{tmp_path}/runs.db"), list[str]()
         async with (
             serving(engine, works=False) as url,
             browser() as started,
@@ -108,12 +112,12 @@ def test_each_page_is_accessible_and_fits_a_narrow_screen(tmp_path: Path, dark: 
     asyncio.run(main())
 
 
-def test_a_conversation_and_an_operation_move_by_themselves(tmp_path: Path) -> None:
+def test_a_conversation_and_an_operation_move_by_themselves(tmp_path: Path, store_url: str) -> None:
     """The answer and the progress come without loading the page again; what was typed meanwhile stays."""
     needs_chromium()
 
     async def main() -> None:
-        engine, clerk = office(tmp_path), Clerk()
+        engine, clerk = office(tmp_path, store_url), Clerk()
         engine.planner = clerk
         async with serving(engine) as url, browser() as started, visiting(started, url) as seen:
             page = await seen.open("/ui/sessions")

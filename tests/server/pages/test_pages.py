@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import html
 import html.parser
 import io
 import logging
@@ -14,18 +15,21 @@ import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
-import msgspec
 import pytest
 
 from amounts import in_check
-from detent import Engine
+from detent import Agent, Engine, FinalAnswer, ToolCall
+from detent.core.codec import read_record
 from detent.core.events import AnswerRefused, ApprovalResolved
 from detent.evals import Case, Suite, Variant, evaluate, summarised
+from detent.evals.trials import trial_id
 from detent.server import ServerSettings
 from detent.server.pages import routes
-from server.pages.inspected import COUNTER, ECHO, IBAN, Visitor, ended, engine_at, invoiced
-from server.serving import serving
+from detent.testing import ScriptedPlanner
+from server.pages.visiting import COUNTER, ECHO, IBAN, Visitor, ended, engine_at, invoiced, look_up, pay
+from server.serving import CAL, callers, serving
 
 ROOT = Path(__file__).parents[3]
 Body = Callable[[Engine, str], Awaitable[None]]
@@ -66,7 +70,7 @@ def test_a_token_signs_in_and_the_next_page_is_one_of_this_server(tmp_path: Path
     async def body(engine: Engine, url: str) -> None:
         async with Visitor(url, "") as visitor:
             for wanted, next_page in (("/ui/inbox", "/ui/inbox"), ("//evil.example", "/"), ("https://evil.example", "/"), ("/\\evil", "/")):
-                answer = await visitor.post("/ui/sign-in", data={"token": "ann", "wanted": wanted})
+                answer = await visitor.post("/ui/sign-in", data={"token": "ann", "wanted": wanted}, follow_redirects=False)
                 assert (answer.status_code, answer.headers["location"]) == (303, next_page)
                 cookie = answer.headers["set-cookie"].lower()
                 assert "httponly" in cookie and "samesite=lax" in cookie
@@ -74,6 +78,22 @@ def test_a_token_signs_in_and_the_next_page_is_one_of_this_server(tmp_path: Path
             assert refused.status_code == 401 and "unknown or has expired" in refused.text
 
     shown(tmp_path, body)
+
+
+def test_two_servers_on_one_host_sign_nobody_out_of_the_other(tmp_path: Path) -> None:
+    """Browsers send the cookies of a host to all its ports."""
+
+    async def run() -> None:
+        engines = [engine_at(f"sqlite:///{tmp_path}/{name}.db") for name in ("one", "two")]
+        async with serving(engines[0]) as one, serving(engines[1], tokens=callers(cal=CAL)) as two, Visitor(one, "") as visitor:
+            for url, token in ((one, "ann"), (two, "cal")):
+                assert (await visitor.post(f"{url}/ui/sign-in", data={"token": token, "wanted": "/"})).status_code == 200
+            for url, principal in ((one, "ann"), (two, "cal"), (one, "ann")):
+                assert f">{principal}</span>" in await visitor.see(url)
+            await visitor.post(f"{two}/ui/sign-out")
+            assert (await visitor.get(two)).status_code == 401 and ">ann</span>" in await visitor.see(one)
+
+    asyncio.run(run())
 
 
 ACTIONS = {
@@ -93,7 +113,7 @@ def test_what_needs_a_role_is_refused_without_it_and_changes_nothing(tmp_path: P
         await invoiced(engine)
         before = [record.digest for record in await engine.records("invoice")]
         async with Visitor(url, "bob") as visitor:
-            code = re.findall(r'name="code" value="(\w+)"', await visitor.read("/ui/backtest"))[0]
+            code = re.findall(r'name="code" value="(\w+)"', await visitor.see("/ui/backtest"))[0]
             for action, fields in ACTIONS.items():
                 answer = await visitor.post(action, data={**fields, "code": code})
                 assert (answer.status_code, "role_missing" in answer.text) == (403, True), action
@@ -107,7 +127,7 @@ def test_a_form_that_no_page_of_the_visitor_made_is_refused(tmp_path: Path) -> N
     async def body(engine: Engine, url: str) -> None:
         await invoiced(engine)
         async with Visitor(url, "ann") as ann, Visitor(url, "cal") as cal:
-            theirs = re.findall(r'name="code" value="(\w+)"', await cal.read("/ui/backtest"))[0]
+            theirs = re.findall(r'name="code" value="(\w+)"', await cal.see("/ui/backtest"))[0]
             for code in ("", theirs):
                 for action, fields in ACTIONS.items():
                     answer = await ann.post(action, data={**fields, "code": code})
@@ -126,7 +146,7 @@ def test_another_tenant_finds_nothing_of_a_run(tmp_path: Path) -> None:
             for path in PAGES:
                 answer = await eve.get(at(path))
                 assert "Hansen" not in answer.text and answer.status_code in (200, 403, 404), path
-            assert "0 records" in await eve.read("/ui/search?find=Hansen")
+            assert "0 records" in await eve.see("/ui/search?find=Hansen")
             assert (await eve.get("/ui/compare?a=invoice&b=invoice")).status_code == 404
 
     shown(tmp_path, body, works=False)
@@ -153,7 +173,7 @@ def test_an_approval_decides_once_and_says_who_was_first(tmp_path: Path) -> None
     async def body(engine: Engine, url: str) -> None:
         await invoiced(engine)
         async with Visitor(url, "ann") as ann:
-            inbox = await ann.read("/ui/inbox")
+            inbox = await ann.see("/ui/inbox")
             assert "clerk asks to call" in inbox and IBAN in inbox and "an untrusted source (look_up, call main.1.0)" in inbox
             both = await asyncio.gather(
                 ann.fill("/ui/inbox", "/ui/runs/invoice/approve"), ann.fill("/ui/inbox", "/ui/runs/invoice/deny", reason="no")
@@ -189,26 +209,60 @@ def test_a_value_is_traced_to_the_record_that_it_came_from(tmp_path: Path) -> No
     async def body(engine: Engine, url: str) -> None:
         await invoiced(engine)
         async with Visitor(url, "ann") as ann:
-            page = await ann.read("/ui/runs/invoice/calls/main.2.0")
+            page = await ann.see("/ui/runs/invoice/calls/main.2.0")
             chain = page[page.index("<code>iban</code>") :]
+            assert '<code>amount</code> <span class="text">412.5</span>' in page and "the user&#39;s goal" in page
             found = re.search(r'<a href="(/ui/runs/invoice/records/\d+)">the result of look_up, call main.1.0</a>', chain)
             assert found and "an untrusted source" in chain
-            record = await ann.read(found[1])
+            record = await ann.see(found[1])
             assert "ToolFinished" in record and IBAN in record
 
     shown(tmp_path, body, works=False)
+
+
+def test_the_graph_of_a_value_leads_through_children_to_the_record_that_had_it_first(tmp_path: Path) -> None:
+    """Two sources are two branches; each place is a link to a record that has the value, and one that was erased says so."""
+
+    class Family:
+        async def plan(self, view: Any) -> Any:
+            steps = {
+                "boss": [
+                    ToolCall(tool="agent_clerk", args={"goal": "find it"}),
+                    ToolCall(tool="pay", args={"iban": IBAN, "amount": 412.5}),
+                ],
+                "clerk": [ToolCall(tool="look_up", args={"supplier": "Hansen"}), FinalAnswer(content=f"it is {IBAN}")],
+            }[view.agent.name]
+            return await ScriptedPlanner([steps[len(view.results)]]).plan(view)
+
+    async def run() -> None:
+        clerk = Agent(name="clerk", tools=[look_up])
+        boss = Agent(name="boss", tools=[pay], subagents={"clerk": clerk})
+        engine = Engine(store=f"sqlite:///{tmp_path}/runs.db", agents=[boss], planner=Family())
+        async with serving(engine, works=False) as url, Visitor(url, "ann") as ann:
+            assert (await engine.run(boss, "pay 412.5 to Hansen", run_id="boss")).status == "waiting_for_approval"
+            (child,) = [head.run_id for head in await engine.list_runs() if head.parent]
+            page = await ann.see("/ui/runs/boss/calls/main.2.0")
+            graph = page[page.index("<code>iban</code>") : page.index("</figure>")]
+            places = re.findall(r'<a href="(/ui/runs/[^"]+/records/\d+)">([^<]+)</a>', graph)
+            assert [said.split(" ")[0] for _, said in places] == ["what", f"child:{child},", "untrusted:"], places
+            for address, _ in places:
+                assert IBAN in await ann.see(address)
+            await engine.erase(child, by="ann")
+            assert "that run was erased" in await ann.see("/ui/runs/boss/calls/main.2.0")
+
+    asyncio.run(run())
 
 
 def test_calls_of_low_importance_are_folded_but_never_one_that_failed(tmp_path: Path) -> None:
     async def body(engine: Engine, url: str) -> None:
         await engine.run(COUNTER, "count to 4", run_id="count")
         async with Visitor(url, "ann") as ann:
-            page = await ann.read("/ui/runs/count")
+            page = await ann.see("/ui/runs/count")
             low = re.findall(r'<details class="low">.*?</details>', page, re.DOTALL)
             assert low and all("two is broken" not in part for part in low)
             assert "two is broken" in page
-            assert "two is broken" in await ann.read("/ui/runs/count?only=failed")
-            assert "data-turn data-seq" not in (await ann.read("/ui/runs/count?only=needs-me"))
+            assert "two is broken" in await ann.see("/ui/runs/count?only=failed")
+            assert "data-turn data-seq" not in (await ann.see("/ui/runs/count?only=needs-me"))
 
     shown(tmp_path, body, works=False)
 
@@ -217,12 +271,12 @@ def test_a_long_run_is_sent_in_blocks(tmp_path: Path) -> None:
     async def body(engine: Engine, url: str) -> None:
         await engine.run(COUNTER, "count to 130", run_id="count")
         async with Visitor(url, "ann") as ann:
-            page = await ann.read("/ui/runs/count")
+            page = await ann.see("/ui/runs/count")
             assert page.count("data-turn ") <= 40 and page.count('class="block"') == 7
-            assert "tick 65" not in page and "tick 65" in await ann.read("/ui/runs/count/blocks/3")
-            there = await ann.read("/ui/runs/count?at=270")
+            assert "tick 65" not in page and "tick 65" in await ann.see("/ui/runs/count/blocks/3")
+            there = await ann.see("/ui/runs/count?at=270")
             assert "tick 65" in there
-            only = await ann.read("/ui/runs/count?from=60&to=62")
+            only = await ann.see("/ui/runs/count?from=60&to=62")
             assert only.count("data-turn ") == 3 and "tick 60" in only
 
     shown(tmp_path, body, works=False)
@@ -233,10 +287,10 @@ def test_search_finds_arguments_and_results_and_leads_to_their_record(tmp_path: 
         await invoiced(engine)
         await engine.run(COUNTER, "count to 1", run_id="count")
         async with Visitor(url, "ann") as ann:
-            page = await ann.read("/ui/search?find=søn")
+            page = await ann.see("/ui/search?find=søn")
             assert "<mark>Søn</mark>" in page and "ToolFinished" in page and 'href="/ui/runs/invoice?at=' in page
-            assert "0 records" in await ann.read("/ui/search?find=Hansen&run=count")
-            assert "0 records" in await ann.read("/ui/search?find=tool_finished")
+            assert "0 records" in await ann.see("/ui/search?find=Hansen&run=count")
+            assert "0 records" in await ann.see("/ui/search?find=tool_finished")
 
     shown(tmp_path, body, works=False)
 
@@ -273,9 +327,10 @@ def test_a_fork_is_made_with_what_was_changed_and_compared(tmp_path: Path) -> No
             made = await ann.fill(
                 "/ui/runs/invoice/fork", "/ui/runs/invoice/fork", at="6", goal="Pay the invoice of Berg: 1", call="", effects="dry_run"
             )
-            assert made.status_code == 303, made.text
-            page = await ann.read(made.headers["location"])
-            assert "The first difference: goal" in page and "Pay the invoice of Berg: 1" in page
+            assert "The first difference: goal" in made.text and "Pay the invoice of Berg: 1" in made.text
+            (forked,) = [head.run_id for head in await engine.list_runs() if head.parent]
+            assert read_record((await engine.store.read(forked))[0]).event.by == "ann"
+            assert "forked by ann from record 6 of run invoice" in await ann.see(f"/ui/runs/{forked}?depth=engineer")
 
     shown(tmp_path, body)
 
@@ -295,9 +350,10 @@ def test_another_policy_is_tried_on_recorded_decisions(tmp_path: Path) -> None:
     async def body(engine: Engine, url: str) -> None:
         await engine.run(COUNTER, "count to 1", run_id="count")
         async with Visitor(url, "ann") as ann:
-            policy = '[[rules]]\nid = "no"\ntool = "tick"\ndecision = "deny"\n'
+            policy = '[[rules]]\r\nid = "no"\r\ntool = "tick"\r\ndecision = "deny"\r\n'
             page = (await ann.fill("/ui/backtest", "/ui/backtest", policy=policy)).text
             assert "1 decision of 1 would differ" in page and "would refuse what succeeded" in page, page
+            assert "\\r" not in page, "what is sent again is what was written"
             wrong = await ann.fill("/ui/backtest", "/ui/backtest", policy="[[")
             assert wrong.status_code == 422 and "notice" in wrong.text
 
@@ -335,7 +391,7 @@ def test_a_signed_link_shows_one_run_without_an_account_until_it_expires(tmp_pat
             for name, fields in (("whole", {}), ("bare", {"bare": "yes"}), ("first", {"last": "1"})):
                 page = (await ann.fill("/ui/runs/invoice/share", "/ui/runs/invoice/share", days="1", **fields)).text
                 links[name] = re.findall(r"http://\S+?(/ui/shared/[\w.-]+)", page)[0]
-            whole, bare, first = [await stranger.read(links[name]) for name in ("whole", "bare", "first")]
+            whole, bare, first = [await stranger.see(links[name]) for name in ("whole", "bare", "first")]
             assert "Hansen" in whole and "pay" in whole
             assert "pay" in bare and "Hansen" not in bare and IBAN not in bare
             assert "look_up" in first and '<span class="tool">pay</span>' not in first
@@ -427,13 +483,13 @@ def test_three_hundred_texts_through_goals_arguments_reasons_results_errors_and_
             for number, text in enumerate(MANY):
                 for path in ("", "?depth=engineer", "/calls/main.1.0", "/calls/main.2.0", "/records/1"):
                     seen = _Elements()
-                    seen.feed(page := await ann.read(f"/ui/runs/run-{number}{path}"))
+                    seen.feed(page := await ann.see(f"/ui/runs/run-{number}{path}"))
                     assert not seen.tags & {"iframe", "img", "style", "base", "math"}, (path, text)
                     assert not {name for name in seen.attributes if name.startswith("on")}, (path, text)
                     assert all(one.startswith(("/", "#", "?")) or not one for one in seen.targets), (path, text)
                     assert "<script>" not in page and "\u202e" not in page, (path, text)
             seen = _Elements()
-            seen.feed(await ann.read("/"))
+            seen.feed(await ann.see("/"))
             assert not seen.tags & {"iframe", "img", "style", "base", "math"}
 
     shown(tmp_path, body, works=False, settings=ServerSettings(grace_s=5, rate=10_000, burst=10_000))
@@ -449,15 +505,15 @@ def test_a_run_that_was_erased_or_made_again_is_not_shown_from_memory(tmp_path: 
         async with Visitor(url, "ann") as ann, Visitor(url, "") as stranger:
             made = (await ann.fill("/ui/runs/gone/share", "/ui/runs/gone/share", days="1")).text
             link = re.findall(r"http://\S+?(/ui/shared/[\w.-]+)", made)[0]
-            assert "tick 0" in await ann.read("/ui/runs/gone") and "tick 0" in await stranger.read(link)
-            assert "counted to 3" in await ann.read("/ui/runs/again")
+            assert "tick 0" in await ann.see("/ui/runs/gone") and "tick 0" in await stranger.see(link)
+            assert "counted to 3" in await ann.see("/ui/runs/again")
             await engine.erase("gone", by="ann")
             await engine.delete("again")
             await engine.run(COUNTER, "count to 0", run_id="again")
             for visitor, path in ((ann, "/ui/runs/gone"), (stranger, link), (ann, "/ui/runs/gone/evidence")):
                 answer = await visitor.get(path)
                 assert (answer.status_code, "tick 0" in answer.text) == (410, False), path
-            page = await ann.read("/ui/runs/again")
+            page = await ann.see("/ui/runs/again")
             assert "counted to 0" in page and "tick" not in page
 
     shown(tmp_path, body, works=False)
@@ -482,7 +538,7 @@ def test_other_changes_of_a_fork_and_answers_without_a_word_are_refused(tmp_path
         async with Visitor(url, "ann") as ann:
             wrong = await ann.fill("/ui/runs/invoice/fork", "/ui/runs/invoice/fork", rest='{"verify": 5}', effects="dry_run")
             assert wrong.status_code == 422 and "verify" in wrong.text
-            code = re.findall(r'name="code" value="(\w+)"', await ann.read("/ui/backtest"))[0]
+            code = re.findall(r'name="code" value="(\w+)"', await ann.see("/ui/backtest"))[0]
             silent = await ann.post("/ui/runs/invoice/reconcile", data={"code": code, "call_id": "main.2.0"})
             assert silent.status_code == 422 and "yes or no" in silent.text
             policy = await ann.fill("/ui/backtest", "/ui/backtest", policy="x = 1")
@@ -495,27 +551,64 @@ def test_other_changes_of_a_fork_and_answers_without_a_word_are_refused(tmp_path
 # Evaluations --------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_results_of_evaluations_lead_to_their_runs_and_are_for_who_operates_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_leads_from_its_figures_over_its_cases_to_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its result it is graded, for who operates the store; others who may see runs see its runs, and other tenants nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evals").mkdir()
     (tmp_path / "evals" / "broken.json").write_text("{}")
+    odd = f"odd % _ {HOSTILE[0]}"
 
     async def body(engine: Engine, url: str) -> None:
+        cases = tuple(Case(id=name, goal=goal, expected="counted to 1") for name, goal in ((odd, "count to 9"), ("fine", "count to 1")))
         suite = Suite(
-            name=f"counts {HOSTILE[0]}", cases=(Case(id="one", goal="count to 1", expected="counted to 9"),), graders=({"kind": "exact"},)
+            name=f"counts {HOSTILE[0]}", cases=cases, graders=({"kind": "exact"},), variants={"now": Variant(agent="counter")}, trials=2
         )
-        trials = await evaluate(engine, msgspec.structs.replace(suite, variants={"now": Variant(agent="counter")}), id="x")
-        summarised(suite.name, "x", trials).write(Path("evals/x.json"))
-        async with Visitor(url, "ann") as ann, Visitor(url, "eve") as eve, Visitor(url, "bob") as bob:
-            page = await ann.read("/ui/evaluations")
-            assert "0.0%" in page and "broken.json is no result" in page and "<script>" not in page
-            shown = await ann.read("/ui/evaluations/x")
-            assert f'href="/ui/runs/{trials[0].run_id}"' in shown and "expected counted to 9" in shown
-            assert (await ann.get("/ui/evaluations/none")).status_code == 404
-            for other in (eve, bob):
-                assert [(await other.get(path)).status_code for path in ("/ui/evaluations", "/ui/evaluations/x")] == [403, 403]
+        trials = await evaluate(engine, suite, id="x")
+        async with Visitor(url, "ann") as ann, Visitor(url, "bob") as bob, Visitor(url, "eve") as eve:
+            for written in (False, True):
+                if written:
+                    summarised(suite.name, "x", trials).write(Path("evals/x.json"))
+                page, one = await ann.see("/ui/evaluations"), await ann.see("/ui/evaluations/x")
+                assert "broken.json is not a result" in page and page.count('href="/ui/evaluations/x"') == 1
+                assert ("50.0%" in page, "no result here" in page, "not graded" in one) == (written, not written, not written)
+                cells = dict(re.findall(r'href="([^"]*)#trials">(\d of \d \w+)<', html.unescape(one)))
+                assert sorted(cells.values()) == (["0 of 2 passed", "2 of 2 passed"] if written else ["2 of 2 ended"] * 2)
+                for address in cells:
+                    runs = [
+                        trial.run_id
+                        for trial in trials
+                        if (odd in address or quote_plus(odd) in address or "9" in address) == (trial.case == odd)
+                    ]
+                    seen = await ann.see(f"/ui/evaluations/x{address}")
+                    assert sorted(re.findall(r'href="/ui/runs/(eval-[^"]*)"', seen)) == sorted(runs), address
+            assert "expected counted to 1" in await ann.see("/ui/evaluations/x")
+            assert "no result here" in await bob.see("/ui/evaluations") and "expected" not in await bob.see("/ui/evaluations/x")
+            assert "No evaluation here" in await eve.see("/ui/evaluations")
+            for visitor, path in (
+                (eve, "x"),
+                (bob, "none"),
+                (ann, "%25"),
+                (ann, "x" * 5_000),
+                (ann, "%00"),
+                (ann, "..%2fx"),
+                (ann, "?after=9"),
+            ):
+                answer = await visitor.get(f"/ui/evaluations/{path}")
+                assert answer.status_code in (404, 422) or path == "?after=9", (path, answer.status_code)
+
+    shown(tmp_path, body, works=False)
+
+
+def test_of_a_trial_that_was_begun_anew_the_last_run_counts_and_open_ones_are_counted(tmp_path: Path) -> None:
+    async def body(engine: Engine, url: str) -> None:
+        first, second = trial_id("x", "", "a", 1), trial_id("x", "", "b", 1)
+        for run_id in (first, f"{first}-again1", f"{first}-again1-user0", "eval-x-other", "eval-x"):
+            await engine.run(COUNTER, "count to 1", run_id=run_id)
+        await invoiced(engine, second)
+        async with Visitor(url, "ann") as ann:
+            page = await ann.see("/ui/evaluations/x")
+            assert "2 trials" in page and "1 of 1 ended" in page and "0 of 1 ended" in page
+            assert set(re.findall(r'href="/ui/runs/(eval-[^"]*)"', page)) == {f"{first}-again1", second}
 
     shown(tmp_path, body, works=False)
 
@@ -557,7 +650,7 @@ def test_agents_can_be_told_apart(tmp_path: Path) -> None:
         await invoiced(engine)
         await engine.run(COUNTER, "count to 1", run_id="count")
         async with Visitor(url, "ann") as ann:
-            assert "Hansen" not in await ann.read("/?agent=counter") and "Hansen" in await ann.read("/?view=needs-me")
-            assert "count to 1" in await ann.read("/?find=COUNT") and "Hansen" not in await ann.read("/?view=completed")
+            assert "Hansen" not in await ann.see("/?agent=counter") and "Hansen" in await ann.see("/?view=needs-me")
+            assert "count to 1" in await ann.see("/?find=COUNT") and "Hansen" not in await ann.see("/?view=completed")
 
     shown(tmp_path, body, works=False)

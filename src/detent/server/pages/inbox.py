@@ -95,7 +95,7 @@ async def approve(visit: Visit) -> Response:
     fields = await visit.form()
     edited, shown = fields.get("args", ""), fields.get("shown", "")
     args = None
-    if edited.strip() and edited.replace("\r\n", "\n") != shown.replace("\r\n", "\n"):
+    if edited.strip() and edited != shown:
         try:
             args = msgspec.json.decode(edited, type=dict[str, Any])
         except msgspec.DecodeError as error:

@@ -155,11 +155,12 @@ async def record(visit: Visit) -> Response:
     run_id = await engine.runtime.visible(visit.path["run_id"], visit.caller.host)
     sequence = whole(visit.path["sequence"], "record")
     lines = await engine.store.read(run_id, after=sequence - 1, limit=1) if sequence > 0 else []
-    if not lines:
+    head = await engine.store.head(run_id)
+    if not lines or head is None:  # None: it was deleted just now
         raise Refused(404, "not_found", f"run {run_id} has no record {sequence}")
     known = read_record(lines[0])
     shown = msgspec.json.format(lines[0].decode(), indent=2)
-    return visit.page("record.html", run_id=run_id, record=known, raw=shown, last=(await engine.store.head(run_id)).records)  # type: ignore[union-attr]
+    return visit.page("record.html", run_id=run_id, record=known, raw=shown, last=head.records)
 
 
 def number_of(visit: Visit, name: str, default: int) -> int:

@@ -114,7 +114,7 @@ async def _send(visit: Visit, session: Session, form: dict[str, str]) -> Respons
     if rule not in get_args(Rule):
         raise Refused(422, "no_such_rule", f"{rule[:40]!r} does not say what happens while a run is in progress; choose {', '.join(RULES)}")
     served, message_id = visit.served, form.get("message", "") or secrets.token_hex(12)
-    text = form.get("text", "").replace("\r\n", "\n")
+    text = form.get("text", "")
     work = served.begin(
         session.send(text, message_id=message_id, rule=rule, by=visit.caller.principal, observers=[served.hub]),
         name=f"a message of session {session.id}",

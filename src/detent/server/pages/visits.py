@@ -1,6 +1,7 @@
 """One visit of a page: who is signed in, what the form says, and the answer as HTML under a strict policy for its content.
 
-A browser is signed in by a cookie that holds its token, which scripts cannot read. A form carries a code that is made from that token, so a page of
+A browser is signed in by a cookie that holds its token, which scripts cannot read. Its name has the port, because browsers send the cookies of a host to
+all its ports: two servers on one machine would else sign each other's visitors out. A form carries a code that is made from that token, so a page of
 another origin cannot send one; browsers name the origin as well, and `Doors` compares it.
 """
 
@@ -23,7 +24,6 @@ from detent.server.problems import Problem, Refused, problem_of
 from detent.server.served import Served
 
 log = logging.getLogger("detent.server")
-COOKIE = "detent_token"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
@@ -107,16 +107,22 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fields_of(body: bytes) -> dict[str, str]:
-    """Return the fields of a form; raise `Refused` for bytes that are none."""
+    """Return the fields of a form; raise `Refused` for bytes that are none. A browser ends lines with CR LF, whatever was written."""
     try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200, errors="strict"))
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200, errors="strict")
+        return {name: value.replace("\r\n", "\n") for name, value in pairs}
     except ValueError as error:  # also UnicodeDecodeError
         raise Refused(422, "bad_form", f"the form cannot be read: {error}") from error
 
 
+def cookie_at(port: int | None) -> str:
+    """Return the name of the cookie of a server that the browser reaches at this port; None: the usual one of HTTP or HTTPS."""
+    return f"detent_token_{port}" if port else "detent_token"
+
+
 async def visited(served: Served, one: Page, request: Request) -> Response:
     """Answer a request for a page: who visits, may they, then the page itself. A problem is a page, too."""
-    token = request.cookies.get(COOKIE, "")
+    token = request.cookies.get(cookie_at(request.url.port), "")
     try:
         caller = await served.caller(token)
     except Refused:
@@ -165,12 +171,12 @@ async def sign_in(served: Served, request: Request) -> Response:
         return HTMLResponse(render("sign_in.html", wanted="/", why=why), refused.problem.status, HEADERS)
     here = wanted.startswith("/") and not wanted.startswith(("//", "/\\")) and wanted.isprintable()
     answer = RedirectResponse(quote(wanted, safe="/?&=%:@+,;~!$'()*#") if here else "/", 303, {"Cache-Control": "no-store"})
-    answer.set_cookie(COOKIE, token, httponly=True, samesite="lax", secure=request.url.scheme == "https")
+    answer.set_cookie(cookie_at(request.url.port), token, httponly=True, samesite="lax", secure=request.url.scheme == "https")
     return answer
 
 
 async def sign_out(served: Served, request: Request) -> Response:
     """Forget the token."""
     answer = RedirectResponse("/", 303, {"Cache-Control": "no-store", "Clear-Site-Data": '"cache"'})
-    answer.delete_cookie(COOKIE)
+    answer.delete_cookie(cookie_at(request.url.port))
     return answer

@@ -58,7 +58,8 @@ async def fork(visit: Visit) -> Response:
         edits = edits_of(fields)
         at = _place(fields["at"].strip())
         effects: Any = fields["effects"]
-        made = await engine.fork(visit.path["run_id"], at=at, edits=edits, effects=effects, host=await _host(visit), resume=False)
+        whose, by = await _host(visit), visit.caller.principal
+        made = await engine.fork(visit.path["run_id"], at=at, edits=edits, effects=effects, by=by, host=whose, resume=False)
     except DetentError as error:
         problem = problem_of(error, engine.store.url)
         return await _form(visit, fields, problem=str(error), status=problem.status if problem else 409)
@@ -153,7 +154,9 @@ def _pairs(a: Side, b: Side, found: Diff) -> list[Pair]:
 
 async def backtest_form(visit: Visit) -> Response:
     """Ask for a policy, and the runs to judge by it."""
-    return visit.page("backtest.html", found=None, policy="", query=dict.fromkeys(("agent", "status", "bounds"), ""), problem="")
+    return visit.page(
+        "backtest.html", found=None, policy="", query={"agent": visit.asked.get("agent", ""), "status": "", "bounds": ""}, problem=""
+    )
 
 
 async def backtest(visit: Visit) -> Response:

@@ -10,7 +10,8 @@ import msgspec
 from starlette.responses import Response
 
 from detent.config.adapters import traced
-from detent.core.errors import CorruptLog
+from detent.core import events as e
+from detent.core.errors import CorruptLog, DetentError
 from detent.core.records import Record
 from detent.history.explaining import Earlier, Explanation, explain, follow
 from detent.policies.provenance.origins import leaves
@@ -21,22 +22,28 @@ from detent.server.pages.rendering import at_run
 from detent.server.pages.run import reading_of
 from detent.server.pages.visits import Page, Visit
 
+LONGEST = 40
+"""So many places of a way are drawn; the provenance policy keeps fewer."""
+
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One place where a value was: the words, the address of the record that has it ("" if none is known), and whether it is still there."""
+    """A place where a value was: the words, the address of the record that has it ("" if none is known), and whether it is still there.
+
+    `earlier` are the places from which it came to this one.
+    """
 
     said: str
     address: str = ""
     standing: str = ""
+    earlier: tuple[Node, ...] = ()
 
 
-class Chain(msgspec.Struct, frozen=True, kw_only=True):
-    """How the value of one argument came here, the newest place first. `label` is what provenance says of it."""
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
+    """How values of some arguments came here, the newest places first. `label` is what provenance says of them."""
 
-    path: str
-    value: Any
+    values: Sequence[tuple[str, Any]]
     label: str
-    nodes: Sequence[Node]
+    nodes: tuple[Node, ...]
 
 
 async def why(visit: Visit) -> Response:
@@ -46,7 +53,7 @@ async def why(visit: Visit) -> Response:
     records = await history(engine.store, run_id)
     found = await follow(explain(records, visit.path["call_id"]), engine.store)
     return visit.page(
-        "why.html", run_id=run_id, found=found, chains=await _chains(visit, run_id, found, records), goal=await _goal(visit, run_id)
+        "why.html", run_id=run_id, found=found, graphs=await _graphs(visit, run_id, found, records), goal=await _goal(visit, run_id)
     )
 
 
@@ -55,37 +62,75 @@ async def _goal(visit: Visit, run_id: str) -> str:
     return "" if head is None else head.title or head.goal
 
 
-async def _chains(visit: Visit, run_id: str, found: Explanation, records: Sequence[Record]) -> list[Chain]:
-    """Return where each leaf of the arguments came from: this run's call or goal, and from there what is known of earlier runs."""
+async def _graphs(visit: Visit, run_id: str, found: Explanation, records: Sequence[Record]) -> list[Graph]:
+    """Return where the leaves of the arguments came from: records of this run, and from there what is known of children and earlier runs.
+
+    Leaves that came the same way share a graph.
+    """
     facts = await _facts(visit, run_id, found)
-    seen = {
-        getattr(r.event, "call", ""): r for r in records if type(r.event).__name__ in ("ToolFinished", "SubagentJoined", "ToolReconciled")
-    }
-    calls = (await reading_of(visit)).tracer.calls
-    chains: list[Chain] = []
+    here = await _here(visit, run_id, records)
+    graphs: dict[tuple[str, tuple[Node, ...]], list[tuple[str, Any]]] = {}
     for path, value in leaves(found.args):
         fact = facts.get(path, {})
-        nodes: list[Node] = []
-        origin = str(fact.get("origin") or "")
-        if (record := seen.get(origin)) is not None:
-            tool = fact.get("tool") or (known.tool if (known := calls.get(origin)) else "a call")
-            here = record.envelope
-            nodes.append(
-                Node(said=f"the result of {tool}, call {origin}", address=at_run(here.run, f"/records/{here.seq}"), standing="there")
-            )
-        elif origin == "goal" or fact.get("label") == "user":
-            nodes.append(Node(said="the user's goal", address=at_run(run_id, "/records/1"), standing="there"))
-        nodes += [_place(visit, one) for one in found.earlier if one.path == path]
-        chains.append(Chain(path=path, value=value, label=str(fact.get("label", "")), nodes=nodes))
-    return chains
+        ways: dict[int, list[Earlier]] = {}
+        for one in found.earlier:
+            if one.path == path and len(way := ways.setdefault(one.source, [])) < LONGEST:
+                way.append(one)
+        chains: list[list[Node]] = []
+        for name in str(fact.get("origin") or "").split(", "):
+            begin = [here[name]] if name in here else []
+            mine = [number for number, way in ways.items() if way[0].said.startswith(f"{name}, ")]
+            chains += [[*begin, *[await _place(visit, one) for one in ways.pop(number)]] for number in mine] or [begin]
+        chains += [[await _place(visit, one) for one in way] for way in ways.values()]
+        graphs.setdefault((str(fact.get("label", "")), _joined(chains)), []).append((path, value))
+    return [Graph(values=values, label=label, nodes=nodes) for (label, nodes), values in graphs.items()]
 
 
-def _place(visit: Visit, place: Earlier) -> Node:
-    mine = place.run_id.partition("@")[2] == visit.caller.tenant
-    address = (
-        at_run(place.run_id, f"/records/{place.sequence}") if place.sequence and place.standing in ("there", "changed") and mine else ""
-    )
-    return Node(said=place.said, address=address, standing=place.standing)
+def _joined(chains: Sequence[Sequence[Node]]) -> tuple[Node, ...]:
+    """Return chains as trees: what they have in common at their beginning is one place."""
+    rests: dict[Node, list[Sequence[Node]]] = {}
+    for chain in chains:
+        if chain:
+            rests.setdefault(chain[0], []).append(chain[1:])
+    return tuple(msgspec.structs.replace(node, earlier=_joined(rest)) for node, rest in rests.items())
+
+
+async def _here(visit: Visit, run_id: str, records: Sequence[Record]) -> dict[str, Node]:
+    """Return the records of this run that values come from, by the names that provenance gives to them."""
+    calls = (await reading_of(visit)).tracer.calls
+    first = at_run(run_id, "/records/1")
+    found = {"goal": Node(said="the user's goal", address=first), "agent": Node(said="the agent's configuration", address=first)}
+    for record in records:
+        event, at = record.event, at_run(record.envelope.run, f"/records/{record.envelope.seq}")
+        match event:
+            case e.ToolFinished(call=call) | e.ToolReconciled(call=call):
+                tool = calls[call].tool if call in calls else "a call"
+                found[call] = Node(said=f"the result of {tool}, call {call}", address=at)
+            case e.SubagentJoined(child=child, call=call):
+                found[f"child:{child}"] = found[call] = Node(said=f"what the child {child} returned", address=at)
+            case e.MemoryRecalled(items=items):
+                recalled = [cast("dict[str, Any]", one) for one in items if isinstance(one, dict)]
+                found |= {f"memory:{one.get('id', '')}": Node(said="recalled from memory", address=at) for one in recalled}
+            case e.UserReplied():
+                found[f"reply {record.envelope.iteration}"] = Node(said="a reply of the user", address=at)
+            case e.RunStarted():
+                found |= {f"variables.{name}": Node(said=f"the user's variable {name}", address=at) for name in event.variables}
+                if event.delegated is not None:
+                    found[f"parent:{event.delegated.call}"] = Node(said="the goal that the parent gave", address=at)
+            case _:
+                pass
+    return found
+
+
+async def _place(visit: Visit, place: Earlier) -> Node:
+    mine, sequence = place.run_id.partition("@")[2] == visit.caller.tenant, place.sequence
+    if mine and place.run_id and not sequence:
+        with suppress(DetentError):  # that run is not here any more
+            calls = (await visit.served.readings.of(visit.served.engine, place.run_id, host=visit.caller.host)).tracer.calls
+            call = calls.get(place.call_id)
+            sequence = call.records[-1] if call is not None and call.records else 0 if place.call_id else 1
+    address = at_run(place.run_id, f"/records/{sequence}") if sequence and place.standing in ("there", "changed") and mine else ""
+    return Node(said=place.said.partition(", digest ")[0], address=address, standing=place.standing)
 
 
 async def _facts(visit: Visit, run_id: str, found: Explanation) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,36 @@
+"""Records read as one run: the state and the trace that follow from them, across the point where a fork left its parent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from detent.core.codec import read_log
+from detent.core.events import Forked
+from detent.core.records import Record
+from detent.history.traces import Tracer
+from detent.ports import EventStore
+from detent.running.artifacts import read_whole
+from detent.running.branching import branch
+from detent.running.lineage import Segment, segments
+
+
+def folded(records: Sequence[Record]) -> Tracer:
+    """Return the state and trace of records as `running.lineage.history` returns them: those of a fork's ancestors first. There is at least one."""
+    tracer = Tracer(records[0].envelope.run, None)
+    for record in records:
+        if isinstance(record.event, Forked):
+            tracer.state = branch(tracer.state, record.event, record.envelope.run)
+        tracer.read(record)
+    return tracer
+
+
+async def traced(store: EventStore, run_id: str) -> tuple[list[Record], Tracer]:
+    """Return the records that make up a run's state, and the state and trace that follow from them. There are no records of an unknown run.
+
+    Raise `RunErased`, `CorruptLog`, `NewerVersion`.
+    """
+    lines = await read_whole(store, run_id)
+    records: list[Record] = []
+    for one in (*await segments(store, run_id, lines), Segment(run_id, lines, len(lines))):
+        records += read_log(one.run_id, one.lines[: one.used])
+    return records, folded(records) if records else Tracer(run_id, None)

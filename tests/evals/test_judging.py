@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, Engine, FinalAnswer
@@ -91,6 +92,16 @@ def test_a_judge_in_a_suite_is_measured_and_each_verdict_is_a_run_that_is_made_o
     assert one.measured[0].people and one.measured[0].people.kappa == 1.0 and one.measured[0].people.base_rate == 0.5
     asyncio.run(tried(planner, {**table, "expected": "Another rubric."}, store=store))
     assert len(planner.asked) == 2 * made, "another rubric is another judge"
+
+
+def test_the_budget_of_an_evaluation_covers_its_judges() -> None:
+    async def run() -> list[str]:
+        async with Engine(store="ram:", agents=[WORKER, *JUDGES], planner=Planner()) as engine:
+            suite = suite_of({"model": "judge", "samples": 3, "min_kappa": 0}, ("yes", "yes yes", "no"))
+            suite = msgspec.structs.replace(suite, max_cost_usd=1.02)
+            return [trial.standing for trial in await evaluate(engine, suite, concurrency=1)]
+
+    assert asyncio.run(run()) == ["passed", "not_run", "not_run"], "a trial costs 1 USD, and its three verdicts 0.03"
 
 
 def test_the_cost_of_judges_is_apart_from_that_of_the_agent(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ class Book:
         self._open, self._pending, self._blob, self._number = list[Kept](), list[Kept](), "", 0
         self._writing = asyncio.Lock()
         self._best = dict[Key, Kept]()
-        self._costs = dict[str, float]()
+        self._costs, self._judging = dict[str, float](), dict[tuple[str, str], float]()
         self._orders = dict[str, Order]()
         self._base, self._cancelled = dict[Key, int](), set[Key]()
         self.suites: list[Suite] = [begun.suite]
@@ -181,6 +181,9 @@ class Book:
     def _fold(self, kept: Kept) -> None:
         key = kept.trial.case, kept.trial.variant, kept.trial.number
         self._costs[trial_of_run(kept.trial.run_id)] = kept.trial.all_cost_usd
+        for grade in kept.trial.grades:
+            self._judging |= {("", vote.run_id): vote.cost_usd for vote in grade.votes}
+            self._judging |= {(grade.grader, judge.judge): judge.cost_usd for judge in grade.measured}
         known = self._best.get(key)
         if known is None or (kept.trial.attempts, kept.revision) > (known.trial.attempts, known.revision):
             self._best[key] = kept
@@ -241,8 +244,12 @@ class Book:
         return attempt, kept.trial.run_id if kept is not None and kept.continues else run_id
 
     def spent(self, costs: Mapping[str, float]) -> float:
-        """Return what all attempts cost, with their users, in USD; `costs` are those of runs, for attempts that have not ended."""
-        return sum(cost for run_id, cost in costs.items() if trial_of_run(run_id) not in self._costs) + sum(self._costs.values())
+        """Return what all attempts cost, with their users and judges, in USD; `costs` are those of runs, for attempts that have not ended.
+
+        A verdict counts once. One that also served to measure its judge counts in that, too.
+        """
+        open_ones = sum(cost for run_id, cost in costs.items() if trial_of_run(run_id) not in self._costs)
+        return open_ones + sum(self._costs.values()) + sum(self._judging.values())
 
     # Writing ----------------------------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ FOUND = {
     425940: "a pass that waited was answered while another one ended the run, and the replay went on with it",
     746: "what two passes recorded was charged with one append, and only the second one's calls were reserved: the first one's append had failed",
     942: "a call ended in a process that was suspended and had lost its run meanwhile, and was recorded nowhere",
+    300214363: "a child that had ended was opened again with more than its parent had reserved for it",
     300002015: "a child that was left could not go on once its parent was erased",
     100810: "a reservation lapsed before its time by a clock that jumped (the tenant's bound does not hold then)",
 }

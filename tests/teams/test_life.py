@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import virtual_time
 from amounts import sampled, thinned
 from detent import Bounds, Budget, CancelSubagent, ChildBounds, FinalAnswer, SpawnSubagent, Stop, Suspended, ToolCall, tool
 from detent.core import events as e
-from detent.core.errors import ConfigError, FatalToolError
+from detent.core.errors import ConfigError, FatalToolError, NotAllowedNow, StoreBusy
 from detent.history.tree_checks import verify_tree
 from detent.ports import Passed, RunQuery, StrategyRun, View
 from detent.running.working import StoreBacklog, hand
@@ -233,6 +234,87 @@ def test_a_child_that_was_given_up_is_lost_and_gives_nothing_back() -> None:
             assert (lost.outcome, lost.reason, lost.usage) == ("lost", "it fails again and again", child.held)
             again = await engine.resume(child.child)
             assert (again.status, again.reason) == ("stopped", "cancelled")  # only its end is recorded
+            with pytest.raises(NotAllowedNow, match="goes on with how it ended"):
+                await engine.reopen(child.child, by="ann")
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+class Between(RamStore):
+    """A store that stops before a join is recorded, and whose run `away` cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.go, self.away = asyncio.Event(), asyncio.Event(), ""
+
+    async def append(self, run_id: str, expected_seq: int, records: Any, **options: Any) -> Any:
+        """Append; a join only when the test lets it."""
+        if any(b'"type":"subagent_joined"' in line for line in records):
+            self.reached.set()
+            await self.go.wait()
+        return await super().append(run_id, expected_seq, records, **options)
+
+    async def read(self, run_id: str, *args: Any, **options: Any) -> Any:
+        """Read, unless the run is away."""
+        if run_id == self.away:
+            raise StoreBusy("the store is busy")
+        return await super().read(run_id, *args, **options)
+
+
+def test_a_child_is_given_no_more_than_its_parent_has_reserved() -> None:
+    """Its parent counts the reservation, so with more of anything the tree could exceed the bound of its root. One that was left is a root itself."""
+
+    async def main(how: str) -> None:
+        team, store = Team(spawn("ask 1", budget={"max_tool_calls": 2}, on_parent_end="leave" if how == "left" else "wait")), Between()
+        async with team.engine(store) as engine:
+            if how == "left":
+                store.go.set()
+            await engine.run(team.boss, "share", run_id="root", budget=Budget(max_tool_calls=4, max_calls_of={"keep": 3}))
+            (child,) = await children_of(engine, "root")
+            if how in ("given_up", "lost"):
+                await StoreBacklog(hand(engine.runtime)).give_up(child, "it fails again and again", 5)
+            if how == "lost":
+                running = asyncio.create_task(engine.resume("root"))
+                await store.reached.wait()
+                store.away = child  # nobody records its end yet
+                store.go.set()
+                await running
+                store.away = ""
+            assert (await engine.load("root")).children[child].status == (how if how in ("lost", "left") else "open")
+            change = partial(engine.reopen, by="ann", resume=False) if how in ("given_up", "lost") else engine.resume
+            more = [Budget(max_tool_calls=3), Budget(max_calls_of={"keep": 2}), Budget(max_iterations=60)]
+            for budget in more if how != "left" else ():
+                with pytest.raises(NotAllowedNow) as refused:
+                    await change(child, budget=budget)
+                assert refused.value.reason_code == "not_reserved" and str(refused.value).count(", not ") == 1
+            allowed = Budget(max_tool_calls=2, max_failures=1) if how != "left" else Budget(max_tool_calls=300)
+            await change(child, budget=allowed)
+            assert (await engine.load(child)).budget.max_tool_calls == allowed.max_tool_calls
+
+    for how in ("open", "given_up", "lost", "left"):
+        virtual_time.run(main(how))
+
+
+def test_a_child_that_has_ended_is_not_opened_again_before_its_parent_has_recorded_that() -> None:
+    """The parent has read its end, and gives the rest of the reservation back, whatever the child would use now."""
+
+    async def main() -> None:
+        team, store = Team(start("fail")), Between()
+        async with team.engine(store) as engine, team.engine(store) as other:
+            running = asyncio.create_task(engine.run(team.boss, "share", run_id="root"))
+            await store.reached.wait()
+            (child,) = await children_of(engine, "root")
+            with pytest.raises(NotAllowedNow) as refused:
+                await other.reopen(child, by="ann", resume=False)
+            assert refused.value.reason_code == "joined_child"
+            store.away = "root"
+            with pytest.raises(StoreBusy):  # nobody knows then what its parent has recorded
+                await other.reopen(child, by="ann", resume=False)
+            store.away = ""
+            store.go.set()
+            assert (await running).output == ["child_failed"]
+            assert (await engine.load(child)).status == "failed"
             await same_again(engine, "root")
 
     virtual_time.run(main())

@@ -238,6 +238,7 @@ def test_a_joined_child_goes_alone_but_is_not_opened_again() -> None:
             with pytest.raises(NotAllowedNow) as refused:
                 await engine.reopen(leaf.run_id)
             assert refused.value.reason_code == "joined_child"
+            assert [one.command for one in (await engine.why(leaf.run_id)).reasons] == [()]
             await engine.store.put_blob(leaf.run_id, "a" * ARTIFACT_KEY_LENGTH, b"secret")
             for _ in range(2):
                 await engine.delete(leaf.run_id)

@@ -138,7 +138,8 @@ async def _holder(runtime: Runtime, run_id: str) -> str:
 async def _ended(case: Case) -> AsyncGenerator[Reason]:
     state = case.state
     if state.terminal:
-        again = () if state.status == "completed" else ("reopen", state.run_id)
+        child = state.delegated is not None and not state.delegated.left
+        again = () if child or state.status == "completed" else ("reopen", state.run_id)
         yield Reason(code="ended", what=f"it has ended: {state.status} ({state.reason})", command=again)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from detent.config.adapters import origin_of
 from detent.core import events as e
+from detent.core.budget import Budget
 from detent.core.errors import DetentError, NotAllowedNow, RunErased, RunNotFound
 from detent.core.state import Child, RunState
 from detent.ports import EventStore, Signal, is_erased
@@ -157,15 +158,27 @@ def _lost(child: Child, why: str, *, signal: str, call: str, **known: Any) -> e.
     )
 
 
-async def refuse_joined(store: EventStore, state: RunState) -> None:
-    """Raise `NotAllowedNow` for a child whose end is in its parent's log: it cannot be opened again alone. One that was lost can, to record its end."""
+async def refuse_unreserved(store: EventStore, state: RunState, budget: Budget) -> None:
+    """Raise `NotAllowedNow` for a child that has ended, or if a bound in `budget` is above what its parent's log reserves for it.
+
+    Its parent gives the rest of the reservation back with the end that it reads, whoever opens the child again meanwhile. One that was given up has
+    no end, and gives nothing back. One that was left is a root.
+    """
     known = None if state.delegated is None else await _known_above(store, state)
-    if known is not None and known.status not in ("open", "lost", "left"):
-        why = f"run {state.run_id!r} is a child, and run {state.parent!r} has its end in its log ({known.status}); fork it instead, or let its "
-        raise NotAllowedNow(state.run_id, f"{why}parent start another one", reason_code="joined_child")
+    if known is None or known.status == "left":
+        return
+    instead = "fork it instead, or let its parent start another one"
+    if state.terminal or known.status not in ("open", "lost"):
+        why = f"run {state.run_id!r} is a child, and run {state.parent!r} goes on with how it ended; {instead}"
+        raise NotAllowedNow(state.run_id, why, reason_code="joined_child")
+    reserved = dict(known.spawned.budget.said())
+    more = [f"{name}={reserved[name]:g}, not {most:g}" for name, most in budget.said() if most > reserved.get(name, most)]
+    if more:
+        why = f"run {state.run_id!r} is a child, and run {state.parent!r} has reserved {', '.join(more)} for it; {instead}"
+        raise NotAllowedNow(state.run_id, why, reason_code="not_reserved")
 
 
 async def _known_above(store: EventStore, state: RunState) -> Child | None:
-    with suppress(DetentError):
+    with suppress(RunErased, RunNotFound):
         return (await load_run(store, state.parent)).children.get(state.run_id)
     return None

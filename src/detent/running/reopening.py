@@ -15,7 +15,7 @@ from detent.running import admission
 from detent.running.advancing import ADVANCED
 from detent.running.answering import FIRST_LOOK_S, HEARD_S, LONGEST_LOOK_S, refuse_reopening
 from detent.running.delegating import names_below
-from detent.running.joining import refuse_joined
+from detent.running.joining import refuse_unreserved
 from detent.running.people import me, poster
 from detent.running.results import Result
 from detent.running.rules import named
@@ -62,7 +62,7 @@ async def reopened(
     until, pause_s = loop.time() + HEARD_S, FIRST_LOOK_S
     while True:
         state = await load_run(runtime.store, run_id)
-        await refuse_joined(runtime.store, state)
+        await refuse_unreserved(runtime.store, state, budget or Budget())
         refuse_reopening(state, budget or Budget(), runtime.parts.clock.now(), ceiling=runtime.ceiling)
         admission.refuse_bounds_of_unknown(budget or Budget(), [*names_below(state.agent, runtime.agents), *runtime.tools.names()])
         if budget is not None and budget.max_cost_usd is not None:

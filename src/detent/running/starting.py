@@ -34,6 +34,7 @@ from detent.running.declarations import declared_of, kept_policy, levels_of, one
 from detent.running.delegating import MANAGING, names_below
 from detent.running.hiding import KEY_BLOB, blob_of
 from detent.running.interrupts import on_signals
+from detent.running.joining import refuse_unreserved
 from detent.running.overseeing import tool_of
 from detent.running.parts import digests_of, kernel_of, meta_tool_of_some_kernel, tools_of
 from detent.running.people import me, poster
@@ -429,6 +430,7 @@ async def resume(
         events.append(LevelsAccepted(levels=levels, by=who, via=poster()))
     if bounds is not None:
         admission.refuse_bounds_of_unknown(bounds, [*names_below(state.agent, runtime.agents), *runtime.tools.names()])
+        await refuse_unreserved(runtime.store, state, bounds)
         events.append(BudgetChanged(budget=bounds, by=who, via=poster(), request=request))
     return await runtime.go_on(run_id, *events, observers=observers)
 

@@ -16,6 +16,7 @@ from detent.core.errors import ConfigError, PlannerFailed
 from detent.evals import Case, Evaluation, Suite, User, Variant, compare, evaluate, grade_runs, load_suite, summarised
 from detent.evals import trials as trials_module
 from detent.evals.grades import Grade, Graded, Grader
+from detent.evals.reports import _share  # pyright: ignore[reportPrivateUsage]
 from detent.evals.suites import load_cases
 from detent.evals.trials import traced
 from detent.ports import RunQuery
@@ -277,6 +278,11 @@ def test_cases_come_from_files_of_many_kinds(tmp_path: Path, name: str) -> None:
         ("name = 1", "name"), ("name = 's'", "no cases"), ("name = 's'\ncases = 'none.jsonl'", "cannot be read"), ("[", "not TOML"),
         ("name = 's'\n[[cases]]\nid = 'a'\ngoal = 'x'\n[[cases]]\nid = 'a'\ngoal = 'y'", "two cases have the id 'a'"),
         ("name = 's'\n[[cases]]\nid = 'a'\ngoal = 'x'\nfiles = {'../x' = 'y'}", "outside the workspace"), ("name = 's'\ntrails = 3", "trails"),
+        ("name = 's'\n[[cases]]\nid = 'a'\ngoal = 'x'\nfiles = {'x' = 'y', 'x/z' = 'y'}", "folder of another"),
+        ("name = 's'\n[[cases]]\nid = 'a'\ngoal = 'x'\nfiles = {'' = 'y'}", "cannot be one"),
+        ("name = 's'\n[[cases]]\nid = 'a'\ngoal = 'x'\nfiles = {\"a\\u0000\" = 'y'}", "cannot be one"),
+        ("name = 's'\n[variants]\n", "no variants"), ("name = 's'\nmax_cost_usd = -1.0", "max_cost_usd is -1"),
+        ("name = 's'\n[variants.x]\nrate = 2.0", "rate is 2"),
     ],
 )  # fmt: skip
 def test_a_wrong_suite_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -306,3 +312,17 @@ def test_a_result_is_read_back(tmp_path: Path) -> None:
             Evaluation.read(tmp_path / "r.json")
 
     asyncio.run(run())
+
+
+def test_a_result_that_nests_without_end_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text('{"schema": 1, "trials": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ConfigError, match="not a result of an evaluation"):
+        Evaluation.read(tmp_path / "deep.json")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 1 / 3, 0.7])
+def test_clusters_that_are_alike_have_an_interval_whatever_floats_add_up_to(share: float) -> None:
+    """Each of three to thirty cases has the same pass^k. The sum of 0.1 and 0.1 and 0.1 is not 0.3, which is no spread."""
+    for cases in range(3, 31):
+        found = _share([[share]] * cases)
+        assert found.low is not None and found.high is not None and found.high - found.low > 0.1, (cases, found)

@@ -33,15 +33,16 @@ MOST_WRONG = 50
 class UnderFaults(msgspec.Struct, frozen=True, kw_only=True):
     """What the faults of a variant did. `undisturbed` is the variant to compare with, None if the suite has none.
 
-    `struck` counts the trials that a fault struck. `repeated` and `lost` count effects (`detent.evals.effects`); `lost` is None where there is nothing to
-    compare with. `more` is what an average trial needs more than an undisturbed one of the same case, in `turns`, `cost_usd` and `seconds` of the run's
-    own time, with an interval over clusters. `wrong` names the first effects that were repeated or lost, with their runs.
+    `struck` counts the trials that a fault struck. `repeated` and `lost` count effects (`detent.evals.effects`); both are None where no trial got so far
+    that they are known, and `lost` where there is nothing to compare with. `more` is what an average trial needs more than an undisturbed one of the same
+    case, in `turns`, `cost_usd` and `seconds` of the run's own time, with an interval over clusters. `wrong` names the first effects that were repeated or
+    lost, with their runs.
     """
 
     faults: tuple[str, ...]
     undisturbed: str | None = None
     struck: int = 0
-    repeated: int = 0
+    repeated: int | None = 0
     lost: int | None = None
     more: dict[str, Interval] = {}
     wrong: tuple[str, ...] = ()
@@ -133,7 +134,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             if known != SCHEMA:
                 raise ConfigError(f"{path} has the schema {known!r}; this version reads {SCHEMA}")
             return msgspec.json.decode(data, type=cls)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not a result of an evaluation: {error}") from error
 
 
@@ -264,6 +265,7 @@ def _mean(of: Sequence[Agreement]) -> Agreement:
 def _under_faults(trials: Sequence[Trial], undisturbed: Sequence[Trial]) -> UnderFaults:
     """Return what the faults of a variant did to these trials."""
     base, usual = trials[0].undisturbed, _by_case(undisturbed)
+    seen = any(trial.effects is not None for trial in trials)
     wrong: list[str] = []
     repeated = lost = 0
     for trial in trials:
@@ -284,8 +286,8 @@ def _under_faults(trials: Sequence[Trial], undisturbed: Sequence[Trial]) -> Unde
         faults=trials[0].faults,
         undisturbed=base,
         struck=sum(bool(trial.struck) for trial in trials),
-        repeated=repeated,
-        lost=lost if lost or base is not None else None,
+        repeated=repeated if seen else None,
+        lost=lost if lost or (base is not None and seen) else None,
         more={
             "turns": _more(trials, undisturbed, lambda trial: float(trial.turns)),
             "cost_usd": _more(trials, undisturbed, lambda trial: trial.cost_usd),
@@ -312,7 +314,7 @@ def _verdicts(grades: Iterable[Grade]) -> dict[str, dict[str, int]]:
 def _share(clusters: Sequence[Sequence[float]]) -> Interval:
     """Return a share with its interval. Where all clusters are alike Student knows no spread, and Wilson's interval over the clusters stands for it."""
     found = stats.clustered_mean(clusters)
-    if found.value is None or found.low != found.high:
+    if found.value is None or found.low is None or found.high is None or found.high - found.low > 1e-9:  # sums of floats are not exact
         return found
     score = stats.wilson(round(found.value * len(clusters)), len(clusters))
     return Interval(value=found.value, low=score.low, high=score.high)

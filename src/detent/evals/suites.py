@@ -13,6 +13,7 @@ agent = "agent.toml"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -83,9 +84,14 @@ class Case(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbi
             raise ConfigError(f"the id of a case is {self.id[:40]!r}; give 1 to 100 printable characters")
         if not self.goal.strip():
             raise ConfigError(f"case {self.id!r} has no goal; say what the agent is asked")
+        folders = {str(folder) for path in self.files for folder in Path(path).parents}
         for path in self.files:
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ConfigError(f"case {self.id!r} has the file {path!r}, which is outside the workspace; give a path inside it")
+            if "\0" in path or str(Path(path)) in folders | {"."}:
+                raise ConfigError(
+                    f"case {self.id!r} has the file {path!r}, which cannot be one, or is the folder of another; name it otherwise"
+                )
 
 
 class Variant(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -99,6 +105,10 @@ class Variant(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, fo
     faults: tuple[str, ...] = ()
     rate: float = 0.2
     """How likely a fault strikes at a place."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise ConfigError(f"rate is {self.rate}; give 0 to 1, how likely a fault strikes at a place")
 
 
 class Suite(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -132,6 +142,10 @@ class Suite(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forb
             raise ConfigError('the suite has no name; give it one: name = "..."')
         if not 1 <= self.trials <= MOST_TRIALS:
             raise ConfigError(f"trials is {self.trials}; give 1 to {MOST_TRIALS}")
+        if not self.variants:
+            raise ConfigError("the suite has no variants; leave them out for the only agent as it is")
+        if self.max_cost_usd is not None and not 0 <= self.max_cost_usd < math.inf:
+            raise ConfigError(f"max_cost_usd is {self.max_cost_usd}; give what all of it may cost, from 0")
         if self.stop and not self.require:
             raise ConfigError('stop = "decided" needs what is to be decided: add require = "pass_hat(3) >= 0.9", or --require')
         if not 0 <= self.fault_rate <= 1:

@@ -73,8 +73,8 @@ def fault_rows(of: Evaluation) -> list[tuple[str, ...]]:
     for name, figures in of.figures.items():
         if (under := figures.under) is not None:
             more = [more_of(under.more[what], of=unit) for what, unit in (("turns", ""), ("cost_usd", "USD"), ("seconds", "s"))]
-            lost = "unknown" if under.lost is None else str(under.lost)
-            found.append((name or "-", f"{under.struck} of {figures.trials}", str(under.repeated), lost, *more))
+            repeated, lost = ("unknown" if count is None else str(count) for count in (under.repeated, under.lost))
+            found.append((name or "-", f"{under.struck} of {figures.trials}", repeated, lost, *more))
     return [("UNDER", "STRUCK", "REPEATED", "LOST", "MORE TURNS", "MORE COST", "MORE TIME"), *found] if found else []
 
 

@@ -7,6 +7,7 @@ detent_eval("suite.toml", make_engine, require="pass_hat(3) >= 0.9")
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,21 +25,26 @@ def detent_eval() -> Callable[..., Evaluation]:
 
     Takes the suite's file, a function that creates an engine, `require` as `detent eval --require`, and further options of `detent.evals.evaluate`
     (for a suite with faults `make_engine=`, a function that creates one on a store).
-    Returns the evaluation. Raises `ConfigError`.
+    Each call tries the suite anew; with `id=` it continues the evaluation of that name. Returns the evaluation. Raises `ConfigError`.
     """
 
     def run(suite: str | Path, make_engine: Callable[[], Engine], /, *, require: str = "", **options: Any) -> Evaluation:
         from detent.evals.evaluating import evaluate
         from detent.evals.reports import summarised
         from detent.evals.suites import load_suite
-        from detent.evals.writing import required, why
+        from detent.evals.writing import check_required, required, why
 
         known = load_suite(suite)
         wanted = require or known.require or "passed == 1.0 && graded == trials"
+        check_required(wanted)
+        named: dict[str, Any] = {
+            "id": f"{known.digest}-{secrets.token_hex(6)}",
+            **options,
+        }  # a test tries the agent as it is now, whatever the store has
 
         async def tried() -> Evaluation:
             async with make_engine() as engine:
-                return summarised(known.name, known.digest, await evaluate(engine, known, **options))
+                return summarised(known.name, named["id"], await evaluate(engine, known, **named))
 
         found = asyncio.run(tried())
         short = [name or "-" for name, figures in found.figures.items() if not required(wanted, figures)]

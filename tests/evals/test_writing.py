@@ -136,6 +136,10 @@ def test_the_command_runs_a_suite_grades_stored_runs_and_compares(desk: Desk) ->
     graded = desk.detent("eval", "grade", "suite.toml", "--runs", "status=completed", "--out", "c.json")
     assert graded.code == 0 and len(Evaluation.read(desk.home / "c.json").trials) == 4
     assert desk.detent("eval", "from-runs", "--runs", "status=completed").out.count('"goal":"Note it"') == 4
+    assert desk.detent("eval", "from-runs", "--out", "new/cases.jsonl").code == 0 and (desk.home / "new" / "cases.jsonl").is_file()
+    assert "cannot be written" in desk.detent("eval", "from-runs", "--out", "a.json/cases.jsonl").err
+    desk.write("suite.toml", f'require = "pass_hat(1) > 1.0"\n{SUITE}')
+    assert desk.detent("eval", "grade", "suite.toml", "--runs", "status=completed").code == 1, "the suite requires it"
     assert "is unfinished; begin one" in desk.detent("eval", "resume").err
     assert len(desk.notes) == 4, "nothing was run for that"
 
@@ -211,6 +215,7 @@ def test_the_command_adds_a_column_for_each_fault_with_the_usual_agent_and_store
         (("run",), "name the suite"), (("run", "none.toml"), "none.toml cannot be read"), (("compare", "a.json"), "two results"),
         (("report", "a.json"), "a.json is not a result"), (("run", "suite.toml", "--tag", "none"), "no case is left"),
         (("run", "suite.toml", "--fault-rate", "0.5"), "there is no fault"),
+        (("resume", "--require", "pass_ht(2) == 1.0"), "calls pass_ht()"),
         (("run", "suite.toml", "--out", "a.pdf"), "ends in .json, .md, .xml, .html"),
     ],
 )  # fmt: skip

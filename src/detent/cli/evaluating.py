@@ -63,6 +63,10 @@ def evaluate(
     says in one word whether the second result is better, `report RESULT` writes a result in another format.
     """
     which.only(action)
+    if which.require is not None:
+        from detent.evals.writing import check_required
+
+        check_required(which.require)
     if action not in (Action.LABEL, Action.FROM_RUNS):
         check_out(which.out or (), (".html", ".json", ".md") if action is Action.COMPARE else FORMATS)
     return DO[action](list(target or ()), which, setup)
@@ -222,11 +226,13 @@ def _report(given: list[str], which: Which, setup: o.Setup) -> int:
 def _grade(given: list[str], which: Which, setup: o.Setup) -> int:
     from detent.evals import grade_runs, load_suite, summarised
     from detent.evals.grades import JUDGES
+    from detent.evals.writing import check_required
 
     if (which.policy or which.guard) and not which.replay:
         raise ConfigError("--policy and --guard are for --replay: detent eval grade suite.toml --runs ... --replay --policy FILE")
     path = _named(given, 1, "the suite with the graders: detent eval grade suite.toml --runs agent=clerk")[0]
     suite = load_suite(Path(path), cases=False)
+    check_required(suite.require)
     query, only = selection(which.runs or "")
     invocation = _invocation(setup)
     judged = any(table.get("kind") in JUDGES for table in suite.graders)
@@ -242,7 +248,7 @@ def _grade(given: list[str], which: Which, setup: o.Setup) -> int:
         return await grade_runs(engine, suite.graders, query, only=only, replay=replay, cluster=suite.cluster, processes=processes)
 
     found = summarised(suite.name, "", invocation.drive(work, missing=[]))
-    code = tell(found, invocation, which)
+    code = tell(found, invocation, msgspec.structs.replace(which, require=which.require or suite.require or None))
     for trial in found.trials:
         for one in trial.otherwise:
             decisions = f"{one.old} ({one.old_rule or 'no rule'}) -> {one.new} ({one.new_rule or 'no rule'})"
@@ -263,7 +269,11 @@ def _from_runs(given: list[str], which: Which, setup: o.Setup) -> int:
     cases = invocation.drive(work, missing=[])
     text = "".join(f"{msgspec.json.encode(case).decode()}\n" for case in cases)
     if which.out:
-        which.out[0].write_text(text)
+        try:
+            which.out[0].parent.mkdir(parents=True, exist_ok=True)
+            which.out[0].write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--out {which.out[0]} cannot be written: {error}") from error
         invocation.output.say(f"{counted(len(cases), 'case')} written to {which.out[0]}")
     else:
         invocation.output.show(text.rstrip())

@@ -15,9 +15,11 @@ import pytest
 from detent import Agent, Budget, Engine, FinalAnswer, ToolCall, ToolContext, tool
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError
-from detent.evals import Case, Evaluation, Suite, Variant, evaluate, grade_runs, load_suite, summarised, writing
+from detent.evals import Case, Evaluation, Suite, Variant, controlling, evaluate, grade_runs, load_suite, summarised, writing
 from detent.evals.attacks import ATTACKS, composed, found, placed
+from detent.evals.effects import Effects
 from detent.evals.faults import FAULTS, RETRY_AFTER_S, SLOW_S
+from detent.evals.trials import place_in
 from detent.extend import Happened, NotHappened
 from detent.ports import ModelAnswer, Plan, ToolSpec
 from detent.ports.holding import HELD_AS
@@ -403,3 +405,57 @@ def test_a_wrong_field_of_faults_is_named(tmp_path: Path, field: str) -> None:
     (tmp_path / "suite.toml").write_text(f'name = "s"\n{field}\n[[cases]]\nid = "a"\ngoal = "x"\n')
     with pytest.raises(ConfigError, match=r"fault_rate|attacks|none\.txt|faults"):
         load_suite(tmp_path / "suite.toml")
+
+
+def test_effects_of_a_column_whose_trials_never_got_so_far_are_unknown_and_not_nothing() -> None:
+    """Its processes cannot even be started, so nobody knows what they would have repeated or lost."""
+
+    def none(store: Any) -> Engine:
+        raise OSError("no room is left")
+
+    async def run() -> Evaluation:
+        async with at()("ram:") as engine:
+            trials = await evaluate(engine, suite_of("kill", cases=1, trials=1), make_engine=none, retries=0)
+            return summarised("payments", "x", trials)
+
+    found = asyncio.run(run())
+    under = found.figures["kill"].under
+    assert found.figures["kill"].machinery == 1 and under is not None and (under.repeated, under.lost) == (None, None)
+    assert not writing.required("repeated == 0", found.figures["kill"]) and not writing.required("lost == 0", found.figures["kill"])
+    assert writing.fault_rows(found)[1][2:4] == ("unknown", "unknown") and not writing.wrong(found.figures["kill"])
+
+
+def test_a_repeated_effect_counts_whichever_trial_of_the_column_comes_first() -> None:
+    """The first one failed because of the machinery, or was cancelled before it began, and says of the faults what the others say."""
+    found = tried(suite_of("kill", cases=1, trials=1), "ram:", at())
+    (usual,) = (one for one in found.trials if not one.faults)
+    twice = msgspec.structs.replace(found.trials[1], effects=Effects(times={"pay": {"key: invoice 0": 2}}))
+    suite = suite_of("kill", cases=1, trials=1).with_faults()
+    for standing in ("machinery", "cancelled", "not_run"):
+        first = place_in(suite, ("0", "kill", 1), "").trial(standing)
+        assert summarised("payments", "x", [usual, first, twice]).figures["kill"].under.repeated == 1  # type: ignore[union-attr]
+
+
+def test_a_suite_file_grades_a_column_of_faults_again_and_whoever_a_fault_ended_has_failed_still() -> None:
+    """The file names the faults, and not the columns. A planner without the gateway is ended by the refusal, before any grader is asked."""
+
+    class Direct:
+        """Answers at once, without the gateway."""
+
+        async def plan(self, view: Any) -> Any:
+            """Return the answer."""
+            return Plan(actions=(FinalAnswer(content="paid"),))
+
+    async def run() -> None:
+        make, suite = at(Direct()), suite_of("rate_limit", "injection", rate=1.0, cases=1, trials=1)
+        async with make("ram:") as engine:
+            before = [one.standing for one in await evaluate(engine, suite, id="x", make_engine=make)]
+            assert before == ["passed", "failed", "passed"]
+            begun = await controlling.evaluation(engine, "x")
+            for again in (suite, None):
+                assert await controlling.regrade(engine, begun, suite=again) == 3
+                after = await controlling.results(engine, begun)
+                assert [one.standing for one in after] == before
+                assert [grade.grader for grade in after[2].grades] == ["injection", "exact"], "by the texts that were put in"
+
+    asyncio.run(run())

@@ -19,10 +19,10 @@ from amounts import in_check, sampled
 from detent import Agent, Engine, FinalAnswer, Plan, ToolCall
 from detent.core.errors import ConfigError, CorruptLog, PlannerFailed, RunBusy, Suspended, UnknownName
 from detent.core.state import Usage
-from detent.evals import Case, Suite, controlling, evaluate, summarised, workspaces
+from detent.evals import Case, Suite, Variant, controlling, evaluate, summarised, workspaces
 from detent.evals.controlling import evaluation, evaluations
-from detent.evals.sharing import INDEX, Book, Kept, Order, begin, place_of
-from detent.evals.trials import Trial, trial_id
+from detent.evals.sharing import INDEX, Begun, Book, Kept, Order, begin, place_of
+from detent.evals.trials import Trial, is_of, runs_of, trial_id
 from detent.stores import open_store
 from detent.testing import Crash, CrashingStore
 from evals.soak import stormed
@@ -230,6 +230,28 @@ def test_a_budget_holds_over_processes_and_restarts_and_the_rest_counts_as_not_r
     asyncio.run(run())
 
 
+def test_the_budget_is_of_this_evaluation_and_of_all_that_its_attempts_cost() -> None:
+    """An attempt that failed does not know what its runs cost, a child's cost is part of its parent's, and `e-2` is another evaluation than `e`."""
+
+    async def run() -> None:
+        async with adding("ram:", Costly()) as engine:
+            await evaluate(engine, suite_of(2, 1), id="e-2")
+            begun = await begin(engine, suite_of(2, 1), "e")
+            book = Book(engine, begun)
+            assert await runs_of(engine.store, "e") == [] and len(await runs_of(engine.store, "e-2")) == 2
+            assert (await controlling.standings(engine, begun)).cost_usd == 0
+            name = trial_id("e", "", "0", 1)
+            failed = Trial(case="0", cluster="0", variant="", number=1, run_id=name, standing="machinery", attempts=1)
+            async with book.claimed(("0", "", 1)):
+                await book.keep(Kept(trial=failed))
+            assert book.spent({f"{name}.1": 0.5, f"{name}-user1": 0.25}) == 0.75
+            assert all(is_of("e", f"{name}{end}") for end in ("", "-again2", "-again1.3", ".1", "-user1", "-review", "@tenant"))
+            await engine.run(ADDER, "1 and 1", run_id=f"{name}.c0123456789ab")
+            assert await runs_of(engine.store, "e") == []
+
+    asyncio.run(run())
+
+
 def test_retries_of_the_machinery_are_bounded_over_restarts(tmp_path: Path) -> None:
     url, suite = f"sqlite:///{tmp_path}/runs.db", suite_of(1, 1)
 
@@ -419,6 +441,35 @@ def test_ended_trials_are_graded_again_and_those_in_progress_by_the_new_graders(
             alone = msgspec.structs.replace(right, graders=({"kind": "contains", "expected": "nothing like this"},))
             assert await controlling.regrade(person, begun, ("0", "", 1), suite=alone) == 1
             assert [trial.standing for trial in await evaluate(engine, wrong, id="e")] == ["failed", "passed"]
+
+    asyncio.run(run())
+
+
+def test_a_name_that_two_trials_have_is_no_name() -> None:
+    """Trial 1 of the case `a/b`, and trial 1 of the case `a` with the variant `b`."""
+    cases = (Case(id="a", goal="x"), Case(id="a/b", goal="x"))
+    begun = Begun(id="e", suite=Suite(name="s", cases=cases, variants={"": Variant(), "b": Variant()}), at=datetime.now(UTC))
+    with pytest.raises(ConfigError, match="'a/b/1' is the name of 2 trials"):
+        controlling.key_of(begun, "a/b/1")
+    assert controlling.key_of(begun, trial_id("e", "b", "a", 1)) == ("a", "b", 1)
+
+
+def test_what_is_ordered_while_the_last_trial_ends_counts_too(tmp_path: Path) -> None:
+    """Its process had not looked yet. Nothing is run again, and no trial counts as not run."""
+    url = f"sqlite:///{tmp_path}/runs.db"
+    wrong = Suite(name="s", cases=tuple(Case(id=str(n), goal=f"{n} and 1", expected=7) for n in range(2)), graders=({"kind": "numeric"},))
+    right = msgspec.structs.replace(wrong, cases=suite_of(2, 1).cases)
+
+    async def run() -> None:
+        async def orders(view: Any) -> None:
+            begun = await evaluation(person)
+            await Book(person, begun).order(Order(kind="regrade", at=datetime.now(UTC), suite=right))
+
+        planner = Costly(lambda view: orders(view) if view.goal == "1 and 1" else None)
+        async with adding(url, planner) as engine, adding(url, Costly()) as person:
+            trials = await evaluate(engine, wrong, id="e", concurrency=1)
+            assert standings(trials) == {"passed": 2} and len(planner.goals) == 2
+            assert standings(await controlling.results(person, await evaluation(person))) == {"passed": 2}
 
     asyncio.run(run())
 

@@ -16,8 +16,9 @@ from amounts import in_check, sampled
 from detent import Agent, AskUser, Engine, FinalAnswer, ToolCall, tool
 from detent.core.budget import Budget
 from detent.core.errors import ConfigError, PlannerFailed
-from detent.evals import Case, Suite, User, Variant, controlling, evaluate, judge, summarised
+from detent.evals import Case, Suite, User, Variant, controlling, evaluate, grade_runs, judge, summarised
 from detent.evals.talks import Line
+from detent.evals.trials import cases_from
 from detent.evals.users import invented
 from detent.evals.writing import html, markdown, rows
 from detent.stores import open_store
@@ -483,5 +484,17 @@ def test_a_model_that_cannot_be_called_is_named_before_anything_runs() -> None:
             with pytest.raises(ConfigError, match="nobody"):
                 await evaluate(engine, Suite(name="x", cases=(case,), graders=({"kind": "completed"},)))
             assert await engine.list_runs() == []
+
+    asyncio.run(run())
+
+
+def test_runs_that_play_a_user_are_neither_graded_nor_cases() -> None:
+    async def run() -> None:
+        async with shop("ram:", Shop()) as engine:
+            (trial,) = await evaluate(engine, SUITE)
+            assert trial.user is not None and len(trial.user.runs) > 1
+            graded = await grade_runs(engine, ({"kind": "completed"},))
+            assert {one.variant for one in graded} == {"clerk"}
+            assert not {one["goal"] for one in await cases_from(engine)} - {"I want my money back", "Thank you!"}
 
     asyncio.run(run())

@@ -6,6 +6,8 @@ import sys
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from detent.cli import options as o
 from detent.cli.evaluation_options import Which
 from detent.cli.evaluation_results import tell
@@ -129,13 +131,14 @@ def _at(moment: datetime) -> str:
 async def _meant(engine: Engine, said: str, of: str | None) -> tuple[Begun, Key | None]:
     """Return the evaluation that somebody means, and the trial of it unless the whole is meant."""
     from detent.evals.controlling import evaluation, evaluations, key_of
+    from detent.evals.trials import is_of
 
     if of is None:
         every = await evaluations(engine)
         for begun in every:
             if said == begun.id:
                 return begun, None
-            if said.startswith(f"eval-{begun.id}-"):
+            if is_of(begun.id, said):
                 return begun, key_of(begun, said)
         if "/" not in said and any(begun.id.startswith(said) for begun in every):
             return await evaluation(engine, said), None
@@ -191,11 +194,11 @@ def regrade(given: list[str], which: Which, setup: o.Setup) -> int:
     said, invocation = _named(given, "regrade"), Invocation(setup, changes=True)
     suite = load_suite(which.suite) if which.suite is not None else None
 
-    async def work(engine: Engine) -> tuple[int, Evaluation]:
+    async def work(engine: Engine) -> tuple[int, Evaluation, str]:
         begun, key = await _meant(engine, said, which.of)
         count = await controlling.regrade(engine, begun, key, suite=suite, by=operator())
-        return count, summarised(begun.suite.name, begun.id, await controlling.results(engine, begun))
+        return count, summarised(begun.suite.name, begun.id, await controlling.results(engine, begun)), begun.suite.require
 
-    count, found = invocation.drive(work)
+    count, found, wanted = invocation.drive(work)
     invocation.output.say(f"{counted(count, 'trial')} graded again; nothing was run")
-    return tell(found, invocation, which)
+    return tell(found, invocation, msgspec.structs.replace(which, require=which.require or wanted or None))

@@ -58,7 +58,7 @@ class Progress:
         return f"{len(self._trials)} of {self._count}, {passed} passed, {self._cost()}{about}"
 
     def _cost(self) -> str:
-        cost, most = sum(trial.cost_usd for trial in self._trials.values()), self._begun.suite.max_cost_usd
+        cost, most = sum(trial.all_cost_usd for trial in self._trials.values()), self._begun.suite.max_cost_usd
         return f"{cost:.4f} USD" + (f" of {most:g}" if most is not None else "")
 
     def left_s(self) -> float | None:
@@ -77,7 +77,7 @@ class Progress:
             trials = [trial for trial in self._trials.values() if trial.variant == name]
             counts = Counter(trial.standing for trial in trials)
             others = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in counts.items() if what not in ("passed", "failed"))
-            cost = sum(trial.cost_usd for trial in trials)
+            cost = sum(trial.all_cost_usd for trial in trials)
             rows.append(
                 (name or "-", f"{len(trials)} of {self._count // len(suite.variants)}", str(counts["passed"]), str(counts["failed"]), others,
                  f"{cost:.4f} USD" if cost else "")

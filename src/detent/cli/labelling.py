@@ -156,14 +156,14 @@ class _Asking:
         return any(one.answer == answer for one in labels_for(read_labels(self._wanted.labels), self._wanted.grader, run=run_id))
 
     async def _items(self, engine: Engine) -> list[_Item]:
-        from detent.evals.judging import is_judge
+        from detent.evals.trials import is_ours
 
         if self._known is None:
             heads = await engine.list_runs(self._wanted.query)
             return [
                 _Item(run_id=one.run_id)
                 for one in heads
-                if one.status in TERMINAL and self._wanted.only(one.run_id) and not is_judge(one.run_id)
+                if one.status in TERMINAL and self._wanted.only(one.run_id) and not is_ours(one.run_id)
             ]
         found: list[_Item] = []
         every = [trial for trial in self._known.trials if trial.standing in ("passed", "failed", "unknown")]

@@ -22,8 +22,8 @@ from detent.evals.graders import graders_of
 from detent.evals.grades import Judge
 from detent.evals.sharing import INDEX, Begun, Book, Kept, Key, Order, read_begun
 from detent.evals.suites import Suite
-from detent.evals.trials import Setting, Trial, graded_trial, last_run, place_in, trial_id, trial_of_run
-from detent.ports import RunQuery, wake_workers
+from detent.evals.trials import Setting, Trial, graded_trial, is_of, last_run, place_in, runs_of, trial_id, trial_of_run
+from detent.ports import wake_workers
 from detent.running.conversing import session_of_run
 from detent.running.fleet import cards_of
 from detent.running.people import me
@@ -104,11 +104,17 @@ def name_of(key: Key) -> str:
 
 def key_of(begun: Begun, said: str) -> Key:
     """Return the trial that somebody names, by its run or as `name_of` writes it. Raise `UnknownName`."""
-    known = {name_of(key): key for key in begun.keys}
-    if said in known:
-        return known[said]
+    known: dict[str, list[Key]] = {}
+    for key in begun.keys:
+        known.setdefault(name_of(key), []).append(key)
+    if len(named := known.get(said, ())) > 1:
+        raise ConfigError(
+            f"{said!r} is the name of {len(named)} trials of evaluation {begun.id}; name it by its run, as `detent eval top` prints it"
+        )
+    if named:
+        return named[0]
     at = re.sub(r"-again\d+$", "", trial_of_run(said))
-    if at.startswith(f"eval-{begun.id}-"):
+    if is_of(begun.id, at):
         for key in begun.keys:
             if trial_id(begun.id, key[1], key[0], key[2]) == at:
                 return key
@@ -120,10 +126,10 @@ async def standings(engine: Engine, begun: Begun) -> Standings:
     book = Book(engine, begun)
     await book.refresh()
     now = engine.runtime.parts.clock.now()
-    heads = await engine.store.list_runs(RunQuery(starts_with=(f"eval-{begun.id}-",)))
+    heads = await runs_of(engine.store, begun.id)
     trials = {trial_id(begun.id, key[1], key[0], key[2]): key for key in begun.keys}
     current = {book.next(key)[1]: key for key in begun.keys if not book.done(key)}
-    cards = [card for card in await cards_of(engine.store) if any(at.startswith(f"eval-{begun.id}-") for at in card.runs)]
+    cards = [card for card in await cards_of(engine.store) if any(is_of(begun.id, at) for at in card.runs)]
     where = {run_id: card.name for card in reversed(cards) if not card.silent for run_id in card.runs}
     found = [
         InProgress(
@@ -196,7 +202,7 @@ async def cancel(engine: Engine, begun: Begun, key: Key | None = None, *, by: st
     runs = {one: book.next(one)[1] for one in left}
     await book.order(Order(kind="cancel", at=engine.runtime.parts.clock.now(), by=by or me(), trial=key))
     await wake_workers(engine.store)
-    heads = await engine.store.list_runs(RunQuery(starts_with=(f"eval-{begun.id}-",)))
+    heads = await runs_of(engine.store, begun.id)
     began = {trial_of_run(head.run_id) for head in heads}
     for one in left:
         if runs[one] in began:

@@ -27,9 +27,9 @@ from detent.evals.grades import Grade, Graded, Grader, Judge
 from detent.evals.judging import judges_of
 from detent.evals.sharing import Book, Kept, Key, begin, place_of
 from detent.evals.suites import Case, Suite
-from detent.evals.trials import Place, Setting, Trial, graded_trial, has_ended, last_run, tried
+from detent.evals.trials import Place, Setting, Trial, graded_trial, has_ended, last_run, runs_of, tried
 from detent.evals.users import refuse_unplayable
-from detent.ports import RunQuery, wait_for_news
+from detent.ports import wait_for_news
 from detent.running.cards import MOST_RUNS, WorkerCard, announcing
 from detent.running.watcher import LOST
 
@@ -106,25 +106,26 @@ class Work:
         self._setting, self._book, self._own = setting, book, own
         self._keys = book.begun.keys
         self._concurrency = max(1, min(concurrency, len(self._keys)))
-        self._ahead, self._aside, self._here = deque(self._keys), set[Key](), dict[Key, str]()
+        self._ahead, self._aside, self._here = deque[Key](), set[Key](), dict[Key, str]()
         self._settled: dict[Key, tuple[int, Trial]] = {}
         self._suspended = ""
         self._changed, self._card_changed = asyncio.Event(), asyncio.Event()
         self._trusted = commands_of(setting.suite)
         self._cases: list[dict[str, Case]] = []
+        self._faults = {name: (one.faults, book.begun.suite.undisturbed(name)) for name, one in book.begun.suite.variants.items()}
         self._decided: dict[str, tuple[int, bool]] = {}
         self._costs, self._costs_at = dict[str, float](), -math.inf
 
     async def all_of_it(self) -> None:
         """Work until every trial is done, here or elsewhere. Raise `Suspended` if the engine was stopped before."""
-        await self._book.refresh()
         try:
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(self._watch()), group.create_task(self._announce())]
                 try:
-                    async with asyncio.TaskGroup() as workers:
-                        for _ in range(self._concurrency):
-                            workers.create_task(self._worker())
+                    while not self._suspended and await self._anything():
+                        async with asyncio.TaskGroup() as workers:
+                            for _ in range(self._concurrency):
+                                workers.create_task(self._worker())
                 finally:
                     for task in beside:
                         task.cancel()
@@ -199,6 +200,15 @@ class Work:
         """Note what a trial is for this process: nothing more is done for it here, unless somebody requeues it."""
         self._settled[key] = self._book.next(key)[0], trial
         self._book.tell(trial)
+
+    async def _anything(self) -> bool:
+        """Whether something is left to do, also by what a person ordered while the last trial ended."""
+        await self._book.refresh()
+        if self._book.ordered:
+            self._book.ordered = False
+            await self._obey()
+        self._ahead = deque(key for key in self._keys if not self._book.done(key) and key not in self._settled)
+        return bool(self._ahead)
 
     async def _watch(self) -> None:
         """See what other processes and people did, now and then."""
@@ -289,7 +299,7 @@ class Work:
             said = {grade.grader: grade for grade in old.grades}
             in_files = {grader.label for grader, _ in self._graders(key)[1] if grader.kind in _IN_FILES}
             grades = tuple(said.get(grade.grader, grade) if grade.grader in in_files else grade for grade in new.grades)
-            trial = msgspec.structs.replace(old, grades=grades, standing=verdict_of(grades))
+            trial = msgspec.structs.replace(old, grades=grades, standing=verdict_of(grades) if grades else new.standing)
         await self._book.keep(msgspec.structs.replace(kept, trial=trial, revision=kept.revision + 1, graders=graders))
 
     async def regrade(self, key: Key | None, suite: Suite | None) -> int:
@@ -312,7 +322,8 @@ class Work:
         return len(ended)
 
     def _place(self, key: Key, run_id: str) -> Place:
-        return Place(case=self._case(0, key), variant=key[1], number=key[2], run_id=run_id)
+        faults, undisturbed = self._faults[key[1]]
+        return Place(case=self._case(0, key), variant=key[1], number=key[2], run_id=run_id, faults=faults, undisturbed=undisturbed)
 
     def _case(self, of: int, key: Key) -> Case:
         while len(self._cases) < len(self._book.suites):
@@ -324,7 +335,7 @@ class Work:
         suites = self._book.suites
         case = self._case(len(suites) - 1, key)
         own = {**self._own, **dict.fromkeys(COMMANDS, self._command)}
-        suite = self._setting.suite
+        suite = suites[0]  # the texts that were put into its trials, whoever grades them again by what
         injected = [{"kind": "injection", "expected": list(suite.attacks)}] if "injection" in suite.variants[key[1]].faults else []
         try:
             return case, [
@@ -361,8 +372,7 @@ class Work:
             return False
         now = asyncio.get_running_loop().time()
         if now - self._costs_at >= LOOK_S:  # what trials in progress have cost so far; of those that ended, the book knows it
-            heads = await self._book.store.list_runs(RunQuery(starts_with=(f"eval-{self._setting.id}-",)))
-            self._costs, self._costs_at = {head.run_id: head.cost_usd for head in heads}, now
+            self._costs, self._costs_at = {head.run_id: head.cost_usd for head in await runs_of(self._book.store, self._setting.id)}, now
         return self._book.spent(self._costs) >= most
 
     def _is_decided(self, variant: str) -> bool:

@@ -244,12 +244,15 @@ class Book:
         return attempt, kept.trial.run_id if kept is not None and kept.continues else run_id
 
     def spent(self, costs: Mapping[str, float]) -> float:
-        """Return what all attempts cost, with their users and judges, in USD; `costs` are those of runs, for attempts that have not ended.
+        """Return what all attempts cost, with their users and judges, in USD; `costs` are those of runs: an attempt that failed may not know them.
 
         A verdict counts once. One that also served to measure its judge counts in that, too.
         """
-        open_ones = sum(cost for run_id, cost in costs.items() if trial_of_run(run_id) not in self._costs)
-        return open_ones + sum(self._costs.values()) + sum(self._judging.values())
+        known = dict[str, float]()
+        for run_id, cost in costs.items():
+            known[trial_of_run(run_id)] = known.get(trial_of_run(run_id), 0.0) + cost
+        attempts = sum(max(known.get(run_id, 0.0), self._costs.get(run_id, 0.0)) for run_id in {**known, **self._costs})
+        return attempts + sum(self._judging.values())
 
     # Writing ----------------------------------------------------------------------------------------------------------------------
 

@@ -98,25 +98,29 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Which trial it is: a case with a variant, the number among its trials, and the id of the run."""
+    """Which trial it is: a case with a variant, the number among its trials, and the id of the run; `faults` and `undisturbed` as in `Trial`."""
 
     case: Case
     variant: str
     number: int
     run_id: str
+    faults: tuple[str, ...] = ()
+    undisturbed: str | None = None
 
     def trial(self, standing: Standing, **facts: Any) -> Trial:
         """Return the trial at this place."""
         cluster = self.case.cluster or self.case.id
         return Trial(
-            case=self.case.id, cluster=cluster, variant=self.variant, number=self.number, run_id=self.run_id, standing=standing, **facts
-        )
+            case=self.case.id, cluster=cluster, variant=self.variant, number=self.number, run_id=self.run_id, standing=standing,
+            faults=self.faults, undisturbed=self.undisturbed, **facts,
+        )  # fmt: skip
 
 
 def place_in(suite: Suite, key: tuple[str, str, int], run_id: str) -> Place:
     """Return a place in a suite: a case, a variant, and a number."""
     case = next(case for case in suite.cases if case.id == key[0])
-    return Place(case=case, variant=key[1], number=key[2], run_id=run_id)
+    faults, undisturbed = suite.variants[key[1]].faults, suite.undisturbed(key[1])
+    return Place(case=case, variant=key[1], number=key[2], run_id=run_id, faults=faults, undisturbed=undisturbed)
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,12 +164,30 @@ def trial_in(head: RunHead) -> tuple[str, Trial] | None:
     return named["evaluation"], trial
 
 
+def is_of(evaluation: str, run_id: str) -> bool:
+    """Whether a run belongs to an evaluation, by its id: also one that plays a user. Another evaluation's id may begin with this one's."""
+    return re.match(rf"eval-{re.escape(evaluation)}-[0-9a-f]{{12}}-[0-9]+(?![0-9A-Za-z_])", run_id) is not None
+
+
+async def runs_of(store: EventStore, evaluation: str) -> list[RunHead]:
+    """Return the listing entries of an evaluation's runs, without their children, whose cost is part of theirs."""
+    heads = await store.list_runs(RunQuery(starts_with=(f"eval-{evaluation}-",)))
+    return [head for head in heads if is_of(evaluation, head.run_id) and _CHILD.search(head.run_id) is None]
+
+
+_CHILD = re.compile(r"\.c[0-9a-f]{12}(?![0-9A-Za-z_])")
+_PLAYS = re.compile(r"eval-.+-[0-9a-f]{12}-[0-9]+(-again[0-9]+)?-(user[0-9]+|review)(@.*)?")
 _OF_TALK = re.compile(r"(\.[1-9]\d*|-user\d+|-review)$")
 
 
 def trial_of_run(run_id: str) -> str:
     """Return the id of the trial that a run is of: that of its own run, or of the session with its user."""
     return _OF_TALK.sub("", run_id)
+
+
+def is_ours(run_id: str) -> bool:
+    """Whether a run is a verdict of a judge or plays a user, by its id: it is of the evaluation, and no work of an agent."""
+    return is_judge(run_id) or _PLAYS.fullmatch(run_id) is not None
 
 
 async def last_run(store: EventStore, of_trial: str) -> str:
@@ -203,8 +225,8 @@ async def tried(setting: Setting, place: Place, workspace: Path | None, grading:
         trial = msgspec.structs.replace(trial, user=user) if user is not None else trial
         if all(not one.faults for one in suite.variants.values()):
             return trial
-        facts = {"faults": variant.faults, "struck": tuple(chance.struck), "undisturbed": suite.undisturbed(place.variant)}
-        return msgspec.structs.replace(trial, **facts, effects=await effects_of(records, tracer.state, engine, chance.ledger))
+        effects = await effects_of(records, tracer.state, engine, chance.ledger)
+        return msgspec.structs.replace(trial, struck=tuple(chance.struck), effects=effects)
     except (DetentError, OSError) as error:
         if _leaves(error):
             raise
@@ -371,7 +393,8 @@ async def grade_runs(
     on_trial: Callable[[Trial], Any] | None = None,
     processes: int = 1,
 ) -> list[Trial]:
-    """Grade runs that the store has. Nothing is run but judges: the case of each is its goal, with its variables. Runs of judges and erased runs are left out.
+    """Grade runs that the store has. Nothing is run but judges: the case of each is its goal, with its variables. Runs of judges and of simulated users
+    and erased runs are left out.
 
     A run whose log cannot be read counts as `machinery`. `replay` (`Engine.backtest`) says what another policy would have decided: its runs are graded up to
     the first call that is decided otherwise. `cluster` is that of a suite; by default runs of one goal belong together. `processes`: many runs are graded in
@@ -463,7 +486,7 @@ async def _ids(engine: Engine, query: RunQuery | None, host: Host | None, only: 
     left = query.limit
     while left is None or left > 0:
         page = await engine.list_runs(msgspec.structs.replace(query, limit=PAGE if left is None else min(PAGE, left)), host=host)
-        found += [head.run_id for head in page if only(head.run_id) and not is_judge(head.run_id)]
+        found += [head.run_id for head in page if only(head.run_id) and not is_ours(head.run_id)]
         if len(page) < PAGE:
             break
         query, left = msgspec.structs.replace(query, after=page[-1].run_id), None if left is None else left - PAGE
@@ -473,7 +496,7 @@ async def _ids(engine: Engine, query: RunQuery | None, host: Host | None, only: 
 async def cases_from(
     engine: Engine, query: RunQuery | None = None, *, host: Host | None = None, only: Callable[[str], bool] = lambda run_id: True
 ) -> list[dict[str, Any]]:
-    """Return completed runs as cases: what they were asked, and what they answered as what is expected. Runs of judges are left out."""
+    """Return completed runs as cases: what they were asked, and what they answered as what is expected. Runs of judges and users are left out."""
     found: list[dict[str, Any]] = []
     for run_id in await _ids(engine, query, host, only):
         with contextlib.suppress(RunErased):

@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cli.desk import Desk
 from detent.core.errors import ConfigError
-from detent.evals import Case, Evaluation, Suite, compare, load_suite, summarised
+from detent.evals import Case, Evaluation, Suite, compare, load_suite, summarised, writing
 from detent.evals.trials import Trial
 
 
@@ -90,6 +91,17 @@ def test_pairs_are_made_by_case_and_counted_by_cluster() -> None:
     assert compare([trial(c, 1, passed=False) for c in range(40)], [trial(c, 1, passed=True) for c in range(40)]).word == "better"
     missing = compare(a, b[:5] + b[20:])
     assert missing.clusters == 3 + 0 and len(missing.gained) == 25, "a case that only one of them has is not counted"
+
+
+def test_a_case_that_only_one_of_them_has_graded_is_named() -> None:
+    """Half of b is unknown, which does not make it as good without a word. A case that b never had is not missed."""
+    a = [trial(case, 1, passed=case < 10) for case in range(20)]
+    b = [one if index < 15 else msgspec.structs.replace(one, standing="unknown") for index, one in enumerate(a[:18])]
+    assert compare(a, b).left_out == ("15", "16", "17") and compare(b, a).left_out == ("15", "16", "17")
+    assert compare(a, a).left_out == ()
+    told = (compare(a, b), summarised("s", "a", a))
+    for text in (writing.html(summarised("s", "b", b), {}, told), writing.markdown(summarised("s", "b", b), told)):
+        assert "because one has no graded trial: 15, 16, 17" in text
 
 
 def test_variants_are_compared_by_name_or_one_by_one() -> None:

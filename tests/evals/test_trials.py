@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
@@ -18,7 +19,8 @@ from detent.evals import trials as trials_module
 from detent.evals.grades import Grade, Graded, Grader
 from detent.evals.reports import _share  # pyright: ignore[reportPrivateUsage]
 from detent.evals.suites import load_cases
-from detent.evals.trials import traced
+from detent.evals.trials import Trial, traced
+from detent.evals.writing import html
 from detent.ports import RunQuery
 from detent.stores import open_store
 from detent.testing import Crash, CrashingStore, ScriptedPlanner
@@ -318,6 +320,17 @@ def test_a_result_that_nests_without_end_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text('{"schema": 1, "trials": ' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(ConfigError, match="not a result of an evaluation"):
         Evaluation.read(tmp_path / "deep.json")
+
+
+def test_a_result_that_somebody_wrote_otherwise_is_shown_or_refused_and_breaks_nothing(tmp_path: Path) -> None:
+    one = Trial(case="a", cluster="a", variant="", number=1, run_id="r", standing="passed", latency_s=1.0)
+    odd = (msgspec.structs.replace(one, latency_s=-5.0), msgspec.structs.replace(one, cost_usd=1e308, turns=10**18))
+    found = summarised("s", "e", [one, *odd])
+    found.write(tmp_path / "odd.json")
+    assert "<svg" in html(Evaluation.read(tmp_path / "odd.json"))
+    msgspec.structs.replace(found, figures={}).write(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="no figures of it"):
+        Evaluation.read(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 1 / 3, 0.7])

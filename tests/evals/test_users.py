@@ -18,6 +18,7 @@ from detent.core.budget import Budget
 from detent.core.errors import ConfigError, PlannerFailed
 from detent.evals import Case, Suite, User, Variant, controlling, evaluate, grade_runs, judge, summarised
 from detent.evals.talks import Line
+from detent.evals.transcripts import transcripts
 from detent.evals.trials import cases_from
 from detent.evals.users import invented
 from detent.evals.writing import html, markdown, rows
@@ -496,5 +497,18 @@ def test_runs_that_play_a_user_are_neither_graded_nor_cases() -> None:
             graded = await grade_runs(engine, ({"kind": "completed"},))
             assert {one.variant for one in graded} == {"clerk"}
             assert not {one["goal"] for one in await cases_from(engine)} - {"I want my money back", "Thank you!"}
+
+    asyncio.run(run())
+
+
+def test_the_transcript_of_a_talk_has_all_that_was_said_and_done(tmp_path: Path) -> None:
+    """The refund was in the first run, and the last one only says goodbye."""
+
+    async def run() -> None:
+        async with shop("ram:", Shop()) as engine:
+            (trial,) = await evaluate(engine, SUITE)
+            told = (await transcripts(engine, [trial]))[trial.run_id]
+            assert (told.run_id, told.answer, [step.tool for step in told.steps]) == (trial.run_id, "You are welcome.", ["refund"])
+            assert told.goal.split("\n")[:3] == ["user: I want my money back", "agent: Which order?", "user: A-17"]
 
     asyncio.run(run())

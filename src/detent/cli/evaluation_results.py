@@ -71,7 +71,7 @@ def compare(paths: Sequence[str], which: Which, invocation: Invocation) -> int:
     output.show(found.told, {"better": "green", "worse": "red"}.get(found.word, "yellow"))
     rows = [(one.metric, _about(one.difference.value), f"{one.p:.3g}", "yes" if one.not_worse else "", one.word) for one in found.metrics]
     output.table(("METRIC", "DIFFERENCE", "P", "WITHIN MARGIN", "VERDICT"), rows, [""] * len(rows))
-    for name, cases in (("gained", found.gained), ("lost", found.lost)):
+    for name, cases in (("gained", found.gained), ("lost", found.lost), ("not compared, because one has no graded trial", found.left_out)):
         if cases:
             output.say(f"{name}: {clean(', '.join(cases[:40]))}")
     return 1 if found.word == "worse" else 0

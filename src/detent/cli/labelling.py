@@ -15,13 +15,12 @@ import msgspec
 from detent.cli.invocation import Invocation, operator
 from detent.cli.output import clean
 from detent.cli.questions import barred
-from detent.core.errors import ConfigError, CorruptLog, RunErased, RunNotFound
+from detent.core.errors import ConfigError
 from detent.core.state import TERMINAL
 from detent.engine import Engine
 from detent.expressions.compiled import nearest
 from detent.expressions.display import counted, shortened
 from detent.ports import RunQuery
-from detent.running.lineage import history
 
 if TYPE_CHECKING:
     from detent.evals import Evaluation
@@ -177,16 +176,11 @@ class _Asking:
 
 async def _told(engine: Engine, item: _Item) -> tuple[Transcript | None, str, str]:
     """Return what a run did, its goal and its whole answer, as far as the store has it."""
-    from detent.evals.folding import folded
     from detent.evals.grades import written
-    from detent.evals.transcripts import answer_of, transcript_of
+    from detent.evals.transcripts import answer_of, told_of
 
-    try:
-        if records := await history(engine.store, item.run_id):
-            trace = folded(records).trace()
-            return transcript_of(trace), trace.goal, written(answer_of(trace))
-    except (RunNotFound, RunErased, CorruptLog):
-        pass
+    if (told := await told_of(engine.store, item.run_id)) is not None:
+        return told[0], told[1].goal, written(answer_of(told[1]))
     return None, "", written(item.answer)
 
 

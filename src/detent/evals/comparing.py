@@ -38,7 +38,10 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two results compared: the word for b against a, why it is that, each metric, and the cases that came out otherwise."""
+    """Two results compared: the word for b against a, why it is that, each metric, and the cases that came out otherwise.
+
+    `left_out` are the cases that both have and one of them has no graded trial of: nothing is known of them, which may be why b looks well.
+    """
 
     word: Word
     because: str
@@ -46,6 +49,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     clusters: int
     gained: tuple[str, ...]
     lost: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def told(self) -> str:
@@ -90,7 +94,7 @@ def compare(
         near = margin if metric == "quality" else cost_margin * (fmean(_value(one[key], metric) for key in both) if both else 0.0)
         metrics.append(_judged(metric, pairs[metric], p, margin=near, level=level, size=size))
     word, because = _decided(metrics[0], metrics[1])
-    a_right, b_right = _right(one, both), _right(other, both)
+    a_right, b_right, tried = _right(one, both), _right(other, both), {trial.case for trial in b}
     return Comparison(
         word=word,
         because=because,
@@ -98,6 +102,7 @@ def compare(
         clusters=len(clusters),
         gained=tuple(case for case in a_right if b_right[case] > a_right[case]),
         lost=tuple(case for case in a_right if b_right[case] < a_right[case]),
+        left_out=tuple(case for case in dict.fromkeys(trial.case for trial in a) if case in tried and case not in a_right),
     )
 
 

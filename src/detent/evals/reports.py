@@ -133,7 +133,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             known = msgspec.json.decode(data, type=dict[str, Any]).get("schema")
             if known != SCHEMA:
                 raise ConfigError(f"{path} has the schema {known!r}; this version reads {SCHEMA}")
-            return msgspec.json.decode(data, type=cls)
+            found = msgspec.json.decode(data, type=cls)
+            if unknown := {trial.variant for trial in found.trials} - set(found.figures):
+                raise ConfigError(f"{path} has trials of {min(unknown)!r}, and no figures of it; it is not as an evaluation writes it")
+            return found
         except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not a result of an evaluation: {error}") from error
 

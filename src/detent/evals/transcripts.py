@@ -11,9 +11,11 @@ from detent.core.errors import CorruptLog, RunErased, RunNotFound
 from detent.engine import Engine
 from detent.evals.folding import folded
 from detent.evals.grades import written
-from detent.evals.trials import Trial
+from detent.evals.talks import talk_of
+from detent.evals.trials import Trial, talk_of_run, traced_talk
 from detent.expressions.display import as_text, clean
 from detent.history.traces import Call, Trace
+from detent.ports import EventStore
 from detent.running.lineage import history
 
 MOST_CALLS, MOST_TEXT = 60, 1_500
@@ -32,7 +34,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run was asked, its calls, what it answered, and how many calls are left out."""
+    """What a run was asked, or what was said in a talk, its calls, what it answered, and how many calls are left out."""
 
     run_id: str
     goal: str
@@ -80,6 +82,22 @@ def bounded(value: Any) -> str:
     return as_text(text[:MOST_TEXT]) + (f" … ({left:,} more characters)" if left > 0 else "")
 
 
+async def told_of(store: EventStore, run_id: str) -> tuple[Transcript, Trace] | None:
+    """Return the transcript of a run, and what it follows from; of a talk with a user what all of it said and did. None if the store does not have it."""
+    try:
+        if talk := talk_of_run(run_id):
+            records, tracer = await traced_talk(store, talk)
+            trace = tracer.trace()
+            said = "\n".join(f"{line.who}: {line.text}" for line in talk_of(records))
+            return msgspec.structs.replace(transcript_of(trace), run_id=run_id, goal=bounded(said)), trace
+        if records := await history(store, run_id):
+            trace = folded(records).trace()
+            return transcript_of(trace), trace
+    except (RunNotFound, RunErased, CorruptLog):
+        pass
+    return None
+
+
 async def transcripts(engine: Engine, trials: Iterable[Trial]) -> dict[str, Transcript]:
     """Return the transcripts of trials by run, those first that did not pass, as many as a report may have."""
     found: dict[str, Transcript] = {}
@@ -87,11 +105,7 @@ async def transcripts(engine: Engine, trials: Iterable[Trial]) -> dict[str, Tran
     for trial in sorted(trials, key=lambda one: one.standing == "passed"):
         if len(found) >= MOST_RUNS or length > MOST_CHARACTERS:
             break
-        try:
-            records = await history(engine.store, trial.run_id)
-        except (RunNotFound, RunErased, CorruptLog):
-            continue
-        if records:
-            found[trial.run_id] = transcript_of(folded(records).trace())
-            length += found[trial.run_id].length
+        if (told := await told_of(engine.store, trial.run_id)) is not None:
+            found[trial.run_id] = told[0]
+            length += told[0].length
     return found

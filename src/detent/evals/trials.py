@@ -185,6 +185,12 @@ def trial_of_run(run_id: str) -> str:
     return _OF_TALK.sub("", run_id)
 
 
+def talk_of_run(run_id: str) -> str:
+    """Return the id of the talk that a run is a message of, "" for a run that is none of a trial with a user."""
+    talk = trial_of_run(run_id)
+    return talk if talk != run_id and _TRIAL.fullmatch(talk) is not None and not is_ours(run_id) else ""
+
+
 def is_ours(run_id: str) -> bool:
     """Whether a run is a verdict of a judge or plays a user, by its id: it is of the evaluation, and no work of an agent."""
     return is_judge(run_id) or _PLAYS.fullmatch(run_id) is not None
@@ -259,7 +265,7 @@ async def _told(store: EventStore, place: Place) -> tuple[Place, list[Record], T
     """Return what a trial's run, or all runs of its talk, say; the place has the id of the last one. Raise `RunNotFound` without any."""
     if place.case.user is None:
         return place, *(await traced(store, place.run_id))
-    records, tracer = await _traced_talk(store, trial_of_run(place.run_id))
+    records, tracer = await traced_talk(store, trial_of_run(place.run_id))
     return msgspec.structs.replace(place, run_id=tracer.state.run_id), records, tracer
 
 
@@ -322,7 +328,7 @@ async def _settled(engine: Engine, state: RunState, chance: Chance) -> bool:
     return known > 0
 
 
-async def _traced_talk(store: EventStore, session: str) -> tuple[list[Record], Tracer]:
+async def traced_talk(store: EventStore, session: str) -> tuple[list[Record], Tracer]:
     """Return the records of all runs of a talk, and the trace of the last one, with the turns and the use of all of them. Raise `RunNotFound`."""
     every: list[Record] = []
     tracers: list[Tracer] = []

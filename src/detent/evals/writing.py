@@ -111,7 +111,11 @@ def markdown(of: Evaluation, compared: Compared | None = None) -> str:
         told = [(one.metric, difference(one), f"{one.p:.3g}", one.word) for one in found.metrics]
         lines += ["", "## Compared", "", _cell(f"{found.told}.".capitalize()), ""]
         lines += [_row(("metric", "difference, b - a", "p, corrected", "verdict")), _row(["---"] * 4), *map(_row, told)]
-        for name, cases in (("Gained", found.gained), ("Lost", found.lost)):
+        for name, cases in (
+            ("Gained", found.gained),
+            ("Lost", found.lost),
+            ("Not compared, because one has no graded trial", found.left_out),
+        ):
             lines += ["", f"{name}: {_cell(', '.join(cases[:200]))}"] if cases else []
     if judges := judged(of):
         lines += ["", "## Judges", "", _row(JUDGED), _row(["---"] * len(JUDGED)), *map(_row, judges)]
@@ -340,7 +344,7 @@ def _bars(of: Evaluation) -> list[dict[str, Any]]:
             counts = [0] * PARTS
             for trial in ended:
                 if trial.variant == name:
-                    counts[min(PARTS - 1, int(PARTS * getattr(trial, field) / top))] += 1
+                    counts[max(0, min(PARTS - 1, int(PARTS * (getattr(trial, field) / top))))] += 1
             high = max(counts) or 1
             found.append(
                 {

@@ -24,7 +24,7 @@ from detent.core.agent import Host
 from detent.core.budget import NOTHING
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, Conflict, DetentError, RunBusy, RunErased, RunNotFound, StoreError, Suspended
-from detent.core.records import Record, RunHead
+from detent.core.records import Record
 from detent.core.state import TERMINAL, RunState
 from detent.engine import Agent, Engine
 from detent.evals.effects import Effects, effects_of
@@ -50,8 +50,6 @@ MACHINERY = ("planner_error", "kernel_error")
 MOST_ANSWERS = 200
 PAGE = 1000
 """How many listing entries are read at once, and how many runs a process grades at once; fewer are not worth the start of another one."""
-_TRIAL = re.compile(r"eval-(?P<evaluation>.+)-[0-9a-f]{12}-(?P<number>[0-9]{1,9})(-again(?P<again>[0-9]{1,9}))?(@.*)?")
-"""What `trial_id` writes, with the tenant that a store adds; runs that play a user are none."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -143,25 +141,6 @@ def trial_id(evaluation: str, variant: str, case: str, number: int, attempt: int
     """Return the id of the run of a trial."""
     place = sha256(msgspec.json.encode([variant, case])).hexdigest()[:12]
     return f"eval-{evaluation}-{place}-{number}" + (f"-again{attempt}" if attempt else "")
-
-
-def trial_in(head: RunHead) -> tuple[str, Trial] | None:
-    """Return the evaluation that a run belongs to by its id, and the trial as far as its entry in the listing tells: not graded. None for another run.
-
-    Without the suite, the case is the run's goal, and the variant its agent.
-    """
-    named = _TRIAL.fullmatch(head.run_id)
-    if named is None:
-        return None
-    standing: Standing = "unknown" if head.status in TERMINAL else "open"
-    if head.status == "failed" and head.reason in MACHINERY:
-        standing = "machinery"
-    trial = Trial(
-        case=head.goal, cluster=head.goal, variant=head.agent, number=int(named["number"]), run_id=head.run_id, standing=standing, status=head.status,
-        reason=head.reason, latency_s=(head.updated_at - head.created_at).total_seconds(), turns=head.iterations, cost_usd=head.cost_usd,
-        attempts=int(named["again"] or 0) + 1,
-    )  # fmt: skip
-    return named["evaluation"], trial
 
 
 def is_of(evaluation: str, run_id: str) -> bool:

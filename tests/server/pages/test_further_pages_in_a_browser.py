@@ -9,7 +9,7 @@ import pytest
 
 from amounts import in_check
 from detent import Agent, AskUser, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
-from detent.evals.trials import trial_id
+from detent.evals import Case, Suite, Variant, evaluate
 from detent.metering.tenants import TenantBudget
 from detent.ports.remembering import key_of
 from server.pages.browsing import TOOLS, browser, needs_chromium, visiting
@@ -72,8 +72,9 @@ async def filled(engine: Engine) -> list[str]:
     ready = await engine.operations.prepare("cancel", by="ann", why="v" * 150, where="status=waiting")
     done = await engine.operations.prepare("replay", by="ann", where="every run")
     await engine.operations.advance(done.id, by="ann")
-    for number in (1, 2):
-        await engine.run(CLERK, f"tell {'u' * 120}", run_id=trial_id("shown", "", "case", number), host=host)
+    cases = tuple(Case(id=f"{number} {'c' * 90}", goal=f"{goal} {'u' * 120}", expected="x") for number, goal in enumerate(("tell", "ask")))
+    variants = {f"{name} {'z' * 60}": Variant(agent="clerk") for name in ("now", EVIL)}
+    await evaluate(engine, Suite(name=f"s {'s' * 150}", cases=cases, graders=({"kind": "exact"},), variants=variants, trials=2), id="shown")
     items = [f"/ui/memory/items/{key_of(one)}" for one in (item, new)]
     return [
         "/ui/sessions", "/ui/sessions/talk", "/ui/sessions/paying", "/ui/memory", "/ui/memory?view=all", *items,
@@ -141,5 +142,38 @@ def test_a_conversation_and_an_operation_move_by_themselves(tmp_path: Path, stor
             await page.keyboard.press("Enter")
             await page.wait_for_selector("#now .status.good >> text=finished")
             assert "3 done" in await page.inner_text("#now")
+
+    asyncio.run(main())
+
+
+def test_the_progress_of_an_evaluation_moves_by_itself(tmp_path: Path, store_url: str) -> None:
+    """What moves is fetched again; the page says that its figures are older, until somebody opens it again."""
+    needs_chromium()
+
+    async def main() -> None:
+        engine, clerk = office(tmp_path, store_url), Clerk()
+        engine.planner = clerk
+        clerk.gate = asyncio.Event()
+        suite = Suite(
+            name="answers", cases=(Case(id="<b>", goal="tell"),), graders=({"kind": "contains", "expected": "you said"},), trials=3
+        )
+        async with serving(engine, works=False) as url, browser() as started, visiting(started, url) as seen:
+            task = asyncio.create_task(evaluate(engine, suite, id="moving"))
+            async with asyncio.timeout(30):
+                while len(await engine.list_runs()) < 3:
+                    await asyncio.sleep(0.01)
+            page = await seen.open("/ui/evaluations")
+            await page.click("text=answers")
+            await page.wait_for_selector("#now .status.live")
+            assert "3 to come" in await page.inner_text("main") and await page.locator("#now tbody tr").count() == 3
+            clerk.gate.set()
+            await task
+            await page.wait_for_selector("#now .status.good >> text=ended")
+            assert await page.locator("#now progress").count() == 0 and "3 to come" in await page.inner_text("main")
+            await page.click("text=Open it again")
+            await page.wait_for_selector("text=3 of 3 passed")
+            await page.click("text=3 of 3 passed")
+            await page.click("table.cards a >> nth=0")
+            await page.wait_for_selector("text=you said tell")
 
     asyncio.run(main())

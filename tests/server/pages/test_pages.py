@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote_plus
 
 import pytest
 
@@ -23,11 +22,13 @@ from amounts import in_check
 from detent import Agent, Engine, FinalAnswer, ToolCall
 from detent.core.codec import read_record
 from detent.core.events import AnswerRefused, ApprovalResolved
-from detent.evals import Case, Suite, Variant, evaluate, summarised
+from detent.evals import Case, Suite, Variant, evaluate
+from detent.evals.sharing import INDEX, place_of
 from detent.evals.trials import trial_id
 from detent.server import ServerSettings
 from detent.server.pages import routes
 from detent.testing import ScriptedPlanner
+from server.pages import visiting
 from server.pages.visiting import COUNTER, ECHO, IBAN, Visitor, ended, engine_at, invoiced, look_up, pay
 from server.serving import CAL, callers, serving
 
@@ -551,64 +552,102 @@ def test_other_changes_of_a_fork_and_answers_without_a_word_are_refused(tmp_path
 # Evaluations --------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_leads_from_its_figures_over_its_cases_to_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its result it is graded, for who operates the store; others who may see runs see its runs, and other tenants nothing."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "evals").mkdir()
-    (tmp_path / "evals" / "broken.json").write_text("{}")
+class Gated(visiting.Planner):
+    """Counts, but no turn of a goal that ends with 9 begins before the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def plan(self, view: Any) -> Any:
+        if view.goal.endswith("9"):
+            await self.gate.wait()
+        return await super().plan(view)
+
+
+def counting(odd: str = "odd") -> Suite:
+    """Return a suite with a case that fails and one that passes, each tried twice."""
+    cases = tuple(Case(id=name, goal=goal, expected="counted to 1") for name, goal in ((odd, "count to 9"), ("fine", "count to 1")))
+    return Suite(
+        name=f"counts {HOSTILE[0]}", cases=cases, graders=({"kind": "exact"},), variants={HOSTILE[0]: Variant(agent="counter")}, trials=2
+    )
+
+
+def test_an_evaluation_leads_from_its_figures_over_its_cases_to_its_runs(tmp_path: Path) -> None:
+    """What `evaluate` kept in the store is enough, and cases, variants and suites may be called anything."""
     odd = f"odd % _ {HOSTILE[0]}"
 
     async def body(engine: Engine, url: str) -> None:
-        cases = tuple(Case(id=name, goal=goal, expected="counted to 1") for name, goal in ((odd, "count to 9"), ("fine", "count to 1")))
-        suite = Suite(
-            name=f"counts {HOSTILE[0]}", cases=cases, graders=({"kind": "exact"},), variants={"now": Variant(agent="counter")}, trials=2
-        )
-        trials = await evaluate(engine, suite, id="x")
-        async with Visitor(url, "ann") as ann, Visitor(url, "bob") as bob, Visitor(url, "eve") as eve:
-            for written in (False, True):
-                if written:
-                    summarised(suite.name, "x", trials).write(Path("evals/x.json"))
-                page, one = await ann.see("/ui/evaluations"), await ann.see("/ui/evaluations/x")
-                assert "broken.json is not a result" in page and page.count('href="/ui/evaluations/x"') == 1
-                assert ("50.0%" in page, "no result here" in page, "not graded" in one) == (written, not written, not written)
-                cells = dict(re.findall(r'href="([^"]*)#trials">(\d of \d \w+)<', html.unescape(one)))
-                assert sorted(cells.values()) == (["0 of 2 passed", "2 of 2 passed"] if written else ["2 of 2 ended"] * 2)
-                for address in cells:
-                    runs = [
-                        trial.run_id
-                        for trial in trials
-                        if (odd in address or quote_plus(odd) in address or "9" in address) == (trial.case == odd)
-                    ]
-                    seen = await ann.see(f"/ui/evaluations/x{address}")
-                    assert sorted(re.findall(r'href="/ui/runs/(eval-[^"]*)"', seen)) == sorted(runs), address
-            assert "expected counted to 1" in await ann.see("/ui/evaluations/x")
-            assert "no result here" in await bob.see("/ui/evaluations") and "expected" not in await bob.see("/ui/evaluations/x")
-            assert "No evaluation here" in await eve.see("/ui/evaluations")
-            for visitor, path in (
-                (eve, "x"),
-                (bob, "none"),
-                (ann, "%25"),
-                (ann, "x" * 5_000),
-                (ann, "%00"),
-                (ann, "..%2fx"),
-                (ann, "?after=9"),
-            ):
-                answer = await visitor.get(f"/ui/evaluations/{path}")
-                assert answer.status_code in (404, 422) or path == "?after=9", (path, answer.status_code)
+        trials = await evaluate(engine, counting(odd), id="x")
+        await evaluate(engine, counting("other"), id="x-2")
+        async with Visitor(url, "ann") as ann:
+            page, one = await ann.see("/ui/evaluations"), await ann.see("/ui/evaluations/x")
+            assert page.count('data-label="Passed">50.0%') == 2 and [
+                page.count(f'href="/ui/evaluations/{name}"') for name in ("x", "x-2")
+            ] == [1, 1]
+            assert ">ended</span>" in one and "4 of 4 trials ended" in one and "expected counted to 1" in one
+            cells = dict(re.findall(r'href="([^"]*)#trials">(\d of \d \w+)<', html.unescape(one)))
+            assert sorted(cells.values()) == ["0 of 2 passed", "2 of 2 passed"]
+            for address, said in cells.items():
+                runs = [trial.run_id for trial in trials if (trial.standing == "passed") == said.startswith("2")]
+                seen = await ann.see(f"/ui/evaluations/x{address}")
+                assert sorted(re.findall(r'href="/ui/runs/(eval-[^"]*)"', seen)) == sorted(runs), address
+            assert "None." in await ann.see("/ui/evaluations/x?case=gone") and "None." in await ann.see("/ui/evaluations/x?after=9")
+            for path in ("%25", "x" * 5_000, "%00", "..%2fx", "eval", "x-", "x?after=-1", "x?cases=z", "x-3"):
+                answer = await ann.get(f"/ui/evaluations/{path}")
+                assert answer.status_code in (404, 422), (path, answer.status_code)
 
     shown(tmp_path, body, works=False)
 
 
-def test_of_a_trial_that_was_begun_anew_the_last_run_counts_and_open_ones_are_counted(tmp_path: Path) -> None:
+def test_only_who_operates_the_whole_store_sees_evaluations_and_others_are_told_so(tmp_path: Path) -> None:
+    """Not even whether there is one of a name is told to others."""
+
     async def body(engine: Engine, url: str) -> None:
-        first, second = trial_id("x", "", "a", 1), trial_id("x", "", "b", 1)
-        for run_id in (first, f"{first}-again1", f"{first}-again1-user0", "eval-x-other", "eval-x"):
-            await engine.run(COUNTER, "count to 1", run_id=run_id)
-        await invoiced(engine, second)
+        await evaluate(engine, counting(), id="x")
+        for who in ("bob", "cal", "eve"):
+            async with Visitor(url, who) as visitor:
+                page = await visitor.see("/ui/evaluations")
+                assert "shown to those who operate" in page and "counts" not in page and "ui/evaluations/" not in page, who
+                told = [html.unescape((await visitor.get(f"/ui/evaluations/{name}")).text) for name in ("x", "none")]
+                assert told[0] == told[1] and "not allowed" in told[0].lower(), who
+                assert (await visitor.part("/ui/evaluations/x")).status_code == 403, who
+
+    shown(tmp_path, body, works=False)
+
+
+def test_an_evaluation_shows_its_progress_and_the_runs_of_the_trials_that_have_not_ended(tmp_path: Path) -> None:
+    async def body(engine: Engine, url: str) -> None:
+        engine.planner = planner = Gated()
+        task = asyncio.create_task(evaluate(engine, counting(), id="x"))
         async with Visitor(url, "ann") as ann:
-            page = await ann.see("/ui/evaluations/x")
-            assert "2 trials" in page and "1 of 1 ended" in page and "0 of 1 ended" in page
-            assert set(re.findall(r'href="/ui/runs/(eval-[^"]*)"', page)) == {f"{first}-again1", second}
+            async with asyncio.timeout(30):
+                while "2 of 4 trials ended" not in (page := await ann.see("/ui/evaluations/x")) or page.count(">in progress<") < 2:
+                    await asyncio.sleep(0.01)
+            running = {trial_id("x", HOSTILE[0], "odd", number) for number in (1, 2)}
+            assert running < set(re.findall(r'href="/ui/runs/(eval-[^"]*)"', page)) and "2 to come" in page and "data-again" in page
+            assert "2 of 4" in await ann.see("/ui/evaluations")
+            part = (await ann.part("/ui/evaluations/x")).text
+            assert "<h1>" not in part and "as it was when you opened" in part and set(re.findall(r"eval-[\w-]+", part)) >= running
+            planner.gate.set()
+            await task
+            part = (await ann.part("/ui/evaluations/x")).text
+            assert "4 of 4 trials ended" in part and "data-again" not in part and "In progress" not in part
+
+    shown(tmp_path, body, works=False)
+
+
+def test_an_evaluation_that_cannot_be_read_is_named_beside_the_others(tmp_path: Path) -> None:
+    async def body(engine: Engine, url: str) -> None:
+        for name in ("x", "y", "z"):
+            await evaluate(engine, counting(), id=name)
+        await engine.store.put_blob(INDEX, "x", b"<b>")
+        await engine.store.put_blob(INDEX, "<b>", b'{"id": "<b>"}')
+        await engine.store.put_blob(place_of("y"), "trials-a", b"[{}]")
+        async with Visitor(url, "ann") as ann:
+            page = await ann.see("/ui/evaluations")
+            assert "50.0%" in page and 'href="/ui/evaluations/z"' in page and page.count("cannot be read") == 3 and "<b>" not in page
+            for name in ("x", "y"):
+                assert "cannot be read" in (await ann.get(f"/ui/evaluations/{name}")).text
 
     shown(tmp_path, body, works=False)
 

@@ -1,33 +1,44 @@
-"""Evaluations: those that the store has, by the ids of their trials, and the results that `detent eval` left in the folder `evals`.
+"""Evaluations of the store: how far each is, what it found, its cases by variants, and its trials, which lead to their runs.
 
-A result says how trials were graded, and concerns every tenant, so it is for who operates the whole store. Without one the page shows the runs that the
-visitor may see, not graded.
+An evaluation concerns the whole store, and its grades quote what runs of any tenant said. So it is shown to those who operate the whole store; others are
+told so, and find the runs that they may see in the list of runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path
-from urllib.parse import urlencode
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+from urllib.parse import quote, urlencode
 
 import msgspec
 from starlette.responses import Response
 
-from detent.core.errors import ConfigError
+from detent.core.errors import DetentError
 from detent.evals import Evaluation, summarised
-from detent.evals.trials import Trial, trial_in
-from detent.evals.writing import rows, why
-from detent.ports import RunQuery
+from detent.evals.controlling import InProgress, Standings, evaluation, results, standings
+from detent.evals.reports import Figures
+from detent.evals.sharing import INDEX, Begun, read_begun
+from detent.evals.trials import Trial, first_of_trial, trial_id
+from detent.evals.writing import JUDGED, fault_rows, judged, rows, why
 from detent.server.pages.run import number_of
 from detent.server.pages.visits import Page, Visit
-from detent.server.problems import Refused
+from detent.server.problems import Refused, told
 
-FOLDER = Path("evals")
-"""Where `detent eval` writes its results, below the directory of the server."""
-RESULTS, RUNS, PAGE = 50, 20_000, 200
-"""So many results and runs are looked at for the list, and so many cases and trials are shown at once."""
+LISTED, LIST_S = 25, 1.0
+"""So many evaluations are listed at once, and fewer if reading them takes longer than this."""
+PAGE = 200
+"""So many cases and trials are shown at once."""
+_ORDER = ("failed", "machinery", "unknown", "open", "in_progress", "passed", "cancelled", "not_run")
+"""In which order trials are shown: first what somebody has to look at."""
+_TONES = {"passed": "good", "failed": "bad", "machinery": "bad", "open": "waits", "in_progress": "live"}
+_STATES = {"running": "live", "stopped": "waits", "cancelled": "quiet", "ended": "good"}
+_FIGURES: OrderedDict[bytes, dict[str, Figures]] = OrderedDict()
+"""Figures by the digest of the trials that they follow from: intervals of thousands of trials take half a second to draw."""
+_MOST_FIGURES = 200
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,96 +49,135 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial as the page shows it: how it stands, what that means to the eye, why it is so, and the run to look at, "" if none was begun."""
+
+    trial: Trial
+    kind: str
+    tone: str
+    why: str
+    run_id: str
+
+
 async def evaluations(visit: Visit) -> Response:
-    """List evaluations, the newest first: their figures if there is a result, else how many trials the store has."""
-    results, broken, left = await asyncio.to_thread(_results) if visit.of_all else ({}, [], [])
-    stored, more = await _stored(visit)
-    found = sorted(({name: (one, "") for name, one in stored.items()} | results).items(), key=lambda one: one[1][0].at, reverse=True)
-    shown = [{"name": file or name, "known": one, "graded": bool(file), "rows": rows(one)[1:]} for name, (one, file) in found]
-    return visit.page("evaluations.html", found=shown, broken=broken, left=left, more=more)
-
-
-def _results() -> tuple[dict[str, tuple[Evaluation, str]], list[str], list[str]]:
-    """Return the latest results by evaluation, each with the name of its file; the files that are none; and the evaluations that are open."""
-    found: dict[str, tuple[Evaluation, str]] = {}
-    broken: list[str] = []
-    for path in sorted(FOLDER.glob("*.json"), reverse=True)[:RESULTS]:
+    """List evaluations, the latest first, with their figures."""
+    if not visit.of_all:
+        return visit.page("evaluations.html", all=False, found=(), broken=(), next="")
+    after, since = number_of(visit, "after", 0), time.monotonic()
+    known, broken = await _begun(visit)
+    found: list[dict[str, Any]] = []
+    for begun in known[after : after + LISTED]:
+        if found and time.monotonic() - since > LIST_S:
+            break
         try:
-            known = Evaluation.read(path)
-        except ConfigError:
-            broken.append(path.name)
+            far = await standings(visit.served.engine, begun)
+            of = await _evaluation(begun, await results(visit.served.engine, begun))
+        except DetentError as error:
+            found.append({"begun": begun, "far": None, "rows": ((),), "problem": _said(visit, error)})
             continue
-        found.setdefault(known.id or path.stem, (known, path.stem))
-    return found, broken, sorted(path.stem for path in FOLDER.glob("*.open"))
+        found.append({"begun": begun, "far": far, "rows": rows(of)[1:], "problem": ""})
+    more = after + len(found)
+    return visit.page("evaluations.html", all=True, found=found, broken=broken, states=_STATES, next=more if more < len(known) else "")
 
 
-async def _stored(visit: Visit, name: str = "") -> tuple[dict[str, Evaluation], str]:
-    """Return the evaluations in the store, or one, as far as their runs say, and where older runs begin ("" if there are none).
+async def _begun(visit: Visit) -> tuple[list[Begun], list[tuple[str, str]]]:
+    """Return the evaluations of the store, the latest first, and those that cannot be read, each with the reason."""
+    store, found, broken = visit.served.engine.store, list[Begun](), list[tuple[str, str]]()
+    for name in await store.list_blobs(INDEX):
+        try:
+            found.append(read_begun(await store.get_blob(INDEX, name), name))
+        except DetentError as error:
+            broken.append((name, _said(visit, error)))
+    return sorted(found, key=lambda one: (one.at, one.id), reverse=True), broken
 
-    Of a trial that was begun anew only the last attempt counts.
+
+def _said(visit: Visit, error: DetentError) -> str:
+    return told(str(error), visit.served.engine.store.url)
+
+
+async def evaluation_page(visit: Visit) -> Response:
+    """Show an evaluation: how far it is, its figures, its cases by variant, and its trials. `case` and `variant` choose a cell.
+
+    How far it is, is fetched again while it is open.
     """
-    query = RunQuery(starts_with=(f"eval-{name}-" if name else "eval-",), limit=RUNS, after=visit.asked.get("older") or None)
-    heads = await visit.served.engine.list_runs(query, host=visit.caller.host)
-    found: dict[str, dict[str, Trial]] = {}
-    at: dict[str, datetime] = {}
-    for head in heads:
-        if (of := trial_in(head)) is None:
-            continue
-        evaluation, trial = of
-        trials, place = found.setdefault(evaluation, {}), trial.run_id.partition("-again")[0]
-        if place not in trials or trials[place].attempts < trial.attempts:
-            trials[place] = trial
-        at.setdefault(evaluation, head.created_at)
-    made = {each: summarised(each, each, list(trials.values())) for each, trials in found.items()}
-    return {each: msgspec.structs.replace(one, at=at[each]) for each, one in made.items()}, heads[-1].run_id if len(heads) == RUNS else ""
-
-
-async def evaluation(visit: Visit) -> Response:
-    """Show an evaluation: its figures, its cases by variant, and its trials, those first that did not pass. `case` and `variant` choose a cell."""
-    name, after = visit.path["name"], number_of(visit, "after", 0)
-    known = await asyncio.to_thread(_result, name) if visit.of_all else None
-    graded, more = known is not None, ""
-    if known is None:
-        stored, more = await _stored(visit, name)
-        if name not in stored:
-            raise Refused(
-                404,
-                "not_found",
-                f"there is no evaluation {name[:100]!r}: the store has no trial of it that you may see, and {FOLDER} no result",
-            )
-        known = stored[name]
+    visit.need_all()
+    name, engine = visit.path["name"], visit.served.engine
+    if name not in await engine.store.list_blobs(INDEX):
+        raise Refused(404, "not_found", f"there is no evaluation {name[:100]!r} in this store; /ui/evaluations lists those that there are")
+    begun = await evaluation(engine, name)
+    far = await standings(engine, begun)
+    if visit.request.headers.get("hx-request") == "true":
+        return visit.page("evaluation_now.html", begun=begun, far=far, states=_STATES, again=_again(visit), refreshed=True)
+    of = await _evaluation(begun, await results(engine, begun))
     case, variant = visit.asked.get("case"), visit.asked.get("variant")
-    chosen = [one for one in known.trials if case in (None, one.case) and variant in (None, one.variant)]
-    ordered = sorted(chosen, key=lambda trial: (trial.standing == "passed", trial.case, trial.variant, trial.number))
-    head, *body = rows(known)
+    shown = [one for one in _rows(begun, of, far) if case in (None, one.trial.case) and variant in (None, one.trial.variant)]
+    after, cases = number_of(visit, "after", 0), number_of(visit, "cases", 0)
+    matrix = _matrix(of)
+    tables = [("Figures", rows(of)), ("Under faults", fault_rows(of)), ("Judges", [JUDGED, *found] if (found := judged(of)) else [])]
     return visit.page(
-        "evaluation.html", known=known, name=name, graded=graded, older=more, head=head, body=body, variants=list(known.figures), matrix=_matrix(known)[:PAGE],
-        several=len({one.case for one in known.trials}), case=case, variant=variant, shown=[(one, why(one)) for one in ordered[after : after + PAGE]],
-        next=urlencode({**visit.asked, "after": after + PAGE}) if after + PAGE < len(ordered) else "", PAGE=PAGE,
+        "evaluation.html", begun=begun, far=far, states=_STATES, again=_again(visit), refreshed=False, known=of,
+        tables=[one for one in tables if one[1]], matrix=matrix[cases : cases + PAGE], several=len(matrix), first=cases, case=case, variant=variant,
+        shown=shown[after : after + PAGE], of_shown=len(shown),
+        next=urlencode({**visit.asked, "after": after + PAGE}) if after + PAGE < len(shown) else "",
+        next_cases=urlencode({**visit.asked, "cases": cases + PAGE}) if cases + PAGE < len(matrix) else "",
     )  # fmt: skip
 
 
-def _result(name: str) -> Evaluation | None:
-    """Return the result in the file of this name; None if there is none."""
-    return next((Evaluation.read(path) for path in FOLDER.glob("*.json") if path.stem == name), None)
+def _again(visit: Visit) -> str:
+    return f"/ui/evaluations/{quote(visit.path['name'], safe='')}"
 
 
-def _matrix(of: Evaluation) -> list[tuple[str, list[Cell | None]]]:
+async def _evaluation(begun: Begun, trials: Sequence[Trial]) -> Evaluation:
+    """Return an evaluation with its figures; those of the same trials are computed once."""
+    digest = sha256(msgspec.json.encode(trials)).digest()
+    figures = _FIGURES.pop(digest, None)
+    if figures is None:
+        figures = (await asyncio.to_thread(summarised, begun.suite.name, begun.id, trials)).figures
+    _FIGURES[digest] = figures
+    if len(_FIGURES) > _MOST_FIGURES:
+        _FIGURES.popitem(last=False)
+    return Evaluation(suite=begun.suite.name, id=begun.id, at=begun.ended or begun.at, trials=tuple(trials), figures=figures)
+
+
+def _rows(begun: Begun, of: Evaluation, far: Standings) -> list[Row]:
+    """Return the trials, those first that somebody has to look at, then in the order of the suite."""
+    moving = {first_of_trial(one.run_id): one for one in far.in_progress}
+    found = [_row(trial, moving.get(trial_id(begun.id, trial.variant, trial.case, trial.number))) for trial in of.trials]
+    places = {case.id: place for place, case in enumerate(begun.suite.cases)}
+    variants = list(of.figures)
+    return sorted(
+        found,
+        key=lambda one: (_ORDER.index(one.kind), places.get(one.trial.case, 0), variants.index(one.trial.variant), one.trial.number),
+    )
+
+
+def _row(trial: Trial, moving: InProgress | None) -> Row:
+    kind, reason, run_id, attempts = trial.standing, why(trial), trial.run_id, trial.attempts
+    if moving is not None:
+        kind = "open" if moving.status.startswith("wait") else "in_progress"
+        reason, run_id, attempts = moving.status.replace("_", " "), moving.run_id, moving.attempt
+    again = [f"attempt {attempts}"] if attempts > 1 else []
+    shown = [reason] if kind not in ("passed", "in_progress", "not_run") else []
+    return Row(trial=trial, kind=kind, tone=_TONES.get(kind, "quiet"), why="; ".join(shown + again), run_id=run_id)
+
+
+def _matrix(of: Evaluation) -> list[tuple[str, list[Cell]]]:
     """Return a row for each case, with a cell for each variant."""
     cells: dict[str, dict[str, list[Trial]]] = {}
     for trial in of.trials:
         cells.setdefault(trial.case, {}).setdefault(trial.variant, []).append(trial)
-    return [(case, [_cell(case, name, row[name]) if name in row else None for name in of.figures]) for case, row in cells.items()]
+    return [(case, [_cell(case, name, row) for name in of.figures]) for case, row in cells.items()]
 
 
-def _cell(case: str, variant: str, trials: Sequence[Trial]) -> Cell:
-    passed, graded = (sum(one.standing in kinds for one in trials) for kinds in (("passed",), ("passed", "failed")))
-    ended = sum(one.standing != "open" for one in trials)
-    said = f"{passed} of {graded} passed" if graded else f"{ended} of {len(trials)} ended"
-    if graded and graded < len(trials):
-        said += f", {len(trials) - graded} not graded"
-    tone = "quiet" if not graded else "good" if passed == len(trials) else "bad" if not passed else "waits"
-    return Cell(said=said, tone=tone, address=f"?{urlencode({'case': case, 'variant': variant})}#trials")
+def _cell(case: str, variant: str, row: Mapping[str, Sequence[Trial]]) -> Cell:
+    trials = row.get(variant, ())
+    counts = {kind: sum(one.standing == kind for one in trials) for kind in ("passed", "failed", "not_run")}
+    graded = counts["passed"] + counts["failed"]
+    parts = [f"{counts['passed']} of {graded} passed"] if graded else []
+    parts += [f"{others} not graded"] if (others := len(trials) - graded - counts["not_run"]) else []
+    parts += [f"{counts['not_run']} to come"] if counts["not_run"] else []
+    tone = "quiet" if not graded else "good" if counts["passed"] == len(trials) else "bad" if not counts["passed"] else "waits"
+    return Cell(said=", ".join(parts), tone=tone, address=f"?{urlencode({'case': case, 'variant': variant})}#trials")
 
 
-PAGES = (Page(path="/ui/evaluations", handle=evaluations), Page(path="/ui/evaluations/{name}", handle=evaluation))
+PAGES = (Page(path="/ui/evaluations", handle=evaluations), Page(path="/ui/evaluations/{name}", handle=evaluation_page))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -115,9 +116,17 @@ async def follow(found: Explanation, store: EventStore) -> Explanation:
     return msgspec.structs.replace(found, earlier=tuple([await _standing(place, store) for place in earlier]))
 
 
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,199}")
+_MOST_RECORDS = 2**31
+
+
 async def _standing(place: Earlier, store: EventStore) -> Earlier:
     if not place.run_id:
         return place
+    if (
+        not _RUN_ID.fullmatch(place.run_id) or place.sequence > _MOST_RECORDS
+    ):  # a policy's facts may say anything, and stores refuse what cannot be
+        return msgspec.structs.replace(place, standing="gone")
     lines = await store.read(place.run_id, after=max(place.sequence, 1) - 1, limit=1)
     try:
         record = read_record(lines[0]) if lines else None

@@ -19,12 +19,15 @@ from typing import Any
 import pytest
 
 from amounts import in_check
-from detent import Agent, Engine, FinalAnswer, ToolCall
+from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.core.codec import read_record
 from detent.core.events import AnswerRefused, ApprovalResolved
+from detent.core.state import RunState
 from detent.evals import Case, Suite, Variant, evaluate
 from detent.evals.sharing import INDEX, place_of
 from detent.evals.trials import trial_id
+from detent.policies.tiers import TieredPolicy
+from detent.ports import Call, Verdict
 from detent.server import ServerSettings
 from detent.server.pages import routes
 from detent.testing import ScriptedPlanner
@@ -547,6 +550,56 @@ def test_other_changes_of_a_fork_and_answers_without_a_word_are_refused(tmp_path
             assert (await ann.fill("/ui/backtest", "/ui/backtest", status="complete")).status_code == 422
 
     shown(tmp_path, body, works=False)
+
+
+ODD_FACTS: Any = (
+    {"rows[0]": "trusted"},
+    {"rows[0]": None},
+    {"rows[0]": {"label": [1], "origin": {"a": 1}, "sources": "x"}},
+    {
+        "rows[0]": {
+            "label": "user",
+            "origin": HOSTILE[0],
+            "sources": [{"label": HOSTILE[0], "origin": HOSTILE[0], "run_id": "../x", "tool": HOSTILE[0]}],
+        }
+    },
+    {"rows[0]": {"label": "memory", "sources": [{"label": "memory", "origin": "main.1.0", "run_id": "\x00", "tool": "x"}]}},
+    {
+        "rows[0]": {
+            "label": "memory",
+            "sources": [{"label": "memory", "origin": "x", "via": [{"item": "memory:x", "run_id": "r0", "sequence": 10**18}]}],
+        }
+    },
+    [],
+)
+
+
+class Odd(TieredPolicy):
+    """A policy whose facts are what the goal says."""
+
+    version = "odd"
+
+    def decide(self, call: Call, state: RunState) -> Verdict:
+        """Allow everything."""
+        return Verdict(decision="allow", reason=HOSTILE[0], facts={"args": ODD_FACTS[int(state.goal)]})
+
+
+@tool(side_effect="write")
+def put(rows: list[str]) -> str:
+    """Put something down."""
+    return "put"
+
+
+def test_facts_of_any_policy_are_shown_as_far_as_they_say_where_a_value_came_from(store_url: str) -> None:
+    async def run() -> None:
+        planner = ScriptedPlanner([ToolCall(tool="put", args={"rows": ["one", "two"]}), FinalAnswer(content="done")] * len(ODD_FACTS))
+        engine = Engine(store=store_url, agents=[Agent(name="putter", tools=[put])], planner=planner, policy=Odd())
+        async with serving(engine, works=False) as url, Visitor(url, "ann") as ann:
+            for number in range(len(ODD_FACTS)):
+                await engine.run("putter", str(number), run_id=f"r{number}")
+                assert "Where each argument came from" in await ann.see(f"/ui/runs/r{number}/calls/main.1.0"), number
+
+    asyncio.run(run())
 
 
 # Evaluations --------------------------------------------------------------------------------------------------------------------------------

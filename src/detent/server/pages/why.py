@@ -137,7 +137,9 @@ async def _facts(visit: Visit, run_id: str, found: Explanation) -> dict[str, dic
     """Return what the policy found of each argument; if it does not look, what the same search finds now."""
     decided = [step for step in found.steps if step.kind == "policy_decided"]
     if decided and isinstance(kept := decided[-1].data.get("facts", {}).get("args"), dict):
-        return cast("dict[str, dict[str, Any]]", kept)
+        return {
+            path: fact for path, fact in cast("dict[str, Any]", kept).items() if isinstance(fact, dict)
+        }  # another policy says what it wants
     store = visit.served.engine.store
     sequence = decided[-1].sequence if decided else found.steps[0].sequence
     lines = await store.read(run_id, limit=sequence)

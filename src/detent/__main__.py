@@ -20,9 +20,11 @@ def main() -> int:
     leave_out_the_working_directory()
     from detent.cli.main import run
 
-    if heard:
-        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-    return run()
+    def loaded() -> None:
+        if heard:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+
+    return run(loaded=loaded)
 
 
 def _too_early(*_: object) -> None:

@@ -340,7 +340,7 @@ STARTS = {
 def test_ctrl_c_while_the_command_line_is_loaded_is_said(start: str) -> None:
     """Loading takes a moment, and somebody may have thought better of it: one line from its first module on, unless Ctrl-C is to be ignored."""
     code = INTERRUPTING.format(start=STARTS[start])
-    for module in sampled(("detent.cli", "msgspec", "detent.cli.output"), few=2):
+    for module in sampled(("detent.cli", "typer", "msgspec", "detent.cli.output"), few=2):
         done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (5, "", "interrupted; nothing was begun\n"), module
     ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"

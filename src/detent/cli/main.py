@@ -92,15 +92,15 @@ def _version() -> str:
     return f"detent {__version__}"
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+def run(arguments: Sequence[str] | None = None, *, loaded: Callable[[], None] = lambda: None) -> int:
+    """Run the command line and return its exit code. `loaded` is called before the command is looked for: from there on, Ctrl-C is heard here."""
     leave_out_the_working_directory()  # again, for programs that call `run`
     args = list(sys.argv[1:] if arguments is None else arguments)
     own = args.index("--") if "--" in args else len(args)
     mended_streams()
     output = Output(json_wanted="--json" in args[:own])
     everywhere = Everywhere(args[:own])
-    code = _ran([*everywhere.rest, *args[own:]], everywhere, output)
+    code = _ran([*everywhere.rest, *args[own:]], everywhere, output, loaded)
     if problem := unwritten():
         output.say(f"error: cannot write to stdout ({problem}); the command did its work, but its output is lost", "red")
         return code or FAILED
@@ -127,7 +127,7 @@ class Everywhere:
                 self.rest.append(word)
 
 
-def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
+def _ran(args: list[str], everywhere: Everywhere, output: Output, loaded: Callable[[], None]) -> int:
     """Run the command and return its exit code; report an error and return the code of that."""
     debug = everywhere.debug
     if logging.lastResort is not None:
@@ -143,6 +143,7 @@ def _ran(args: list[str], everywhere: Everywhere, output: Output) -> int:
     import typer
 
     try:
+        loaded()
         if everywhere.log_level or everywhere.log_json:
             log_to_stderr(everywhere.log_level or "info", as_json=everywhere.log_json)
         if completing:
@@ -219,7 +220,7 @@ _MAY = "; check its permissions, or work in a directory that you can write to"
 
 def _misused(error: Any, output: Output) -> int:
     command = getattr(getattr(error, "ctx", None), "command_path", "detent")
-    said = error.format_message()
+    said = error.format_message().replace(": Value error, ", ": ")  # what a library of typer's puts before our own words
     if output.json:
         output.document({"error": {"code": "usage", "message": said.encode("utf-8", "backslashreplace").decode()}}, indent=None)
     elif said:

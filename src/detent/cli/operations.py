@@ -44,7 +44,8 @@ def with_code(setup: o.Setup) -> Invocation:
 def refuse_both(run: str | None, where: Sequence[str] | None) -> None:
     """Raise `ConfigError` unless exactly one of a run and a filter is given."""
     if (run is None) == (not where):
-        raise ConfigError("name one run, or give --where KEY=VALUE for every run that matches")
+        both = f"run {run!r} and --where were given; " if where else ""
+        raise ConfigError(f"{both}name one run, or give --where KEY=VALUE for every run that matches")
 
 
 def over_many(

@@ -22,7 +22,7 @@ from detent.evals.graders import graders_of
 from detent.evals.grades import Judge
 from detent.evals.sharing import INDEX, Begun, Book, Kept, Key, Order, read_begun
 from detent.evals.suites import Suite
-from detent.evals.trials import Setting, Trial, graded_trial, is_of, last_run, place_in, runs_of, trial_id, trial_of_run
+from detent.evals.trials import Setting, Trial, first_of_trial, graded_trial, is_of, last_run, place_in, runs_of, trial_id, trial_of_run
 from detent.ports import wake_workers
 from detent.running.conversing import session_of_run
 from detent.running.fleet import cards_of
@@ -113,7 +113,7 @@ def key_of(begun: Begun, said: str) -> Key:
         )
     if named:
         return named[0]
-    at = re.sub(r"-again\d+$", "", trial_of_run(said))
+    at = first_of_trial(said)
     if is_of(begun.id, at):
         for key in begun.keys:
             if trial_id(begun.id, key[1], key[0], key[2]) == at:

@@ -24,7 +24,7 @@ from detent.core.agent import Host
 from detent.core.budget import NOTHING
 from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, Conflict, DetentError, RunBusy, RunErased, RunNotFound, StoreError, Suspended
-from detent.core.records import Record
+from detent.core.records import Record, RunHead
 from detent.core.state import TERMINAL, RunState
 from detent.engine import Agent, Engine
 from detent.evals.effects import Effects, effects_of
@@ -154,6 +154,8 @@ async def runs_of(store: EventStore, evaluation: str) -> list[RunHead]:
     return [head for head in heads if is_of(evaluation, head.run_id) and _CHILD.search(head.run_id) is None]
 
 
+_TRIAL = re.compile(r"eval-.+-[0-9a-f]{12}-[0-9]{1,9}(-again[0-9]{1,9})?(@.*)?")
+"""What `trial_id` writes, with the tenant that a store adds; runs that play a user are none."""
 _CHILD = re.compile(r"\.c[0-9a-f]{12}(?![0-9A-Za-z_])")
 _PLAYS = re.compile(r"eval-.+-[0-9a-f]{12}-[0-9]+(-again[0-9]+)?-(user[0-9]+|review)(@.*)?")
 _OF_TALK = re.compile(r"(\.[1-9]\d*|-user\d+|-review)$")
@@ -162,6 +164,11 @@ _OF_TALK = re.compile(r"(\.[1-9]\d*|-user\d+|-review)$")
 def trial_of_run(run_id: str) -> str:
     """Return the id of the trial that a run is of: that of its own run, or of the session with its user."""
     return _OF_TALK.sub("", run_id)
+
+
+def first_of_trial(run_id: str) -> str:
+    """Return the id of the first attempt at the trial that a run is of, which `trial_id` gives."""
+    return re.sub(r"-again[0-9]+$", "", trial_of_run(run_id))
 
 
 def talk_of_run(run_id: str) -> str:

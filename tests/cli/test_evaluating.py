@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -13,6 +14,11 @@ import pytest
 from amounts import in_check, thinned
 from cli.desk import Desk, ended
 from cli.terminals import at_a_terminal
+from detent import Agent, Engine, FinalAnswer
+from detent.config.state_directory import store_url
+from detent.evals import Case, Suite, evaluate
+from detent.evals.trials import trial_id
+from detent.testing import ScriptedPlanner
 
 SUITE = """\
 name = "pauses"
@@ -99,6 +105,20 @@ def test_what_is_wrong_is_said_before_anything_is_run(desk: Desk, words: list[st
     done = desk.detent("eval", *words)
     assert done.code == 2 and said in done.err and "Traceback" not in done.err, done
     assert desk.notes == [] and not (desk.home / "evals").exists()
+
+
+def test_a_run_is_found_where_the_id_of_a_later_evaluation_begins_like_its_own(desk: Desk) -> None:
+    async def both() -> None:
+        planner = ScriptedPlanner([FinalAnswer(content="done")] * 2)
+        async with Engine(store=store_url(desk.home), agents=[Agent(name="a", tools=())], planner=planner) as engine:
+            for name in ("nightly-2", "nightly"):
+                await evaluate(
+                    engine, Suite(name="s", cases=(Case(id="one", goal="go"),), graders=({"kind": "exact", "expected": "done"},)), id=name
+                )
+
+    asyncio.run(both())
+    done = desk.detent("eval", "requeue", trial_id("nightly-2", "", "one", 1))
+    assert done.code == 0 and "one/1 is begun anew, as attempt 2" in done.err and "nightly-2" in done.err, done
 
 
 def test_a_suite_of_the_store_starts_no_command_that_no_file_here_names(desk: Desk) -> None:

@@ -94,7 +94,8 @@ def test_archive_writes_every_finished_run_that_matches_into_the_directory(desk:
     ("words", "said"),
     [
         (("cancel",), "--where"),
-        (("cancel", "last", "--where", "agent=x"), "--where"),
+        (("cancel", "last", "--where", "agent=x"), "run 'last' and --where were given"),
+        (("operations", "jump"), "'[ACTION]': 'jump' is not one of"),
         (("cancel", "--where", "colour=red"), "colour"),
         (("cancel", "--where", "agent="), "KEY=VALUE"),
         (("cancel", "--where", "agent=a", "--where", "agent=b"), "more than once"),

@@ -324,6 +324,36 @@ def test_what_is_in_progress_is_shown(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_evaluations_whose_ids_begin_alike_have_nothing_in_common(tmp_path: Path) -> None:
+    """Neither the cost of `nightly-2` nor the process that works on it counts for `nightly`."""
+
+    async def run() -> None:
+        gate = asyncio.Event()
+        gate.set()
+        async with adding(f"sqlite:///{tmp_path}/runs.db", Costly(lambda _: gate.wait())) as engine:
+            await evaluate(engine, suite_of(2, 2), id="nightly-2")
+            found = await evaluate(engine, suite_of(1, 1, max_cost_usd=0.5), id="nightly")
+            assert standings(found) == {"passed": 1}
+            begun, other = [await evaluation(engine, name) for name in ("nightly", "nightly-2")]
+            assert [(await controlling.standings(engine, one)).cost_usd for one in (begun, other)] == [0.25, 1.0]
+            gate.clear()
+            await controlling.requeue(engine, begun, ("0", "", 1))
+            await controlling.requeue(engine, other, ("0", "", 1))
+            task = asyncio.create_task(evaluate(engine, suite_of(2, 2), id="nightly-2"))
+            async with asyncio.timeout(30):
+                while (
+                    not (there := await controlling.standings(engine, await evaluation(engine, "nightly-2"))).in_progress
+                    or not there.processes
+                ):
+                    await asyncio.sleep(0.02)
+            mine = await controlling.standings(engine, await evaluation(engine, "nightly"))
+            assert (mine.status, mine.processes, len(there.in_progress)) == ("stopped", (), 1)
+            gate.set()
+            await task
+
+    asyncio.run(run())
+
+
 def test_a_trial_in_progress_is_requeued_and_counted(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/runs.db"
 

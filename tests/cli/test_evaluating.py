@@ -134,6 +134,20 @@ def test_a_suite_of_the_store_starts_no_command_that_no_file_here_names(desk: De
     assert desk.detent("eval", "resume", found["id"], "--suite", "suite.toml").code == 0
 
 
+def test_an_agent_file_that_the_store_names_is_executed_only_where_the_command_names_it_too(desk: Desk) -> None:
+    """Whoever wrote into the store could name a file of their own: trusting this directory is not trusting that."""
+    desk.steps("answer")
+    desk.write("other.toml", (desk.home / "agent.toml").read_text())
+    run = desk.detent("eval", "run", "suite.toml", "--tag", "a", "--agent", "other.toml")
+    assert "--agent other.toml` continues it" in run.err, run
+    assert desk.detent("eval", "requeue", "one/1").code == 0
+    refused = desk.detent("eval", "resume")
+    assert refused.code == 2 and "with the agent file other.toml, as the store says; name it, too: detent eval resume" in refused.err, (
+        refused
+    )
+    assert desk.detent("eval", "resume", "--agent", "other.toml").code == run.code
+
+
 def test_what_a_case_attaches_is_kept_with_the_suite_and_no_file_is_read_because_the_store_says_so(desk: Desk) -> None:
     desk.steps("answer")
     desk.write("note.txt", "secret")

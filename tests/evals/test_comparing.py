@@ -46,8 +46,8 @@ def test_better_worse_and_the_cases_that_changed() -> None:
 
 def test_where_quality_is_not_lower_the_cost_decides() -> None:
     """All trials pass in both; b costs half. Within the margin of cost it decides nothing."""
-    a = [trial(case, 1, passed=True, cost=1.0) for case in range(20)]
-    cheap, dear, near = ([trial(case, 1, passed=True, cost=cost) for case in range(20)] for cost in (0.5, 1.5, 1.05))
+    a = [trial(case, 1, passed=True, cost=1.0) for case in range(200)]
+    cheap, dear, near = ([trial(case, 1, passed=True, cost=cost) for case in range(200)] for cost in (0.5, 1.5, 1.05))
     assert compare(a, cheap).told == "b is better: it costs less, and its quality is at most 2.0% lower"
     assert compare(a, dear).told == "b is worse: it costs more, and its quality is at most 2.0% higher"
     assert compare(a, near).word == "tied" and compare(a, near).metrics[1].word == "worse", "significant, but within the margin"
@@ -56,6 +56,18 @@ def test_where_quality_is_not_lower_the_cost_decides() -> None:
         and compare(near, a).word == "tied"
         and compare(near, a, cost_margin=0.01).word == "better"
     )
+
+
+def test_cases_that_all_come_out_alike_do_not_show_that_nothing_differs() -> None:
+    """A always passes, b in 93 of 100: of 20 cases a quarter of all results shows no failure. At most 2.5 of 100 may say that b is not worse by 0.02."""
+    a = [trial(case, 1, passed=True, cost=1.0) for case in range(20)]
+    drawing = random.Random(1)
+    tried = [compare(a, [trial(case, 1, passed=drawing.random() < 0.93, cost=0.5) for case in range(20)]) for _ in range(200)]
+    assert sum(one.metrics[0].not_worse for one in tried) <= 200 * 0.025
+    same = compare(a, a)
+    assert (same.word, same.metrics[0].more_clusters) == ("not enough data", 189 - 20)
+    enough = [trial(case, 1, passed=True) for case in range(189)]
+    assert compare(enough, enough).word == "tied" and compare(enough[1:], enough[1:]).word == "not enough data"
 
 
 def test_a_cheaper_version_that_may_be_worse_is_not_better() -> None:
@@ -106,7 +118,7 @@ def test_a_case_that_only_one_of_them_has_graded_is_named() -> None:
 
 def test_variants_are_compared_by_name_or_one_by_one() -> None:
     both = [trial(n, 1, passed=v == "new", variant=v) for n in range(20) for v in ("old", "new")]
-    assert compare(both, both).word == "tied"
+    assert compare(both, both, margin=0.2).word == "tied" and compare(both, both).word == "not enough data"
     old, new = ([one for one in both if one.variant == name] for name in ("old", "new"))
     assert compare(old, new).word == "better"
     with pytest.raises(ConfigError, match="FILE#VARIANT"):
@@ -134,14 +146,14 @@ def test_the_command_compares_variants_with_margins_and_writes_the_difference(tm
     desk = Desk(tmp_path)
     trials = [trial(n, 1, passed=True, cost=1.0 if v == "old" else 1.05, variant=v) for n in range(20) for v in ("old", "new")]
     summarised("s", "one", trials).write(tmp_path / "a.json")
-    both = ("eval", "compare", "a.json#old", "a.json#new")
+    both = ("eval", "compare", "a.json#old", "a.json#new", "--margin", "0.2")
     assert desk.detent(*both).out.startswith("tied")
     worse = desk.detent(*both, "--cost-margin", "0.01", "--out", "d.html", "--out", "d.md", "--out", "d.json")
     assert worse.code == 1 and worse.out.startswith("b is worse: it costs more"), worse
     assert "b is worse" in (tmp_path / "d.html").read_text() and "B is worse" in (tmp_path / "d.md").read_text()
     assert '"word": "worse"' in (tmp_path / "d.json").read_text()
     assert "has no variant 'x'" in desk.detent("eval", "compare", "a.json#x", "a.json").err
-    assert "margin is from 0" in desk.detent(*both, "--margin", "2").err
+    assert "margin is from 0" in desk.detent(*both[:-1], "2").err
     assert Evaluation.read(tmp_path / "a.json").figures["old"].graded == 20
     desk.write(
         "suite.toml",

@@ -127,6 +127,10 @@ def _resume(given: list[str], which: Which, setup: o.Setup) -> int:
                 raise ConfigError(
                     f"case {case.id!r} of evaluation {begun.id} reads a file, as the store says; no evaluation says so: begin another one"
                 )
+        if foreign := set(begun.agents) - set(which.agent or ()):
+            raise ConfigError(
+                f"evaluation {begun.id} was begun with the agent file {min(foreign)}, as the store says; name it, too: {_again(invocation, begun)}"
+            )
         if unknown := commands_of(begun.suite) - known:
             raise ConfigError(
                 f"evaluation {begun.id} grades with the command {' '.join(min(unknown))!r}, as the store says; name the suite that says so, too: "
@@ -137,6 +141,11 @@ def _resume(given: list[str], which: Which, setup: o.Setup) -> int:
     return _go_on(find, invocation, which)
 
 
+def _again(invocation: Invocation, begun: Begun) -> str:
+    """Return the command that continues an evaluation. It names the agents' files: what the store names is not executed for that."""
+    return invocation.command("eval", "resume", begun.id, *(word for file in begun.agents for word in ("--agent", file)))
+
+
 def _go_on(begin: Callable[[Engine], Awaitable[Begun]], invocation: Invocation, which: Which) -> int:
     from detent.evals import evaluate as evaluated
     from detent.evals import summarised
@@ -145,11 +154,11 @@ def _go_on(begin: Callable[[Engine], Awaitable[Begun]], invocation: Invocation, 
     async def work(engine: Engine) -> tuple[Begun, list[Trial]]:
         begun = await begin(engine)
         made, known = _agents(invocation, begun)
-        named.append(begun.id)
+        named.append(_again(invocation, begun))
         suite = begun.suite
         invocation.output.say(
             f"{suite.name}: {counted(len(begun.keys), 'trial')}, evaluation {begun.id}; "
-            f"`{invocation.command('eval', 'resume', begun.id)}` continues it or joins it"
+            f"`{_again(invocation, begun)}` continues it or joins it"
         )
         with Progress(begun, await results(engine, begun), invocation.output) as progress:
             trials = await evaluated(
@@ -170,7 +179,7 @@ def _go_on(begin: Callable[[Engine], Awaitable[Begun]], invocation: Invocation, 
     except Suspended as error:
         if not named:
             raise
-        again = invocation.command("eval", "resume", named[0])
+        again = named[0]
         invocation.output.say(f"suspended ({error.why}); nothing is lost\n  next: {again}", "red")
         invocation.output.document(
             {"error": {"code": error.code, "message": f"suspended ({error.why}): `{again}` continues it"}}, indent=None

@@ -12,7 +12,7 @@ from detent.cli import options as o
 from detent.cli.evaluation_options import Which
 from detent.cli.evaluation_results import tell
 from detent.cli.invocation import Invocation, operator
-from detent.cli.output import lasted
+from detent.cli.output import clean, lasted
 from detent.cli.top import Line, table_lines, watched
 from detent.core.errors import ConfigError
 from detent.engine import Engine
@@ -44,7 +44,10 @@ def list_evaluations(given: list[str], which: Which, setup: o.Setup) -> int:
     invocation = Invocation(setup, bare=True)
 
     async def work(engine: Engine) -> list[Standings]:
-        return [await standings(engine, begun) for begun in await evaluations(engine)]
+        known, broken = await evaluations(engine)
+        for name, error in broken.items():
+            invocation.output.say(f"evaluation {clean(name)} cannot be read: {clean(str(error))}", "red")
+        return [await standings(engine, begun) for begun in known]
 
     found = invocation.drive(work, missing=[])
     invocation.output.document([plain(one) for one in found])
@@ -134,7 +137,7 @@ async def _meant(engine: Engine, said: str, of: str | None) -> tuple[Begun, Key 
     from detent.evals.trials import is_of
 
     if of is None:
-        every = await evaluations(engine)
+        every, _ = await evaluations(engine)
         for begun in every:
             if said == begun.id:
                 return begun, None

@@ -37,7 +37,7 @@ class Action(StrEnum):
 
 TAKES: dict[Action, tuple[str, ...]] = {
     Action.RUN: ("agent", "trials", "limit", "sample", "tag", "only_failed", "faults", "fault_rate", "parallel", "require", "stop", "out"),
-    Action.RESUME: ("suite", "parallel", "require", "out"),
+    Action.RESUME: ("agent", "suite", "parallel", "require", "out"),
     Action.LIST: (),
     Action.TOP: ("once",),
     Action.REQUEUE: ("of",),

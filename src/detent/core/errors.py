@@ -232,7 +232,8 @@ class Suspended(RunError):
 
     def __init__(self, run_id: str, why: str, *, until: datetime | None = None) -> None:
         self.why, self.until = why, until
-        super().__init__(run_id, f"run {run_id!r} is suspended ({why}); nothing is lost: `detent resume {run_id}` continues it")
+        what = f"run {run_id!r} is suspended ({why}); nothing is lost: `detent resume {run_id}` continues it"
+        super().__init__(run_id, what if run_id else f"suspended ({why}); nothing is lost: the same again continues it")
 
 
 class Divergence(RunError):

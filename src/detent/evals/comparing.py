@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Literal
 
 import msgspec
@@ -108,6 +108,8 @@ def compare(
 
 def _judged(metric: str, differences: Sequence[float], p: float, *, margin: float, level: float, size: float) -> Difference:
     interval = stats.clustered_mean([[d] for d in differences], level)
+    if alike := metric == "quality" and interval.low is not None and interval.high is not None and interval.high - interval.low < _NEAR:
+        interval = _alike(fmean(differences), len(differences), level)
     value, low, high = interval.value, interval.low, interval.high
     low, high = -math.inf if low is None else low, math.inf if high is None else high
     word: Word = "not enough data"
@@ -115,7 +117,8 @@ def _judged(metric: str, differences: Sequence[float], p: float, *, margin: floa
         word = "better" if (value > 0) == (metric == "quality") else "worse"
     elif -margin <= low and high <= margin:
         word = "tied"
-    needed = stats.clusters_needed(differences, margin, level=level) if word == "not enough data" else None
+    needed = _needed_alike(abs(value or 0.0), margin, level) if alike else stats.clusters_needed(differences, margin, level=level)
+    needed = needed if word == "not enough data" else None
     more = max(1, needed - len(differences)) if needed is not None else None
     return Difference(
         metric=metric,
@@ -127,6 +130,24 @@ def _judged(metric: str, differences: Sequence[float], p: float, *, margin: floa
         more_clusters=more,
         more_trials=None if more is None else math.ceil(more * size),
     )
+
+
+_NEAR = 1e-9
+
+
+def _alike(value: float, clusters: int, level: float) -> Interval:
+    """Return the interval of a quality that differs alike in all clusters: so many more may differ as Wilson's interval for none of them allows.
+
+    Student knows no spread there, and would hold as certain what five cases without a difference show.
+    """
+    room = stats.wilson(0, clusters, level).high or 1.0
+    return Interval(value=value, low=max(-1.0, value - room), high=min(1.0, value + room), level=level)
+
+
+def _needed_alike(value: float, margin: float, level: float) -> int | None:
+    """Return of how many clusters that are alike the interval lies within the margin; None if of no number."""
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    return math.ceil(z * z * (1 / (margin - value) - 1)) if value < margin else None
 
 
 def _decided(quality: Difference, cost: Difference) -> tuple[Word, str]:

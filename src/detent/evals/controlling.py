@@ -70,11 +70,16 @@ class Standings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True):
     in_progress: tuple[InProgress, ...] = ()
 
 
-async def evaluations(engine: Engine) -> list[Begun]:
-    """Return the evaluations of the engine's store, the latest first."""
+async def evaluations(engine: Engine) -> tuple[list[Begun], dict[str, DetentError]]:
+    """Return the evaluations of the engine's store, the latest first, and by id why others cannot be read."""
     await engine.runtime.open()
-    found = [read_begun(await engine.store.get_blob(INDEX, name), name) for name in await engine.store.list_blobs(INDEX)]
-    return sorted(found, key=lambda one: (one.at, one.id), reverse=True)
+    found, broken = list[Begun](), dict[str, DetentError]()
+    for name in await engine.store.list_blobs(INDEX):
+        try:
+            found.append(read_begun(await engine.store.get_blob(INDEX, name), name))
+        except DetentError as error:
+            broken[name] = error
+    return sorted(found, key=lambda one: (one.at, one.id), reverse=True), broken
 
 
 async def evaluation(engine: Engine, id: str = "", *, open_only: bool = False) -> Begun:  # noqa: A002 - as everywhere
@@ -88,7 +93,7 @@ async def evaluation(engine: Engine, id: str = "", *, open_only: bool = False) -
         if len(found) > 1:
             raise ConfigError(f"{len(found)} evaluations begin with {id!r}: {', '.join(found[:10])}; give more of the id")
         return read_begun(await engine.store.get_blob(INDEX, found[0]), found[0])
-    every = [one for one in await evaluations(engine) if not (open_only and one.ended)]
+    every = [one for one in (await evaluations(engine))[0] if not (open_only and one.ended)]
     if not every:
         raise ConfigError(
             f"no evaluation in {engine.store.url} {'is unfinished' if open_only else 'exists'}; begin one: detent eval run suite.toml"

@@ -20,8 +20,9 @@ from starlette.responses import Response
 from detent.core.errors import DetentError
 from detent.evals import Evaluation, summarised
 from detent.evals.controlling import InProgress, Standings, evaluation, results, standings
+from detent.evals.controlling import evaluations as stored
 from detent.evals.reports import Figures
-from detent.evals.sharing import INDEX, Begun, read_begun
+from detent.evals.sharing import INDEX, Begun
 from detent.evals.trials import Trial, first_of_trial, trial_id
 from detent.evals.writing import JUDGED, fault_rows, judged, rows, why
 from detent.server.pages.run import number_of
@@ -64,7 +65,8 @@ async def evaluations(visit: Visit) -> Response:
     if not visit.of_all:
         return visit.page("evaluations.html", all=False, found=(), broken=(), next="")
     after, since = number_of(visit, "after", 0), time.monotonic()
-    known, broken = await _begun(visit)
+    known, wrong = await stored(visit.served.engine)
+    broken = [(name, _said(visit, error)) for name, error in wrong.items()]
     found: list[dict[str, Any]] = []
     for begun in known[after : after + LISTED]:
         if found and time.monotonic() - since > LIST_S:
@@ -78,17 +80,6 @@ async def evaluations(visit: Visit) -> Response:
         found.append({"begun": begun, "far": far, "rows": rows(of)[1:], "problem": ""})
     more = after + len(found)
     return visit.page("evaluations.html", all=True, found=found, broken=broken, states=_STATES, next=more if more < len(known) else "")
-
-
-async def _begun(visit: Visit) -> tuple[list[Begun], list[tuple[str, str]]]:
-    """Return the evaluations of the store, the latest first, and those that cannot be read, each with the reason."""
-    store, found, broken = visit.served.engine.store, list[Begun](), list[tuple[str, str]]()
-    for name in await store.list_blobs(INDEX):
-        try:
-            found.append(read_begun(await store.get_blob(INDEX, name), name))
-        except DetentError as error:
-            broken.append((name, _said(visit, error)))
-    return sorted(found, key=lambda one: (one.at, one.id), reverse=True), broken
 
 
 def _said(visit: Visit, error: DetentError) -> str:

@@ -17,6 +17,7 @@ from detent.core import events as e
 from detent.core.errors import ConfigError, FatalToolError, NotAllowedNow, StoreBusy
 from detent.history.tree_checks import verify_tree
 from detent.ports import Passed, RunQuery, StrategyRun, View
+from detent.running.delegating import child_id
 from detent.running.working import StoreBacklog, hand
 from detent.stores.ram import RamStore
 from detent.testing import CrashingStore
@@ -640,6 +641,38 @@ def test_resuming_a_parent_continues_children_that_nobody_advances() -> None:
             assert (await engine.run(team.boss, "share", run_id="root")).status == "waiting_for_subagent"
         async with team.engine(store.sibling()) as engine:
             assert (await engine.resume("root")).output == ["worker: 1"]
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("cancels", [False, True], ids=["waits", "cancels"])
+def test_a_child_that_another_process_took_and_did_not_begin_is_begun_later(cancels: bool) -> None:
+    """That process stopped before the child's first record. As a row, the parent would wait for ever, also for the end of a child it has cancelled."""
+
+    async def main() -> None:
+        team, store = Team(spawn("keep 1") if cancels else start("keep 1")), RamStore()
+
+        async def plan(view: View) -> Any:
+            if cancels and view.agent.name == "boss" and len(view.results) == 1:
+                return CancelSubagent(child=view.results[0].content["child"], why="enough", wait="ended")
+            return await Team.plan(team, view)
+
+        team.plan = plan  # type: ignore[method-assign]
+        other, child = store.sibling(), child_id("root", "main.1.0")
+        await other.claim(child)
+        async with team.engine(store, clock=virtual_time.LoopClock()) as engine:
+            await engine.submit(team.boss, "share", run_id="root")
+            for _ in range(8):
+                await engine.work(until_idle=True)
+                assert (await engine.load("root")).status == "running"  # so that a worker finds it
+                await asyncio.sleep(10)
+            assert await store.head(child) is None
+            await other.release(child)
+            await engine.work(until_idle=True)
+            assert (await engine.load("root")).output[-1] == ("child_cancelled" if cancels else "worker: 1")
+            assert [one.outcome for one in await events_of(engine, "root", e.SubagentJoined)] == ["cancelled" if cancels else "completed"]
+            assert team.kept == ([] if cancels else ["1"])
             await same_again(engine, "root")
 
     virtual_time.run(main())

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,6 +37,9 @@ LOOK_S = 0.25
 BUSY_S = 0.02
 """how often to check whether a child that this process still holds is free."""
 
+ELSEWHERE_S = 5.0
+"""How long a run is left alone, one of whose children another process has and has not begun."""
+
 
 class ChildrenHere:
     """The children of the runs of one engine (`ports.delegation.Children`)."""
@@ -43,7 +47,7 @@ class ChildrenHere:
     def __init__(self, runtime: Runtime, limits: ChildBounds, *, submits: bool = False) -> None:
         """`submits`: this engine has a worker host that advances the children."""
         self._runtime, self.own_host, self.limits = runtime, submits, limits
-        self._tasks: dict[str, dict[str, asyncio.Task[str]]] = {}
+        self._tasks: dict[str, dict[str, asyncio.Task[DetentError | None]]] = {}
         self._rested: dict[str, set[str]] = {}
         self._states: dict[str, RunState] = {}
         self._told: dict[str, set[str]] = {}
@@ -104,11 +108,15 @@ class ChildrenHere:
                     await self._refuse_unbegun(state.run_id, child.child, mine[child.child])
                     break  # it cannot begin here: that is logged
 
-    async def _refuse_unbegun(self, run_id: str, child: str, task: asyncio.Task[str]) -> None:
-        """Raise `Suspended` for a run whose child was stopped before its first record: while the run waits as rows, nobody would begin it."""
-        stopped = "" if task.cancelled() or task.exception() is not None else task.result()
-        if stopped and await self._runtime.store.head(child) is None:
-            raise Suspended(run_id, f"its child {child!r} did not begin: {stopped}")
+    async def _refuse_unbegun(self, run_id: str, child: str, task: asyncio.Task[DetentError | None]) -> None:
+        """Raise `Suspended` for a run whose child was stopped before its first record: while the run waits as rows, nobody would begin it.
+
+        That another process has the child, which may stop before it begins it, is no failed attempt of the run.
+        """
+        stopped = None if task.cancelled() or task.exception() is not None else task.result()
+        if stopped is not None and await self._runtime.store.head(child) is None:
+            until = self._runtime.parts.clock.now() + timedelta(seconds=ELSEWHERE_S) if isinstance(stopped, RunBusy) else None
+            raise Suspended(run_id, f"its child {child!r} did not begin: {stopped}", until=until)
 
     async def started(self, state: RunState, names: Sequence[str]) -> None:
         """See `Children.started`. It is not advanced out of turn."""
@@ -187,7 +195,7 @@ class ChildrenHere:
         except DetentError as error:
             log.info("run %s, whose child has ended, is not continued here: %s", run_id, error)
 
-    async def _advance(self, state: RunState, child: Child, *, alone: bool = False) -> str:
+    async def _advance(self, state: RunState, child: Child, *, alone: bool = False) -> DetentError | None:
         """Start the child if nobody has, and (not `alone`) advance it until it ends or waits; with workers, leave that to them.
 
         Return what stopped it, if anything.
@@ -196,13 +204,13 @@ class ChildrenHere:
         try:
             while True:
                 if not await self._is_held(state, child, alone=alone):
-                    return ""
+                    return None
                 await asyncio.sleep(BUSY_S)
-        except (Suspended, StoreBusy, StoreFull) as stopped:
-            return str(stopped)
+        except (RunBusy, Suspended, StoreBusy, StoreFull) as stopped:
+            return stopped
 
     async def _is_held(self, state: RunState, child: Child, *, alone: bool) -> bool:
-        """Advance the child. Return whether it could not be, because this process still has it. Raise `Suspended`, `StoreBusy`, `StoreFull`."""
+        """Advance the child. Return whether it could not be, because this process still has it. Raise `RunBusy`, `Suspended`, `StoreBusy`, `StoreFull`."""
         runtime, submits, watched = self._runtime, self.submits or alone, WATCHED.get()
         try:
             head, parent = await runtime.store.head(child.child), runtime.parts.watcher.control(state.run_id)
@@ -220,7 +228,9 @@ class ChildrenHere:
             if self.submits:
                 await pass_on(runtime, child.child)
         except RunBusy:
-            return not submits and runtime.parts.watcher.control(child.child) is not None  # it still stops here, or is answered here
+            if submits or runtime.parts.watcher.control(child.child) is None:
+                raise
+            return True  # it still stops here, or is answered here
         except (Suspended, StoreBusy, StoreFull):
             raise
         except DetentError as error:

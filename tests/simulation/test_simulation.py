@@ -47,6 +47,7 @@ FOUND = {
 """Seeds that found something, with what it was."""
 
 FOUND_WIDE = {
+    300222203: "a run waited for a child to take its cancellation that a busy store had stopped, and nobody advanced it",
     300214363: "a child that had ended was opened again with more than its parent had reserved for it",
     300002015: "a child that was left could not go on once its parent was erased",
     300220499: "another process had taken a child and did not begin it, and its parent waited for it for ever",

@@ -66,6 +66,8 @@ class ChildrenHere:
         again.update(told)
         ending_here = self._told.setdefault(state.run_id, set())
         mine, rested = self._tasks.setdefault(state.run_id, {}), self._rested.setdefault(state.run_id, set())
+        for stopped in [name for name, task in mine.items() if _stopped(task)]:  # a busy store, say: it is advanced once more
+            del mine[stopped]
         ready = again.difference(mine)  # one that is advanced now may have read its inbox already: it is advanced once more when it rests
         again -= ready
         rested -= ready
@@ -250,3 +252,8 @@ class ChildrenHere:
                 await begun.commit()
             await self._cancel(starts.parent, advancing.run_id)
         return begun
+
+
+def _stopped(task: asyncio.Task[DetentError | None]) -> bool:
+    """Whether something stopped a child before it rested."""
+    return task.done() and not task.cancelled() and task.exception() is None and task.result() is not None

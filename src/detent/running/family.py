@@ -66,6 +66,8 @@ class Family(Calls):
     async def _taken(self, children: set[str]) -> None:
         """Wait until these children have taken their cancellations."""
         while any(signal.kind == "cancel" for waiting in (await self._store.signals(list(children))).values() for signal in waiting):
+            if self._children is not None:
+                self._children.begin(self._journal.kept)  # one that something has stopped takes nothing up
             await wait_for_news(self._store, LOOK_S)
 
     async def _unless_cancelled(self, wait: Awaitable[None]) -> None:

@@ -90,7 +90,7 @@ def test_ctrl_c_suspends_an_evaluation_and_says_how_to_continue_it(desk: Desk) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "suite.toml", "--runs", "x"], "detent eval run takes no --runs; that is an option of grade, from-runs"),
+        (["run", "suite.toml", "--runs", "x"], "detent eval run takes no --runs; that is an option of grade, label, from-runs"),
         (["run", "suite.toml", "--require", "pass_hat(3) >"], "--require"),
         (["run", "suite.toml", "--require", "passd > 0.9"], "did you mean 'passed'?"),
         (["run", "suite.toml", "--out", "r.txt"], "--out r.txt: give a file that ends in .json, .md, .xml, .html"),

@@ -48,6 +48,7 @@ BROUGHT: dict[str, tuple[str, ...]] = {
     "server": ("uvicorn", "sse-starlette", "pyjwt", "mcp", "starlette"),
     "schedules": ("tzdata", "cronsim"),
     "evals": ("jinja2", "pyyaml"),
+    "inspect": ("inspect-ai",),
     "otel": ("opentelemetry-api",),
 }
 """Extra -> the distributions that it needs; the last one gives its version."""

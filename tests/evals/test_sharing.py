@@ -524,7 +524,7 @@ def test_what_others_wrote_into_the_store_starts_no_command_and_is_named_where_i
             assert not (tmp_path / "done").exists()
             await engine.store.put_blob(INDEX, "f", msgspec.json.encode(begun))
             known, broken = await evaluations(engine)
-            assert [one.id for one in known] == ["e"] and "says that it is 'e'" in str(broken["f"]), (
+            assert [one.id for one in known] == ["e"] and "is 'e' by its own words" in str(broken["f"]), (
                 "one that cannot be read hides no other"
             )
             await engine.store.put_blob(INDEX, "f", b"{")

@@ -235,7 +235,7 @@ def test_a_child_that_was_given_up_is_lost_and_gives_nothing_back() -> None:
             assert (lost.outcome, lost.reason, lost.usage) == ("lost", "it fails again and again", child.held)
             again = await engine.resume(child.child)
             assert (again.status, again.reason) == ("stopped", "cancelled")  # only its end is recorded
-            with pytest.raises(NotAllowedNow, match="goes on with how it ended"):
+            with pytest.raises(NotAllowedNow, match="counts on how it ended"):
                 await engine.reopen(child.child, by="ann")
             await same_again(engine, "root")
 

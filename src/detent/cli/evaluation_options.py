@@ -51,7 +51,7 @@ TAKES: dict[Action, tuple[str, ...]] = {
 }
 """The options of each action, beside those that every action has."""
 
-_TRIED, _DONE, _LATER = "What is tried (run)", "How, and what comes of it", "While it runs"
+_TRIED, _DONE, _LATER = "What is tried (run)", "How, and the result", "While it runs"
 
 
 class Which(Options, frozen=True, kw_only=True):

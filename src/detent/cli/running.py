@@ -78,7 +78,9 @@ def resume(
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Move the run to the version of the code here, also a pinned one, if it can continue with it.")
     ] = False,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="With agent:NAME and the like: why the pause ends.")] = "",
+    why: Annotated[
+        str, typer.Option("--why", metavar="TEXT", help="With agent:NAME, tenant:NAME, tool:NAME or provider:NAME: why the pause ends.")
+    ] = "",
     by: o.By = None,
     setup: o.Setup,
 ) -> int:

@@ -103,7 +103,7 @@ def _line(line: str, where: str) -> Any:
 
 
 def _csv(text: str, path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table with a head. An empty cell is no value. A cell may hold line breaks."""
+    """Return the rows of a table with a head. An empty cell has no value. A cell may hold line breaks."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     found: list[dict[str, Any]] = []
     try:
@@ -274,7 +274,7 @@ def _one_of(given: Mapping[str, Any], names: Sequence[str], where: str) -> str:
 
 
 def _goal(value: Any, spelt: str, where: str) -> tuple[str, dict[str, Any]]:
-    """Return the goal, and the variables that come with it. Inputs that are no text are the goal as JSON."""
+    """Return the goal, and the variables that come with it. Other inputs than a text are the goal as JSON."""
     if isinstance(value, str):
         return value, {}
     if spelt == "inputs":

@@ -1,6 +1,6 @@
 """Effects of trials: what happened in the world because of a run, so that an effect that a fault repeated or lost is counted.
 
-An effect is a call of a tool that does not only read, and is known by the tool and its arguments. How often it happened in a trial is the sum over the
+An effect is a call of a tool that changes something, told apart by the tool and its arguments. How often it happened in a trial is the sum over the
 calls with this tool and these arguments, and for each call the largest of
 
 - once if the log has its success, or that it was settled as happened
@@ -9,7 +9,7 @@ calls with this tool and these arguments, and for each call the largest of
   equal results under one key count once
 
 *Repeated* is how often an effect happened beyond the most that an undisturbed trial of the same case shows, at least once. *Lost* are calls whose success
-the log has while the tool's `reconcile` says that they did not happen; and, in a trial that passed or gave the answer of an undisturbed trial that passed,
+the log has while the tool's `reconcile` denies them; and, in a trial that passed or gave the answer of an undisturbed trial that passed,
 the effects that are missing: for each tool, how many fewer different effects happened than in each undisturbed trial of the case that passed.
 """
 
@@ -76,7 +76,7 @@ def _shown(args: Any) -> str:
 
 
 async def _asked(engine: Engine, host: Host, run_id: str, call_id: str, *, tool: str, key: str) -> bool | None:
-    """Return whether the tool says that the call with this key happened; None if it cannot be asked, or does not know in time."""
+    """Return whether the call with this key happened according to its tool; None if it cannot be asked, or does not know in time."""
     parts = engine.runtime.parts
     try:
         found = parts.tools.get(tool)

@@ -228,7 +228,7 @@ class Work:
             self._notify()
 
     async def _obey(self) -> None:
-        """Take up again what a person wants to, and end runs of trials that were cancelled or requeued."""
+        """Begin again what a person wants to, and end runs of trials that were cancelled or requeued."""
         for key, (attempt, _) in list(self._settled.items()):
             if self._book.next(key)[0] > attempt:
                 del self._settled[key]

@@ -45,7 +45,7 @@ WRITES = 4
 """About so many writes make a turn, which is the place of a kill: each of them is the last one at a quarter of the rate."""
 SLOW_S, RETRY_AFTER_S = 60.0, 5.0
 OURS = "(a fault of the evaluation)"
-"""What every error says that a fault made. A run that ends with one has failed: it is no failure of the machinery."""
+"""It is in every error that a fault made. A run that ends with one has failed, and does not count as machinery."""
 MakeEngine = Callable[[EventStore], Engine]
 
 
@@ -57,7 +57,7 @@ def checked(faults: Sequence[str], where: str) -> None:
 
 
 class Chance(msgspec.Struct, kw_only=True):
-    """What goes wrong in one trial, how often, and what came of it: the faults that struck, and the calls of tools as they really ended."""
+    """What goes wrong in one trial, how often, and with which effect: the faults that struck, and the calls of tools as they really ended."""
 
     faults: tuple[str, ...]
     rate: float

@@ -104,7 +104,7 @@ MOST_DIGITS = 400
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers in a text. Thousands may be set apart; a hyphen after a word or a number (`2026-11`) is no sign."""
+    """Return the numbers in a text. Thousands may be set apart; a hyphen after a word or a number (`2026-11`) does not negate."""
     found: list[float] = []
     for match in _NUMBER.findall(text):
         number = float(re.sub("[,_ \u00a0\u202f'\u2019]", "", match).replace("\u2212", "-")) if len(match) <= MOST_DIGITS else math.inf

@@ -97,7 +97,7 @@ def detent_agent(agent: Agent[Any], *, store: str, **engine: Any) -> InspectAgen
 
 
 def _asked(messages: Sequence[ChatMessage]) -> tuple[str, list[str]]:
-    """Return the goal, and what was said before it. Raise `ConfigError` for what a goal cannot be."""
+    """Return the goal, and the messages before it. Raise `ConfigError` for what a goal cannot be."""
     last = next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], ChatMessageUser)), -1)
     if last < 0:
         raise ConfigError("the sample has no message of a user; its input is the goal of the run")

@@ -42,7 +42,7 @@ async def replayed(
             call.decision, call.rule, call.decided = first.new, first.new_rule, first.reason
             call.attempts = int(first.new == "allow" and first.old in REFUSING)
     grades: list[Grade] = []
-    beyond = f"{first.tool} ({first.call_id}) would be decided otherwise: {first.old} -> {first.new}; nobody knows what would come after it"
+    beyond = f"{first.tool} ({first.call_id}) would be decided otherwise: {first.old} -> {first.new}; what would come after it is unknown"
     for grader, judge in graders:
         grade = await grade_by(grader, judge, of) if grader.kind in STANDS else unsaid(grader, beyond)
         grades.append(grade if grade.verdict == STANDS.get(grader.kind) else unsaid(grader, beyond))

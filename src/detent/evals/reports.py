@@ -74,7 +74,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     `passed` is the share of graded trials that passed, by case. `pass_at` and `pass_hat` are by k from 1; None where some case has fewer than k graded
     trials. `unknown`, `machinery`, `open`, `cancelled` and `not_run` count trials that are not graded; they are not failures of the agent. `latency_s` has
     p50, p95 and p99, and `latency_range` their intervals. `within` and `between` are the variances of success within cases and between them. `users` has the
-    verdicts on simulated users by grader, and `users_cost_usd` what these cost, which is no part of the other costs.
+    verdicts on simulated users by grader, and `users_cost_usd` what these cost, apart from the other costs.
     """
 
     variant: str

@@ -319,7 +319,7 @@ def read_begun(data: bytes | None, name: str) -> Begun:
     """Return the evaluation that the store keeps under a name. Raise `CorruptLog` for anything else."""
     begun: Begun = _read(data, Begun, name)
     if begun.id != name:
-        raise CorruptLog(INDEX, 0, f"what the store keeps as evaluation {name!r} says that it is {begun.id!r}; begin another one")
+        raise CorruptLog(INDEX, 0, f"what the store keeps as evaluation {name!r} is {begun.id!r} by its own words; begin another one")
     return begun
 
 

@@ -1,4 +1,4 @@
-"""What was said in a trial: the user's messages and replies, the agent's questions and answers, as its log has them."""
+"""The messages of a trial: the user's messages and replies, the agent's questions and answers, as its log has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def talk_of(records: Sequence[Record]) -> list[Line]:
-    """Return what was said in these runs, the oldest first."""
+    """Return the messages of these runs, the oldest first."""
     found: list[Line] = []
     for record in records:
         match record.event:

@@ -34,7 +34,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run was asked, or what was said in a talk, its calls, what it answered, and how many calls are left out."""
+    """What a run was asked, or the messages of a talk, its calls, what it answered, and how many calls are left out."""
 
     run_id: str
     goal: str

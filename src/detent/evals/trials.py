@@ -195,7 +195,7 @@ async def last_run(store: EventStore, of_trial: str) -> str:
 async def tried(setting: Setting, place: Place, workspace: Path | None, grading: Grading) -> Trial:
     """Run a trial to its end and grade it. A failure of the machinery is returned as one.
 
-    Raises `ConfigError`, and what says that the run belongs to somebody else or is to be left now: `RunBusy`, `Suspended`.
+    Raises `ConfigError`, and `RunBusy` or `Suspended` for a run that belongs to somebody else or is to be left now.
     """
     engine = setting.engine if workspace is None or setting.engine_for is None else setting.engine_for(workspace)
     suite, variant = setting.suite, setting.suite.variants[place.variant]
@@ -235,7 +235,7 @@ async def has_ended(engine: Engine, run_id: str) -> bool:
 
 
 def _leaves(error: Exception) -> bool:
-    """Whether an error is no failure of a trial: the evaluation is wrong, or the run is left to somebody else or to later."""
+    """Whether an error does not count as a failure of a trial: the evaluation is wrong, or the run is left to somebody else or to later."""
     of_store = isinstance(error.__cause__, StoreError) and not isinstance(error.__cause__, Conflict)
     return isinstance(error, (ConfigError, RunBusy)) or (isinstance(error, Suspended) and not of_store)
 

@@ -2,7 +2,7 @@
 
 Rule: to the agent the user's words are a person's message, and to the user the agent's words are material. A user decides nothing about the agent: whether
 it was satisfied, and whether it kept to what it knows, are grades of its own. Where a talk stands is what the store says, and the ids of its runs follow
-from the trial, so a talk that was killed continues, and nothing in it is said or paid for twice.
+from the trial, so a talk that was killed continues, and no message in it is sent or paid for twice.
 """  # row L8
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MATERIAL = (
 _PLAYS = (
     "You play a person who talks with an assistant, and nobody else. {material}\n\nThe person, as JSON:\n{person}\n\nSay what the person does next: `says`, "
     "with the text of their next message; `is_satisfied`, if what the assistant has really done and answered reaches the person's goal; `gives_up`, if they "
-    "see that it will not. The person knows `goal`, `knows` and what was said, and nothing else: they make up no facts, and where they are asked for "
+    "see that it will not. The person knows `goal`, `knows` and the conversation, and nothing else: they make up no facts, and where they are asked for "
     "what they do not know, they say so. They tell what they know where it is asked for or needed, not all of it at once. They speak briefly and in their "
     "own words. A promise of the assistant is not yet what the person wants."
 )
@@ -142,7 +142,7 @@ class Talking:
         return result.state
 
     async def _step(self, state: RunState) -> tuple[Outcome, str] | None:
-        """Do what the user does next. Return how the talk ended, None if it goes on."""
+        """Do what the user does next. Return how the talk ended, None if it continues."""
         talk, last = await self._talk()
         if why := left(last):
             return "gave_up", why
@@ -181,7 +181,7 @@ class Talking:
         return "gave_up", why
 
     async def _talk(self) -> tuple[list[Line], list[Record]]:
-        """Return what was said, also between the user and runs that the agent's started, and the records of the last run."""
+        """Return the messages, also those between the user and runs that the agent's started, and the records of the last run."""
         runs: list[list[Record]] = []
         while records := await history(self._engine.store, run_of(self._session.id, len(runs) + 1)):
             runs.append(records)

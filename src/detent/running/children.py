@@ -113,7 +113,7 @@ class ChildrenHere:
     async def _refuse_unbegun(self, run_id: str, child: str, task: asyncio.Task[DetentError | None]) -> None:
         """Raise `Suspended` for a run whose child was stopped before its first record: while the run waits as rows, nobody would begin it.
 
-        That another process has the child, which may stop before it begins it, is no failed attempt of the run.
+        That another process has the child, which may stop before it begins it, does not count as a failed attempt of the run.
         """
         stopped = None if task.cancelled() or task.exception() is not None else task.result()
         if stopped is not None and await self._runtime.store.head(child) is None:

@@ -169,7 +169,7 @@ async def refuse_unreserved(store: EventStore, state: RunState, budget: Budget) 
         return
     instead = "fork it instead, or let its parent start another one"
     if state.terminal or known.status not in ("open", "lost"):
-        why = f"run {state.run_id!r} is a child, and run {state.parent!r} goes on with how it ended; {instead}"
+        why = f"run {state.run_id!r} is a child, and run {state.parent!r} counts on how it ended; {instead}"
         raise NotAllowedNow(state.run_id, why, reason_code="joined_child")
     reserved = dict(known.spawned.budget.said())
     more = [f"{name}={reserved[name]:g}, not {most:g}" for name, most in budget.said() if most > reserved.get(name, most)]

@@ -43,7 +43,7 @@ _MOST_FIGURES = 200
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """The trials of a case with a variant: what became of them in words, what that means to the eye, and the address that lists them."""
+    """The trials of a case with a variant: their result in words, what that means to the eye, and the address that lists them."""
 
     said: str
     tone: str
@@ -51,7 +51,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial as the page shows it: how it stands, what that means to the eye, why it is so, and the run to look at, "" if none was begun."""
+    """A trial as the page shows it: its standing, what that means to the eye, why it is so, and the run to look at, "" if none was begun."""
 
     trial: Trial
     kind: str
@@ -94,7 +94,7 @@ async def evaluation_page(visit: Visit) -> Response:
     visit.need_all()
     name, engine = visit.path["name"], visit.served.engine
     if name not in await engine.store.list_blobs(INDEX):
-        raise Refused(404, "not_found", f"there is no evaluation {name[:100]!r} in this store; /ui/evaluations lists those that there are")
+        raise Refused(404, "not_found", f"there is no evaluation {name[:100]!r} in this store; /ui/evaluations lists all of them")
     begun = await evaluation(engine, name)
     far = await standings(engine, begun)
     if visit.request.headers.get("hx-request") == "true":

@@ -36,7 +36,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "detent.workers": ("detent.workers", "detent.workers.in_process"),
     "detent.observers": ("detent.observers", "detent.observers.otel"),
     "detent.server": ("detent.server", "detent.server.callers"),
-    "detent.evals": ("detent.evals", "detent.evals.controlling", "detent.evals.plugin", "detent.evals.inspect_bridge"),
+    "detent.evals": ("detent.evals", "detent.evals.plugin", "detent.evals.inspect_bridge"),
     "detent.capabilities": ("detent.capabilities",),
     "detent.embedders": ("detent.embedders",),
     "detent.config": ("detent.config.loading", "detent.config.groups", "detent.config.schema_lines"),

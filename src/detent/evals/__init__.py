@@ -6,6 +6,7 @@ believed.
 """
 
 from detent.evals.comparing import Comparison, compare
+from detent.evals.controlling import cancel, evaluation, evaluations, regrade, requeue, results, standings
 from detent.evals.evaluating import evaluate
 from detent.evals.graders import GRADERS
 from detent.evals.grades import Grade, Graded, Grader
@@ -30,13 +31,20 @@ __all__ = [
     "Variant",
     "add_label",
     "agreement",
+    "cancel",
     "cases_of",
     "compare",
     "evaluate",
+    "evaluation",
+    "evaluations",
     "grade_runs",
     "judge",
     "load_suite",
     "read_labels",
+    "regrade",
+    "requeue",
+    "results",
+    "standings",
     "state_of",
     "summarised",
 ]

@@ -98,7 +98,9 @@ async def trials(place: Path, count: int, rounds: int) -> tuple[dict[str, float]
         for number in range(rounds):
             suite = suite_of(count // rounds, number * (count // rounds))
             for_bare = await timed(lambda suite=suite: bare(one, suite))
-            cpu, wall, made = await timed(lambda suite=suite, named=f"figures{number}": evaluate(other, suite, id=named, concurrency=AT_ONCE))
+            cpu, wall, made = await timed(
+                lambda suite=suite, named=f"figures{number}": evaluate(other, suite, id=named, concurrency=AT_ONCE)
+            )
             theirs, ours = [theirs[0] + for_bare[0], theirs[1] + for_bare[1]], [ours[0] + cpu, ours[1] + wall]
             found += made
     return {

@@ -19,7 +19,7 @@ import msgspec
 
 from detent.core.errors import ConfigError
 from detent.expressions.display import shortened
-from detent.ports import MOST_NESTED, json_problem
+from detent.ports import MOST_NESTED, json_problem, nests_too_deep
 from detent.ports.json_data import strict_json
 
 MOST_BYTES, MOST_CASES, MOST_VALUES = 64 * 1024**2, 100_000, 5_000_000
@@ -42,6 +42,8 @@ NOT_DONE = {
 def read_data(path: Path) -> Any:
     """Return what a file says. Raise `ConfigError` with the file, and the line where the format has lines."""
     text = _text(path)
+    if path.suffix.lower() in (".json", ".jsonl") and nests_too_deep(text.encode()):
+        raise _too_deep(path)
     try:
         match path.suffix.lower():
             case ".toml":
@@ -57,10 +59,14 @@ def read_data(path: Path) -> Any:
             case _:
                 raise ConfigError(f"{path}: give a file that ends in .toml, .json, .jsonl, .csv or .yaml")
     except RecursionError:
-        raise ConfigError(f"{path}: it nests deeper than {MOST_NESTED} levels; cases are tables in a list") from None
+        raise _too_deep(path) from None
     except ValueError as error:  # TOML's and JSON's errors are ValueErrors, and so is that of a date or number that does not exist
         raise ConfigError(f"{path}: not {path.suffix[1:].upper()}: {error}") from None
     return found
+
+
+def _too_deep(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: it nests deeper than {MOST_NESTED} levels; cases are tables in a list")
 
 
 def texts_in(path: Path) -> Any:

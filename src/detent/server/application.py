@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -26,11 +25,10 @@ from detent.server.openai import chat, conversations, responses
 from detent.server.openapi import document
 from detent.server.operations import Call, Operation, path_of, read_body, read_query, token_of, written
 from detent.server.pages import routes as pages
-from detent.server.problems import Problem, Refused, answer, openai_answer, problem_of
+from detent.server.problems import Problem, Refused, answer, openai_answer, problem_met
 from detent.server.served import Hub, Served
 from detent.server.settings import ServerSettings
 
-log = logging.getLogger("detent.server")
 OPERATIONS: tuple[Operation, ...] = (
     *agents.OPERATIONS,
     *runs.OPERATIONS,
@@ -112,12 +110,7 @@ async def _answer(served: Served, one: Operation, request: Request) -> Response:
     except ClientDisconnect:
         return Response(status_code=499)
     except Exception as error:  # whatever an operation raises is answered as a problem
-        problem = problem_of(error, served.engine.store.url)
-        if problem is None or problem.status == 500:
-            log.exception("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error)
-        problem = problem or Problem(
-            status=500, code="internal_error", title="internal error", detail="the server failed; its log says why"
-        )
+        problem = problem_met(error, request, served.engine.store.url)
         return refusal(problem, {"Retry-After": "1"} if problem.status == 503 else None)
 
 

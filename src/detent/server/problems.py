@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
 from detent.core import errors as e
+
+log = logging.getLogger("detent.server")
 
 STATUS: tuple[tuple[type[BaseException], int], ...] = (
     (e.RunNotFound, 404),
@@ -79,6 +83,14 @@ def problem_of(error: BaseException, place: str) -> Problem | None:
                 return Problem(status=status, code=code, title=TITLES[status], detail=detail)
         return Problem(status=500, code=error.code, title=TITLES[500], detail=detail)
     return None
+
+
+def problem_met(error: Exception, request: Request, place: str) -> Problem:
+    """Return the problem that tells a caller what was raised while a request was answered. What is not theirs to mend is logged."""
+    problem = problem_of(error, place)
+    if problem is None or problem.status == 500:
+        log.exception("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    return problem or Problem(status=500, code="internal_error", title=TITLES[500], detail="the server failed; its log says why")
 
 
 def answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:

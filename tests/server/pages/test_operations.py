@@ -15,22 +15,16 @@ from detent.config.groups import Bounds
 from detent.config.retention import Retention
 from detent.core.events import CancelRequested
 from detent.ports import RunQuery
-from server.pages.visiting import EVIL, Visitor, visited, words
+from server.pages.visiting import EVIL, Gated, Visitor, visited, words
 
 CLERK = Agent(name="clerk", actions=("ask_user",))
 
 
-class Clerk:
+class Clerk(Gated):
     """Asks, fails or answers as the goal says; with a gate it first waits for it."""
 
-    def __init__(self) -> None:
-        self.gate: asyncio.Event | None = None
-        self.waits = 0
-
     async def plan(self, view: View) -> Plan:
-        if self.gate is not None:
-            self.waits += 1
-            await self.gate.wait()
+        await self.passed()
         if view.goal.startswith("ask"):
             return Plan(actions=(AskUser(question="Where?"),))
         if view.goal.startswith("fail"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from detent import Agent, AskUser, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
-from server.pages.visiting import EVIL, Visitor, visited, words
+from server.pages.visiting import EVIL, Gated, Visitor, visited, words
 
 
 @tool(side_effect="read")
@@ -22,17 +22,11 @@ TALKER = Agent(name="talker", tools=[look], actions=("ask_user",))
 PAYER = Agent(name="payer", tools=[])
 
 
-class Talker:
+class Talker(Gated):
     """Asks back, looks something up or answers; behind a gate if there is one."""
 
-    def __init__(self) -> None:
-        self.gate: asyncio.Event | None = None
-        self.waits = 0
-
     async def plan(self, view: View) -> Plan:
-        if self.gate is not None:
-            self.waits += 1
-            await self.gate.wait()
+        await self.passed()
         told = [item.text for item in view.transcript if item.kind == "user"]
         if view.goal.startswith("ask") and len(told) < 2:
             return Plan(actions=(AskUser(question=f"Which one? {EVIL}"),))

@@ -117,6 +117,20 @@ EVIL = "<script>alert('\u202e1')</script>&\"'<img src=x onerror=alert(1)>"
 """What nobody may be able to put into a page."""
 
 
+class Gated:
+    """A planner that plans when its gate is open, if it has one. `waits` counts who came to it."""
+
+    def __init__(self) -> None:
+        self.gate: asyncio.Event | None = None
+        self.waits = 0
+
+    async def passed(self) -> None:
+        """Wait until the gate is open."""
+        if self.gate is not None:
+            self.waits += 1
+            await self.gate.wait()
+
+
 class Visitor(httpx2.AsyncClient):
     """A browser without scripts: it has the cookie of a token."""
 

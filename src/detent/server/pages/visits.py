@@ -8,7 +8,6 @@ another origin cannot send one; browsers name the origin as well, and `Doors` co
 from __future__ import annotations
 
 import hmac
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from typing import Any, Literal
@@ -20,10 +19,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from detent.server.callers import Caller, Role
 from detent.server.pages.rendering import render
-from detent.server.problems import Problem, Refused, problem_of
+from detent.server.problems import Problem, Refused, problem_met
 from detent.server.served import Served
 
-log = logging.getLogger("detent.server")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
@@ -141,12 +139,7 @@ async def visited(served: Served, one: Page, request: Request) -> Response:
     except ClientDisconnect:
         return Response(status_code=499)
     except Exception as error:  # whatever a page raises is answered as a page
-        problem = problem_of(error, served.engine.store.url)
-        if problem is None or problem.status == 500:
-            log.exception("%s %s failed", request.method, request.url.path)
-        return problem_page(
-            problem or Problem(status=500, code="internal_error", title="internal error", detail="the server failed; its log says why")
-        )
+        return problem_page(problem_met(error, request, served.engine.store.url))
 
 
 def problem_page(problem: Problem, headers: Mapping[str, str] | None = None) -> HTMLResponse:

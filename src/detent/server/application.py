@@ -109,7 +109,7 @@ async def _answer(served: Served, one: Operation, request: Request) -> Response:
         return refusal(refused.problem, refused.headers)
     except ClientDisconnect:
         return Response(status_code=499)
-    except Exception as error:  # whatever an operation raises is answered as a problem
+    except Exception as error:  # noqa: BLE001 - whatever an operation raises is answered as a problem
         problem = problem_met(error, request, served.engine.store.url)
         return refusal(problem, {"Retry-After": "1"} if problem.status == 503 else None)
 

@@ -89,7 +89,7 @@ def problem_met(error: Exception, request: Request, place: str) -> Problem:
     """Return the problem that tells a caller what was raised while a request was answered. What is not theirs to mend is logged."""
     problem = problem_of(error, place)
     if problem is None or problem.status == 500:
-        log.exception("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error)
+        log.error("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error, exc_info=error)
     return problem or Problem(status=500, code="internal_error", title=TITLES[500], detail="the server failed; its log says why")
 
 

@@ -138,7 +138,7 @@ async def visited(served: Served, one: Page, request: Request) -> Response:
         return problem_page(refused.problem, refused.headers)
     except ClientDisconnect:
         return Response(status_code=499)
-    except Exception as error:  # whatever a page raises is answered as a page
+    except Exception as error:  # noqa: BLE001 - whatever a page raises is answered as a page
         return problem_page(problem_met(error, request, served.engine.store.url))
 
 

@@ -14,8 +14,8 @@ from amounts import PROFILE, in_check
 from detent import Engine
 from detent.server.pages import routes
 from server.pages.browsing import TOOLS, browser, needs_chromium, visiting
-from server.pages.test_pages import HOSTILE, at
-from server.pages.visiting import COUNTER, IBAN, STRICTER, Visitor, ended, engine_at, invoiced
+from server.pages.test_pages import at
+from server.pages.visiting import COUNTER, HOSTILE, IBAN, STRICTER, Visitor, ended, engine_at, invoiced
 from server.serving import serving
 
 Body = Callable[[Engine, str, Any], Awaitable[None]]

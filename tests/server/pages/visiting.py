@@ -8,6 +8,7 @@ import re
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -114,6 +115,12 @@ async def ended(engine: Engine, run_id: str) -> Any:
 
 
 EVIL = "<script>alert('\u202e1')</script>&\"'<img src=x onerror=alert(1)>"
+HOSTILE = (
+    "<script>hit()</script>", "<img src=x onerror=hit()>", '"><svg onload=hit()>', "' onmouseover='hit()", "javascript:hit()", "{{ 7 * 7 }}",
+    "{% include 'x' %}", "</textarea><script>hit()</script>", "</title><script>hit()</script>", "<a href=javascript:hit()>x</a>",
+    "<div hx-get='/ui/inbox' hx-trigger='load'>", "<style>*{display:none}</style>", "<iframe src=//evil>", "<meta http-equiv=refresh content=0>",
+    "<!--", "]]>", "&lt;script&gt;", "<math><mtext></form><form>", "<base href=//evil>", "\u202egnp.exe",
+)  # fmt: skip
 """What nobody may be able to put into a page."""
 
 
@@ -196,5 +203,16 @@ def visited(engine: Engine, body: Body, **options: Any) -> None:
             finally:
                 for one in visitors:
                     await one.aclose()
+
+    asyncio.run(run())
+
+
+def shown(tmp_path: Path, body: Callable[[Engine, str], Awaitable[None]], **options: Any) -> None:
+    """Do something with a server of its own."""
+
+    async def run() -> None:
+        engine = engine_at(f"sqlite:///{tmp_path}/runs.db")
+        async with serving(engine, **options) as url:
+            await body(engine, url)
 
     asyncio.run(run())

@@ -440,13 +440,14 @@ def test_with_identity_keys_a_worker_answers_only_restate_servers_that_hold_them
     asyncio.run(main())
 
 
-def test_a_connection_that_arrives_while_a_worker_stops_is_closed() -> None:
-    """The loop has accepted it when the server ends. Whoever called knows at once, and nothing of it is left to the garbage collector."""
+@pytest.mark.parametrize("turn", range(6))
+def test_a_connection_that_arrives_while_a_worker_stops_is_closed(turn: int) -> None:
+    """So many turns of the loop after the server was told to end. Whoever called knows at once, and nothing is left to the garbage collector."""
 
     async def nothing(run_id: str, crowded: int) -> Next:
         return None
 
-    async def main() -> socket.socket:
+    async def main() -> socket.socket | None:
         endpoint = Endpoint("t", nothing, tick_s=1, bind="127.0.0.1:0", identity_keys=(), tls=None)
         endpoint.start()
         place, callers = endpoint.socket.getsockname(), list[socket.socket]()
@@ -455,15 +456,21 @@ def test_a_connection_that_arrives_while_a_worker_stops_is_closed() -> None:
         server: Any = endpoint._server
 
         async def arrive() -> None:
-            callers.append(socket.create_connection(place))
+            if not turn:
+                callers.append(socket.create_connection(place))
             server.end()
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            if turn:
+                with contextlib.suppress(ConnectionRefusedError):  # it listens no more
+                    callers.append(socket.create_connection(place))
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(arrive(), server._wanted[0]))
         await endpoint.stop()
-        return callers[0]
+        return callers[0] if callers else None
 
-    with asyncio.run(main()) as caller:
-        caller.settimeout(20)
-        with contextlib.suppress(ConnectionResetError):
+    if (caller := asyncio.run(main())) is not None:
+        with caller, contextlib.suppress(ConnectionResetError):
+            caller.settimeout(20)
             assert caller.recv(1) == b"", "it was answered"
     gc.collect()  # what is left open is told now

@@ -13,15 +13,40 @@ from typing import Any
 import pytest
 
 from detent import Agent, FinalAnswer, ToolCall, tool
-from detent.core.records import Record
+from detent.core.records import Record, RunHead
 from detent.engine import Engine
 from detent.server import Caller, ServerSettings, listening
 from detent.server.listening import Slow
+from detent.stores.ram import RamStore
 from detent.testing import ScriptedPlanner
+from server.pages.visiting import Visitor
 from server.serving import ALL, ANN, Client, engine_of, serving
 from server.test_runs import ended, served, started
 
 SECRET = "zebra-7311"
+
+
+# What fails -------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_that_is_not_ours_is_logged_and_tells_a_caller_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A store of somebody's own raises: its words and its traceback are in the log alone, for an operation and for a page."""
+
+    class Odd(RamStore):
+        async def head(self, run_id: str) -> RunHead | None:
+            if run_id == "odd":
+                raise ZeroDivisionError(SECRET)
+            return await super().head(run_id)
+
+    async def run() -> None:
+        engine = Engine(store=Odd(), agents=[Agent(name="a", tools=())], planner=ScriptedPlanner([]))
+        async with serving(engine) as url, Client(url, "ann") as ann, Visitor(url, "ann") as visitor:
+            for answer in (await ann.get("/runs/odd"), await visitor.get("/ui/runs/odd")):
+                assert answer.status_code == 500 and "its log says why" in answer.text and SECRET not in answer.text, answer.text
+        told = [record for record in caplog.records if record.name == "detent.server" and SECRET in record.getMessage()]
+        assert len(told) == 2 and all(record.exc_info is not None for record in told)
+
+    asyncio.run(run())
 
 
 # Other tenants ----------------------------------------------------------------------------------------------------------------

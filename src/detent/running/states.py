@@ -17,8 +17,8 @@ StateT = TypeVar("StateT", KernelState, RunState)
 def _dec_hook(kind: Any, value: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is Seq:
-        items = get_args(kind)[0]
-        return Seq(msgspec.json.decode(encode(value), type=list[items], dec_hook=_dec_hook))  # not `convert`: items hold raw JSON
+        items: Any = list[get_args(kind)[0]]
+        return Seq(msgspec.json.decode(encode(value), type=items, dec_hook=_dec_hook))  # not `convert`: items hold raw JSON
     if origin is Map:
         mapping: Map[Any, Any] = Map()
         for key, item in value.items():

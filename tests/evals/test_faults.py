@@ -129,7 +129,7 @@ def test_what_a_fault_costs_is_the_difference_to_undisturbed_trials_of_the_same_
     assert slow and limited and (found.figures[""].turns.value, found.figures["slow"].turns.value) == (3.0, 3.0)
     assert (slow.more["turns"].value, slow.more["cost_usd"].value) == (0.0, 0.0)
     asked = [slow.more["seconds"].value, limited.more["seconds"].value]
-    assert asked == [pytest.approx(4 * SLOW_S, abs=3), pytest.approx(2 * RETRY_AFTER_S, abs=3)], "2 plans and 2 calls; 2 plans"
+    assert asked == [pytest.approx(5 * SLOW_S, abs=3), pytest.approx(3 * RETRY_AFTER_S, abs=3)], "3 plans and 2 calls; 3 plans"
     error = tried(suite_of("tool_error"), "ram:", at()).figures["tool_error"]
     assert error.under and error.turns.value
     turns, cost = error.under.more["turns"], error.under.more["cost_usd"].value
@@ -189,7 +189,7 @@ def test_a_slow_call_is_out_of_time_where_it_has_less_and_so_is_a_slow_run() -> 
 
     suite = msgspec.structs.replace(suite_of("slow", rate=1.0, cases=1, trials=1), graders=({"kind": "completed"},))
     late = next(t for t in tried(suite, "ram:", at(Looks(), Agent(name="clerk", tools=[look]))).trials if t.faults)
-    assert (late.output, round(late.latency_s)) == ("timeout", round(2 * SLOW_S - 1)), "a plan, and a call that was given up"
+    assert (late.output, round(late.latency_s)) == ("timeout", round(3 * SLOW_S - 1)), "two plans, and a call that was given up"
     bounded = Agent(name="clerk", tools=[balance, pay], budget=Budget(max_running_s=SLOW_S * 1.5))
     stopped = next(t for t in tried(suite, "ram:", at(agent=bounded)).trials if t.faults)
     assert (stopped.status, stopped.reason) == ("stopped", "budget_exhausted")

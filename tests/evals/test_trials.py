@@ -23,7 +23,7 @@ from detent.evals.trials import Trial, traced
 from detent.evals.writing import html
 from detent.ports import RunQuery
 from detent.stores import open_store
-from detent.testing import Crash, CrashingStore, ScriptedPlanner
+from detent.testing import Crash, CrashingStore, FakeClock, ScriptedPlanner
 
 BEGUN: Counter[str] = Counter()
 
@@ -58,6 +58,27 @@ SUITE = Suite(
 def engine_of(store: Any, planner: Any = None, **options: Any) -> Engine:
     """Return an engine with the adder."""
     return Engine(store=store, agents=[ADDER], planner=planner or Sums(), **options)
+
+
+@pytest.mark.parametrize("user", [None, User(script=("5 and 1", "6 and 1"))])
+def test_the_latency_has_the_last_turn(user: User | None) -> None:
+    """The clock of a run is read when a turn begins."""
+    clock = FakeClock()
+
+    class Slow(Sums):
+        async def plan(self, view: Any) -> Any:
+            clock.advance(3)
+            return await super().plan(view)
+
+    async def run() -> None:
+        suite = Suite(name="slow", cases=(Case(id="a", goal="4 and 1", expected=5, user=user),), graders=({"kind": "completed"},))
+        async with engine_of("ram:", Slow(), clock=clock) as engine:
+            (trial,) = await evaluate(engine, suite)
+            assert (trial.turns, trial.latency_s) == ((2, 6.0) if user is None else (6, 18.0))
+            (again,) = await grade_runs(engine, [{"kind": "completed"}], RunQuery(starts_with=(trial.run_id,)))
+            assert again.latency_s == 6.0
+
+    asyncio.run(run())
 
 
 def test_every_trial_is_a_run_and_the_figures_are_those_of_the_trials(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from detent.core.codec import read_log
-from detent.core.events import Forked
+from detent.core.events import Forked, RunFinished
 from detent.core.records import Record
+from detent.core.state import RunState
 from detent.history.traces import Tracer
 from detent.ports import EventStore
 from detent.running.artifacts import read_whole
@@ -34,3 +35,11 @@ async def traced(store: EventStore, run_id: str) -> tuple[list[Record], Tracer]:
     for one in (*await segments(store, run_id, lines), Segment(run_id, lines, len(lines))):
         records += read_log(one.run_id, one.lines[: one.used])
     return records, folded(records) if records else Tracer(run_id, None)
+
+
+def worked_ms(records: Sequence[Record], state: RunState) -> float:
+    """Return how long the last of these runs was worked on, in milliseconds. The clock of a run is read when a turn begins, so the last turn is added."""
+    ended = next((record.envelope.at for record in reversed(records) if isinstance(record.event, RunFinished)), None)
+    if not state.terminal or ended is None or state.read_at is None:
+        return state.running_ms
+    return state.running_ms + max(0.0, (ended - state.read_at).total_seconds() * 1000)

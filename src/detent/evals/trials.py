@@ -29,7 +29,7 @@ from detent.core.state import TERMINAL, RunState
 from detent.engine import Agent, Engine
 from detent.evals.effects import Effects, effects_of
 from detent.evals.faults import OURS, Chance, MakeEngine, disturbed
-from detent.evals.folding import traced
+from detent.evals.folding import traced, worked_ms
 from detent.evals.graders import graded, graders_of, verdict_of
 from detent.evals.grades import JUDGES, Grade, Graded, Grader, Judge, Verdict
 from detent.evals.judging import is_judge, judges_of
@@ -318,7 +318,9 @@ async def traced_talk(store: EventStore, session: str) -> tuple[list[Record], Tr
     """Return the records of all runs of a talk, and the trace of the last one, with the turns and the use of all of them. Raise `RunNotFound`."""
     every: list[Record] = []
     tracers: list[Tracer] = []
+    before_ms = 0.0
     while await store.head(run_id := run_of(session, len(tracers) + 1)) is not None:
+        before_ms += worked_ms(every, tracers[-1].state) if tracers else 0.0
         records, tracer = await traced(store, run_id)
         every, tracers = [*every, *records], [*tracers, tracer]
     if not tracers:
@@ -327,7 +329,7 @@ async def traced_talk(store: EventStore, session: str) -> tuple[list[Record], Tr
     for tracer in tracers:
         used = used.plus(tracer.state.usage)
     last.iterations = [turn for tracer in tracers for turn in tracer.iterations]
-    last.state = msgspec.structs.replace(last.state, usage=used, running_ms=sum(tracer.state.running_ms for tracer in tracers))
+    last.state = msgspec.structs.replace(last.state, usage=used, running_ms=before_ms + last.state.running_ms)
     return every, last
 
 
@@ -353,17 +355,17 @@ async def trial_of(
         grades=grades,
         status=state.status,
         reason=state.reason,
-        **spent(state),
+        **spent(records, state),
         output=state.output if state.output is not None else state.partial or None,
         error=state.error,
     )
 
 
-def spent(state: RunState) -> dict[str, Any]:
+def spent(records: Sequence[Record], state: RunState) -> dict[str, Any]:
     """Return what a run has used, as the fields of its trial."""
     usage = state.usage
     return {
-        "latency_s": state.running_ms / 1000,
+        "latency_s": worked_ms(records, state) / 1000,
         "turns": usage.iterations,
         "tool_calls": usage.tool_calls,
         "tokens": usage.total_tokens,
@@ -435,7 +437,7 @@ async def _graded(
                 yield place.trial("unknown", error=f"its decisions cannot be made again: {replay.skipped[run_id]}"[:1000])
             elif changed and (changes := changes_in(records, changed)):
                 grades, cut = await replayed(case, records, graders, changes)
-                yield place.trial(verdict_of(grades), grades=grades, reason="decided_otherwise", otherwise=tuple(changes), **spent(cut))
+                yield place.trial(verdict_of(grades), grades=grades, reason="decided_otherwise", otherwise=tuple(changes), **spent(records, cut))
             else:
                 yield await trial_of(place, records, tracer, graders, None)
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from detent import Agent, Budget, Engine, FinalAnswer, ToolCall, ToolContext, tool
+from detent import Agent, Budget, Engine, FinalAnswer, SpawnSubagent, ToolCall, ToolContext, tool
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError
 from detent.evals import Case, Evaluation, Suite, Variant, controlling, evaluate, grade_runs, load_suite, summarised, writing
@@ -136,6 +136,23 @@ def test_what_a_fault_costs_is_the_difference_to_undisturbed_trials_of_the_same_
     assert turns.value is not None
     assert turns.value == pytest.approx(error.turns.value - 3.0) and turns.value > 0.1, "an undisturbed trial has three"
     assert turns.low is not None and turns.low < turns.value and cost == pytest.approx(0.001 * turns.value), "each turn asks the model once"
+
+
+def test_what_a_child_did_counts_for_its_trial(tmp_path: Path) -> None:
+    class Lead(Clerk):
+        """Has the clerk do it."""
+
+        def step(self, view: Any) -> Any:
+            if view.agent.name == "clerk":
+                return super().step(view)
+            return FinalAnswer(content="paid") if view.results else SpawnSubagent(agent="clerk", goal=view.goal)
+
+    make = at(Lead(), Agent(name="lead", subagents={"clerk": CLERK}))
+    found = tried(suite_of("kill", rate=0.3, cases=4), f"sqlite:///{tmp_path}/runs.db", make)
+    column = found.figures["kill"].under
+    assert column is not None and column.struck > 0 and (column.repeated, column.lost) == (0, 0)
+    effects = [trial.effects for trial in found.trials]
+    assert effects and all(made is not None and {*made.times} == {"agent_clerk", "pay"} for made in effects)
 
 
 def test_a_rate_limit_goes_the_way_of_the_gateway_and_closes_no_account_for_others(tmp_path: Path) -> None:

@@ -60,6 +60,18 @@ def engine_of(store: Any, planner: Any = None, **options: Any) -> Engine:
     return Engine(store=store, agents=[ADDER], planner=planner or Sums(), **options)
 
 
+def test_without_an_id_another_agent_is_another_evaluation() -> None:
+    async def run() -> None:
+        async with engine_of("ram:") as engine:
+            first = await evaluate(engine, SUITE)
+            assert {t.run_id for t in await evaluate(engine, SUITE)} == {t.run_id for t in first}
+        other = Agent(name="adder", tools=[note], instructions="Add slowly.")
+        async with Engine(store="ram:", agents=[other], planner=Sums()) as engine:
+            assert not {t.run_id for t in await evaluate(engine, SUITE)} & {t.run_id for t in first}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("user", [None, User(script=("5 and 1", "6 and 1"))])
 def test_the_latency_has_the_last_turn(user: User | None) -> None:
     """The clock of a run is read when a turn begins."""

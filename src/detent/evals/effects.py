@@ -1,4 +1,4 @@
-"""Effects of trials: what happened in the world because of a run, so that an effect that a fault repeated or lost is counted.
+"""Effects of trials: what happened in the world because of a run and of those that it started, so that an effect that a fault repeated or lost is counted.
 
 An effect is a call of a tool that changes something, told apart by the tool and its arguments. How often it happened in a trial is the sum over the
 calls with this tool and these arguments, and for each call the largest of
@@ -27,6 +27,7 @@ from detent.core.codec import digest_of
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.engine import Engine
+from detent.evals.folding import traced
 from detent.history.traces import make_trace
 from detent.ports import ToolContext
 from detent.running.calling import SETTLE_S
@@ -44,12 +45,17 @@ class Effects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 async def effects_of(records: Sequence[Record], state: RunState, engine: Engine, ledger: Ledger) -> Effects:
-    """Return the effects of a trial's run, or of all runs of its talk. Tools are asked where they can be."""
+    """Return the effects of a trial's run, or of all runs of its talk, with those of the runs that they started. Tools are asked where they can be."""
     times: dict[str, dict[str, int]] = {}
     denied: list[str] = []
     runs: dict[str, list[Record]] = {}
     for record in records:
         runs.setdefault(record.envelope.run, []).append(record)
+    children = [record.event.child for record in records if isinstance(record.event, e.SubagentSpawned)]
+    while children:
+        if (child := children.pop()) not in runs:
+            runs[child], _ = await traced(engine.store, child)  # none of a child that has not begun
+            children += [record.event.child for record in runs[child] if isinstance(record.event, e.SubagentSpawned)]
     for run_id, own in runs.items():  # a talk has several
         keys = {
             r.event.call: r.event.key for r in own if isinstance(r.event, e.ToolStarted) and r.event.side_effect not in ("none", "read")

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
+from detent.core.codec import digest_of
 from detent.core.errors import ConfigError, DetentError, RunBusy, RunErased, RunNotFound, StoreError, Suspended
 from detent.engine import Agent, Engine
 from detent.evals import workspaces
@@ -27,7 +28,7 @@ from detent.evals.grades import Grade, Graded, Grader, Judge
 from detent.evals.judging import judges_of
 from detent.evals.sharing import Book, Kept, Key, begin, place_of
 from detent.evals.suites import Case, Suite
-from detent.evals.trials import Place, Setting, Trial, graded_trial, has_ended, last_run, runs_of, tried
+from detent.evals.trials import Place, Setting, Trial, agent_of, graded_trial, has_ended, last_run, runs_of, tried
 from detent.evals.users import refuse_unplayable
 from detent.ports import wait_for_news
 from detent.running.cards import MOST_RUNS, WorkerCard, announcing
@@ -61,19 +62,23 @@ async def evaluate(
 ) -> list[Trial]:
     """Run and grade every trial of a suite that has not ended yet, and return all of them.
 
-    `id` names the evaluation: the same id continues it, or joins it while other processes work on it; by default it follows from the suite. `agents` are those
-    that variants name, beside those of the engine. `graders` are further ones by kind. `approve` answers requests for approval. A trial that fails because of
-    the machinery is begun anew up to `retries` times, over all processes, and counted. `engine_for` gives an engine on the same store for the fresh workspace
-    of a case with files. `make_engine` gives an engine on a store, for variants with `faults`, whose processes die. `on_trial` is called with each trial that
-    ended, whoever ran it. Raises `ConfigError`, and `Suspended` when the engine is stopped.
+    `id` names the evaluation: the same id continues it, or joins it while other processes work on it; by default it follows from the suite and from what its
+    agents are declared to be, not from the code of their tools. `agents` are those that variants name, beside those of the engine. `graders` are further ones
+    by kind. `approve` answers requests for approval. A trial that fails because of the machinery is begun anew up to `retries` times, over all processes, and
+    counted. `engine_for` gives an engine on the same store for the fresh workspace of a case with files. `make_engine` gives an engine on a store, for variants
+    with `faults`, whose processes die. `on_trial` is called with each trial that ended, whoever ran it. Raises `ConfigError`, and `Suspended` when the engine
+    is stopped.
     """
     own = {**judges_of(engine, agents or {}), **(graders or {})}
-    named, suite = id or suite.digest, suite.with_faults()
+    digest, suite = suite.digest, suite.with_faults()
     _check(engine, suite, own, engine_for=engine_for is not None, make_engine=make_engine is not None)
-    begun = await begin(engine, suite, named, retries=retries)
     setting = Setting(
-        id=named, suite=suite, engine=engine, agents=dict(agents or {}), approve=approve, engine_for=engine_for, make_engine=make_engine
+        id=id, suite=suite, engine=engine, agents=dict(agents or {}), approve=approve, engine_for=engine_for, make_engine=make_engine
     )
+    if not id:
+        specs = {name: msgspec.to_builtins(agent_of(setting, engine, variant).spec()) for name, variant in suite.variants.items()}
+        setting = msgspec.structs.replace(setting, id=digest_of([digest, specs])[:16])
+    begun = await begin(engine, suite, setting.id, retries=retries)
     work = Work(setting, Book(engine, begun, told=on_trial), own, concurrency=concurrency)
     await work.all_of_it()
     return work.result()

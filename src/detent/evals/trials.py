@@ -255,7 +255,8 @@ async def _told(store: EventStore, place: Place) -> tuple[Place, list[Record], T
     return msgspec.structs.replace(place, run_id=tracer.state.run_id), records, tracer
 
 
-def _agent(setting: Setting, engine: Engine, variant: Variant) -> Agent[Any] | str:
+def agent_of(setting: Setting, engine: Engine, variant: Variant) -> Agent[Any]:
+    """Return the agent of a variant. Raise `ConfigError` if there is none."""
     known = {**setting.engine.agents, **setting.agents}
     known |= {name: agent for name, agent in engine.agents.items() if name in known}  # in a workspace of its own
     if not variant.agent and len({id(one) for one in known.values()}) != 1:
@@ -275,7 +276,7 @@ def _agent(setting: Setting, engine: Engine, variant: Variant) -> Agent[Any] | s
 async def _ended(setting: Setting, engine: Engine, place: Place, chance: Chance) -> Simulated | None:
     """Run a trial, or talk with its simulated user, to the end, or until it waits for something else. Return how the user did."""
     case, variant, run_id = place.case, setting.suite.variants[place.variant], place.run_id
-    agent = _agent(setting, engine, variant)
+    agent = agent_of(setting, engine, variant)
     if case.user is not None:
         return await Talking(
             engine,
@@ -437,7 +438,9 @@ async def _graded(
                 yield place.trial("unknown", error=f"its decisions cannot be made again: {replay.skipped[run_id]}"[:1000])
             elif changed and (changes := changes_in(records, changed)):
                 grades, cut = await replayed(case, records, graders, changes)
-                yield place.trial(verdict_of(grades), grades=grades, reason="decided_otherwise", otherwise=tuple(changes), **spent(records, cut))
+                yield place.trial(
+                    verdict_of(grades), grades=grades, reason="decided_otherwise", otherwise=tuple(changes), **spent(records, cut)
+                )
             else:
                 yield await trial_of(place, records, tracer, graders, None)
 

@@ -16,7 +16,7 @@ from detent import Bounds, Budget, CancelSubagent, ChildBounds, FinalAnswer, Spa
 from detent.core import events as e
 from detent.core.errors import ConfigError, FatalToolError, NotAllowedNow, StoreBusy
 from detent.history.tree_checks import verify_tree
-from detent.ports import Passed, RunQuery, StrategyRun, View
+from detent.ports import Passed, RunQuery, Signal, StrategyRun, View
 from detent.running.delegating import child_id
 from detent.running.working import StoreBacklog, hand
 from detent.stores.ram import RamStore
@@ -379,10 +379,16 @@ def test_a_cancellation_of_a_tree_ends_children_that_would_be_waited_for_or_left
 
 @pytest.mark.parametrize("wait", ["none", "accepted", "ended"])
 def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: Any) -> None:
-    """`accepted`: until the child has recorded it; `ended`: the call has the child's end, with what it had so far."""
+    """`accepted`: until the child has recorded it; `ended`: the call has the child's end, with what it had so far. It is told twice at most."""
+    posted: list[str] = []
+
+    class Counting(RamStore):
+        async def post(self, run_id: str, signal: Signal) -> None:
+            posted.append(run_id)
+            await super().post(run_id, signal)
 
     async def main() -> None:
-        team, store = Team(spawn("hang")), RamStore()
+        team, store = Team(spawn("hang")), Counting()
         seen: list[str | None] = []
 
         async def plan(view: View) -> Any:

@@ -176,8 +176,12 @@ class ChildrenHere:
         """Cancel a child that was begun after its parent had recorded its cancellation: the parent's append found no run to tell."""
         state = self._states.get(run_id)
         if state is not None and (known := state.children.get(child)) is not None and known.status == "open" and known.cancel:
+            store, signal = self._runtime.store, posted_to(child, cancelling(state, known))
             with suppress(RunNotFound):  # it is not begun yet
-                await self._runtime.store.post(child, posted_to(child, cancelling(state, known)))
+                if signal.id not in {
+                    one.id for one in (await store.signals([child])).get(child, ())
+                }:  # posting wakes whoever waits, also its parent
+                    await store.post(child, signal)
             if self.submits:
                 await pass_on(self._runtime, child)
 

@@ -71,9 +71,8 @@ async def slow_note(text: str) -> str:
 
 @tool(side_effect="write")
 async def held_note(text: str) -> str:
-    """Say that it began, and write a line when there is a file named go."""
-    with open("begun", "w") as pipe:
-        pipe.write("begun\\n")
+    """Say that it began, and write a line when there is a file named go. Nobody may listen to that at first: the loop goes on meanwhile."""
+    await asyncio.to_thread(Path("begun").write_text, "begun\\n")
     while not Path("go").exists():
         await asyncio.sleep(0.02)
     leave(text)

@@ -391,6 +391,23 @@ def test_an_ended_trial_is_requeued_and_run_by_whoever_works_next() -> None:
     asyncio.run(run())
 
 
+def test_what_is_kept_is_put_together(tmp_path: Path) -> None:
+    """Whoever looks at an evaluation lists what is kept of it for each trial."""
+
+    async def run() -> None:
+        async with adding(f"sqlite:///{tmp_path}/runs.db", Costly()) as engine:
+            begun = await begin(engine, suite_of(1, 200), "e")
+            book, other = Book(engine, begun), Book(engine, begun)
+            for number in range(1, 201):
+                one = Trial(case="0", cluster="0", variant="", number=number, run_id=f"r{number}", standing="passed", output="x" * 1000)
+                await book.keep(Kept(trial=one))
+            assert len(await engine.store.list_blobs(place_of("e"))) < 50
+            await other.refresh()
+            assert all(other.done(key) for key in begun.keys)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_cancelled_trial_is_counted_apart(tmp_path: Path, whole: bool) -> None:
     url = f"sqlite:///{tmp_path}/runs.db"
@@ -398,8 +415,10 @@ def test_a_cancelled_trial_is_counted_apart(tmp_path: Path, whole: bool) -> None
     async def run() -> None:
         gate = Gate("1 and 1")
         async with adding(url, Costly(gate)) as engine, adding(url, Costly()) as person:
-            work = asyncio.create_task(evaluate(engine, suite_of(4, 1), id="e", concurrency=1))
+            kept = asyncio.Event()
+            work = asyncio.create_task(evaluate(engine, suite_of(4, 1), id="e", concurrency=1, on_trial=lambda trial: kept.set()))
             await gate.reached.wait()
+            await kept.wait()  # the first one ended before
             count = await controlling.cancel(person, await evaluation(person), None if whole else ("1", "", 1))
             gate.opened.set()  # a model's answer that comes too late changes nothing
             trials = await work

@@ -34,6 +34,8 @@ from detent.ports import wait_for_news
 from detent.running.cards import MOST_RUNS, WorkerCard, announcing
 from detent.running.watcher import LOST
 
+TOGETHER_S = 0.02
+"""How long a trial that ended waits for others, to be kept with them."""
 LOOK_S = 0.5
 """How often a process looks at what others did, unless the store wakes it."""
 _IN_FILES = ("file", "command", "world")
@@ -130,7 +132,7 @@ class Work:
                     while not self._suspended and await self._anything():
                         async with asyncio.TaskGroup() as workers:
                             for _ in range(self._concurrency):
-                                workers.create_task(self._worker())
+                                workers.create_task(self._worker(workers))
                 finally:
                     for task in beside:
                         task.cancel()
@@ -154,11 +156,13 @@ class Work:
 
     # Dividing ---------------------------------------------------------------------------------------------------------------------
 
-    async def _worker(self) -> None:
+    async def _worker(self, group: asyncio.TaskGroup) -> None:
         while not self._suspended:
             changed = self._changed
             if (key := self._take()) is not None:
-                await self._one(key)
+                self._here[key], over = "", asyncio.Event()
+                group.create_task(self._one(key, over))
+                await over.wait()
             elif self._ahead or self._aside or self._here:
                 await changed.wait()
             else:
@@ -176,20 +180,21 @@ class Work:
         self._changed = asyncio.Event()
         self._card_changed.set()
 
-    async def _one(self, key: Key) -> None:
-        """Do what is left to do for a trial, unless another process does."""
-        self._here[key] = ""
+    async def _one(self, key: Key, over: asyncio.Event) -> None:
+        """Do what is to be done next for a trial, unless another process does. `over`: another trial may begin, while this one is only kept."""
+        again = False
         try:
             async with self._book.claimed(key):
-                while not self._suspended and not self._book.done(key):
-                    kept = self._book.kept(key)
-                    if kept is not None and self._book.stale(kept):
-                        await self._regrade(key, kept)
-                    elif not await self._may(key):
-                        self._settle(key, kept.trial if kept else self._place(key, "").trial("not_run", attempts=0))
-                        return
-                    elif not await self._attempt(key):
-                        return
+                kept = self._book.kept(key)
+                if self._suspended or self._book.done(key):
+                    return
+                if kept is not None and self._book.stale(kept):
+                    await self._regrade(key, kept)
+                elif not await self._may(key):
+                    self._settle(key, kept.trial if kept else self._place(key, "").trial("not_run", attempts=0))
+                else:
+                    await self._attempt(key, over)
+                again = not self._book.done(key) and key not in self._settled
         except RunBusy:
             self._aside.add(key)
         except Suspended as error:
@@ -198,7 +203,9 @@ class Work:
             else:
                 self._suspended = error.why
         finally:
+            over.set()
             del self._here[key]
+            self._ahead.extendleft([key] if again else ())
             self._notify()
 
     def _settle(self, key: Key, trial: Trial) -> None:
@@ -263,8 +270,8 @@ class Work:
 
     # One trial --------------------------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, key: Key) -> bool:
-        """Run and grade the next attempt at a trial; return whether it ended."""
+    async def _attempt(self, key: Key, over: asyncio.Event) -> None:
+        """Run and grade the next attempt at a trial."""
         attempt, run_id = self._book.next(key)
         engine, place, graded_with = self._setting.engine, self._place(key, run_id), list[int]()
         workspace, kept_at = None, place_of(self._setting.id)
@@ -283,16 +290,16 @@ class Work:
                 await engine.cancel(run_id, by="evaluation", why="its workspace is not on this host")
                 why = "its workspace ended with the process that ran it, so it is begun anew"
                 await self._book.keep(Kept(trial=place.trial("machinery", error=why, attempts=attempt)))
-                return True
+                return
         trial = msgspec.structs.replace(await tried(self._setting, place, workspace, grading), attempts=attempt)
         if trial.standing == "open":
             self._settle(key, trial)
-            return False
+            return
         continues = trial.standing == "machinery" and place.case.user is None and not await has_ended(engine, run_id)
-        await self._book.keep(Kept(trial=trial, graders=graded_with[-1] if graded_with else 0, continues=continues))
+        over.set()
+        await self._book.keep(Kept(trial=trial, graders=graded_with[-1] if graded_with else 0, continues=continues), together_s=TOGETHER_S)
         if place.case.files and not continues:
             await workspaces.removed(self._book.store, kept_at, run_id)
-        return True
 
     async def _regrade(self, key: Key, kept: Kept, *, graders: int | None = None) -> None:
         """Grade an attempt again by its log. Graders of its files say what they said, because the files are gone."""

@@ -34,7 +34,7 @@ INDEX = f"{RESERVED}evaluations"
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
 _TRIALS, _ORDER = "trials-", "order-"
 _MOST_BYTES = 32_768
-"""A blob with trials is written again for each of them until it is this long; then the next one begins."""
+"""What was kept one after the other is put together into one blob when it is this long."""
 
 Key = tuple[str, str, int]
 """A trial: its case, its variant, and its number."""
@@ -141,7 +141,8 @@ class Book:
         self.begun, self.store, self._place = begun, engine.store, place_of(begun.id)
         self._mine, self._clock = parts.ids.token(8), parts.clock
         self._read: set[str] = set()
-        self._open, self._pending, self._blob, self._number = list[Kept](), list[Kept](), "", 0
+        self._pending, self._number = list[Kept](), 0
+        self._small, self._alone, self._size = list[str](), list[Kept](), 0
         self._writing = asyncio.Lock()
         self._best = dict[Key, Kept]()
         self._costs, self._judging = dict[str, float](), dict[tuple[str, str], float]()
@@ -157,19 +158,23 @@ class Book:
 
     async def refresh(self) -> None:
         """Read what others have written since the last time."""
-        orders = len(self._orders)
-        for key in await self.store.list_blobs(self._place):
-            if key in self._read or not key.startswith((_TRIALS, _ORDER)):
-                continue
-            data = await self.store.get_blob(self._place, key)
-            if data is None:  # written again under another name meanwhile, which the next listing has
-                continue
-            if key.startswith(_TRIALS):
-                for kept in _read(data, tuple[Kept, ...], self.begun.id):
-                    self._fold(kept)
-            else:
-                self._orders[key] = _read(data, Order, self.begun.id)
-            self._read.add(key)
+        orders, moved = len(self._orders), True
+        while moved:
+            moved = False
+            for key in await self.store.list_blobs(self._place):
+                if key in self._read or not key.startswith((_TRIALS, _ORDER)):
+                    continue
+                data = await self.store.get_blob(self._place, key)
+                if data is None:  # put together with others meanwhile: the next listing has them
+                    moved = True
+                    continue
+                if key.startswith(_TRIALS):
+                    for kept in _read(data, tuple[Kept, ...], self.begun.id):
+                        if self._fold(kept):
+                            self.tell(kept.trial)
+                else:
+                    self._orders[key] = _read(data, Order, self.begun.id)
+                self._read.add(key)
         if len(self._orders) > orders:
             self._obey()
 
@@ -178,7 +183,8 @@ class Book:
         if self._told is not None:
             self._told(trial)
 
-    def _fold(self, kept: Kept) -> None:
+    def _fold(self, kept: Kept) -> bool:
+        """Count an attempt; return whether it is the one that counts now."""
         key = kept.trial.case, kept.trial.variant, kept.trial.number
         self._costs[trial_of_run(kept.trial.run_id)] = kept.trial.all_cost_usd
         for grade in kept.trial.grades:
@@ -188,7 +194,8 @@ class Book:
         if known is None or (kept.trial.attempts, kept.revision) > (known.trial.attempts, known.revision):
             self._best[key] = kept
             self.changes += 1
-            self.tell(kept.trial)
+            return True
+        return False
 
     def _obey(self) -> None:
         """Read all orders in their sequence."""
@@ -256,11 +263,13 @@ class Book:
 
     # Writing ----------------------------------------------------------------------------------------------------------------------
 
-    async def keep(self, kept: Kept) -> None:
-        """Keep an attempt that has ended, durably. What several tasks keep at the same moment is written at once."""
+    async def keep(self, kept: Kept, *, together_s: float = 0.0) -> None:
+        """Keep an attempt that has ended, durably; it counts here at once. What several tasks keep within that time is written together."""
+        self._fold(kept)
         self._pending.append(kept)
+        await asyncio.sleep(together_s)
         async with self._writing:
-            if not self._pending:
+            if not any(one is kept for one in self._pending):  # another task has written it
                 return
             batch, self._pending = self._pending, list[Kept]()
             try:
@@ -270,17 +279,23 @@ class Book:
                 raise
 
     async def _write(self, batch: list[Kept]) -> None:
-        data = msgspec.json.encode(entries := [*self._open, *batch])
-        key, before = f"{_TRIALS}{self._mine}-{self._number:06}-{len(entries):06}", self._blob
+        self._small.append(await self._put(data := msgspec.json.encode(batch)))
+        self._alone += batch
+        self._size += len(data)
+        for kept in batch:
+            if self._best[kept.trial.case, kept.trial.variant, kept.trial.number] is kept:
+                self.tell(kept.trial)
+        if self._size >= _MOST_BYTES:
+            await self._put(msgspec.json.encode(self._alone))
+            small, self._small, self._alone, self._size = self._small, list[str](), list[Kept](), 0
+            await asyncio.gather(*(self.store.delete_blob(self._place, key) for key in small))
+
+    async def _put(self, data: bytes) -> str:
+        key = f"{_TRIALS}{self._mine}-{self._number:06}"
         await self.store.put_blob(self._place, key, data)
         self._read.add(key)
-        for kept in batch:
-            self._fold(kept)
-        self._open, self._blob = entries, key
-        if len(data) >= _MOST_BYTES:
-            self._open, self._blob, self._number = list[Kept](), "", self._number + 1
-        if before:
-            await self.store.delete_blob(self._place, before)
+        self._number += 1
+        return key
 
     async def order(self, order: Order) -> None:
         """Keep what a person wants."""

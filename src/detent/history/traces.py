@@ -36,7 +36,7 @@ ABSENT = {"not_happened": "it did not happen", "told": "it may or may not have h
 """How a call in doubt ended that did not succeed."""
 
 
-class Call(msgspec.Struct, kw_only=True):
+class Call(msgspec.Struct, kw_only=True, gc=False):
     """One call from its proposal to its outcome. `outcome` is "" while there is none, `latency_ms` is 0 if it was not measured.
 
     `source`: the call was not executed; its outcome is `recorded` in the run that this one was forked from, or a `stub`.
@@ -67,7 +67,7 @@ class Call(msgspec.Struct, kw_only=True):
     """The sequences of the records about it."""
 
 
-class Iteration(msgspec.Struct, kw_only=True):
+class Iteration(msgspec.Struct, kw_only=True, gc=False):
     """One turn of a pass; `state` is the summary after its last record, `events` are its other events."""
 
     iteration: int

@@ -19,7 +19,7 @@ from detent.core.errors import ConfigError, PlannerFailed
 from detent.evals import Case, Suite, User, Variant, controlling, evaluate, grade_runs, judge, summarised
 from detent.evals.talks import Line
 from detent.evals.transcripts import transcripts
-from detent.evals.trials import cases_from
+from detent.evals.trials import cases_from, trial_id
 from detent.evals.users import invented
 from detent.evals.writing import html, markdown, rows
 from detent.stores import open_store
@@ -434,6 +434,38 @@ def test_a_talk_is_counted_regraded_and_requeued_as_a_whole() -> None:
             assert await controlling.requeue(engine, begun, key) == 2
             (again,) = await evaluate(engine, SUITE, id="x")
             assert (again.standing, again.attempts) == ("passed", 2) and "-again1." in again.run_id
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("requeued", [False, True])
+def test_a_talk_in_progress_is_cancelled_or_requeued(tmp_path: Path, requeued: bool) -> None:
+    """It is held in its second message: the first one has ended."""
+    reached, opened = asyncio.Event(), asyncio.Event()
+
+    class Held(Shop):
+        async def plan(self, view: Any) -> Any:
+            if view.agent.name == "clerk" and "thank" in view.goal.lower() and "-again" not in view.run_id:
+                reached.set()
+                await opened.wait()
+            return await super().plan(view)
+
+    async def run() -> None:
+        url = f"sqlite:///{tmp_path}/runs.db"
+        async with shop(url, Held()) as engine, shop(url, Shop()) as person:
+            work = asyncio.create_task(evaluate(engine, SUITE, id="x"))
+            await reached.wait()
+            begun = await controlling.evaluation(person, "x")
+            (key,) = begun.keys
+            if requeued:
+                assert await controlling.requeue(person, begun, key) == 2
+            else:
+                assert await controlling.cancel(person, begun, key) == 1
+            opened.set()
+            (trial,) = await work
+            assert (trial.standing, trial.attempts) == (("passed", 2) if requeued else ("cancelled", 1))
+            head = await person.store.head(f"{trial_id('x', *key[:2][::-1], key[2])}.2")
+            assert head is not None and (head.status, head.reason) == ("stopped", "cancelled")
 
     asyncio.run(run())
 

@@ -34,6 +34,16 @@ def drawn(seed: int, rate: float, *, cases: int = 40, trials: int = 3, cost: flo
     ]
 
 
+def test_so_many_more_trials_are_enough_for_the_exchange_of_signs() -> None:
+    """Five clear differences are in one of 16 exchanges, and four metrics are compared: eight are needed."""
+    a = [trial(case, 1, passed=False) for case in range(5)]
+    b = [trial(case, 1, passed=case < 4) for case in range(5)]
+    more = compare(a, b).metrics[0].more_clusters
+    assert more is not None and 5 + more >= 8
+    both = [[trial(case, 1, passed=passed) for case in range(8)] for passed in (False, True)]
+    assert compare(*both).word == "better" and compare(both[0][:7], both[1][:7]).word == "not enough data"
+
+
 def test_better_worse_and_the_cases_that_changed() -> None:
     a, b = drawn(1, 0.3), drawn(2, 0.9)
     found = compare(a, b)

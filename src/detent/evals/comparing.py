@@ -118,6 +118,8 @@ def _judged(metric: str, differences: Sequence[float], p: float, *, margin: floa
     elif -margin <= low and high <= margin:
         word = "tied"
     needed = _needed_alike(abs(value or 0.0), margin, level) if alike else stats.clusters_needed(differences, margin, level=level)
+    if needed is not None and not alike:  # with fewer, no exchange of signs is rare enough after Holm's correction
+        needed = max(needed, math.ceil(1 + math.log2(len(METRICS) / (1 - level))))
     needed = needed if word == "not enough data" else None
     more = max(1, needed - len(differences)) if needed is not None else None
     return Difference(

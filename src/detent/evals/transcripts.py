@@ -9,10 +9,10 @@ import msgspec
 
 from detent.core.errors import CorruptLog, RunErased, RunNotFound
 from detent.engine import Engine
-from detent.evals.folding import folded
+from detent.evals.folding import folded, traced_talk
 from detent.evals.grades import written
 from detent.evals.talks import talk_of
-from detent.evals.trials import Trial, talk_of_run, traced_talk
+from detent.evals.trials import Trial, talk_of_run
 from detent.expressions.display import as_text, clean
 from detent.history.traces import Call, Trace
 from detent.ports import EventStore

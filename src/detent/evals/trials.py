@@ -21,15 +21,14 @@ from typing import Any, Literal
 import msgspec
 
 from detent.core.agent import Host
-from detent.core.budget import NOTHING
 from detent.core.codec import digest_of
-from detent.core.errors import ConfigError, Conflict, DetentError, RunBusy, RunErased, RunNotFound, StoreError, Suspended
+from detent.core.errors import ConfigError, Conflict, DetentError, RunBusy, RunErased, StoreError, Suspended
 from detent.core.records import Record, RunHead
 from detent.core.state import TERMINAL, RunState
 from detent.engine import Agent, Engine
 from detent.evals.effects import Effects, effects_of
 from detent.evals.faults import OURS, Chance, MakeEngine, disturbed
-from detent.evals.folding import traced, worked_ms
+from detent.evals.folding import traced, traced_talk, worked_ms
 from detent.evals.graders import graded, graders_of, verdict_of
 from detent.evals.grades import JUDGES, Grade, Graded, Grader, Judge, Verdict
 from detent.evals.judging import is_judge, judges_of
@@ -313,25 +312,6 @@ async def _settled(engine: Engine, state: RunState, chance: Chance) -> bool:
             await engine.reconcile(state.run_id, call_id, happened=happened, result=result, by="evaluation", resume=False)
             known += 1
     return known > 0
-
-
-async def traced_talk(store: EventStore, session: str) -> tuple[list[Record], Tracer]:
-    """Return the records of all runs of a talk, and the trace of the last one, with the turns and the use of all of them. Raise `RunNotFound`."""
-    every: list[Record] = []
-    tracers: list[Tracer] = []
-    before_ms = 0.0
-    while await store.head(run_id := run_of(session, len(tracers) + 1)) is not None:
-        before_ms += worked_ms(every, tracers[-1].state) if tracers else 0.0
-        records, tracer = await traced(store, run_id)
-        every, tracers = [*every, *records], [*tracers, tracer]
-    if not tracers:
-        raise RunNotFound(session)
-    last, used = tracers[-1], NOTHING
-    for tracer in tracers:
-        used = used.plus(tracer.state.usage)
-    last.iterations = [turn for tracer in tracers for turn in tracer.iterations]
-    last.state = msgspec.structs.replace(last.state, usage=used, running_ms=before_ms + last.state.running_ms)
-    return every, last
 
 
 async def trial_of(

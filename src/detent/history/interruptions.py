@@ -208,9 +208,18 @@ class Interruptions:
         if self.marks:
             return self.stood
         if not BRANCH.get():
-            return self.state.cancel is not None or isinstance(self.next, e.CancelRequested)
+            return self.state.cancel is not None or self.cancelling()
         event, found = self._own()
         return found and not isinstance(event, WORK) and not self._closed_otherwise()
+
+    def cancelling(self) -> bool:
+        """Whether the log continues with a cancellation, perhaps behind other inputs: the code found it before any of them was picked up."""
+        for _, event in self._ahead():
+            if isinstance(event, e.CancelRequested):
+                return True
+            if not isinstance(event, e.INPUTS) or isinstance(event, e.RunResumed) or _from_kernel(event):
+                break
+        return False
 
     def _closed_otherwise(self) -> bool:
         """Whether this is a pass beside others whose next record is its end for a reason other than a cancellation: it has found none."""

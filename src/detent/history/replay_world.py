@@ -117,7 +117,7 @@ class ReplayWorld(Unchanging):
         if (
             self._journal.stood or self._journal.stands("phase")
             if self._journal.marks
-            else isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None
+            else isinstance(expected, e.CancelRequested) or self._journal.cancelling() or self._journal.state.cancel is not None
         ):
             return Interrupted()
         return self._time_up(expected) if BRANCH.get() in ("", record.envelope.scope) else None
@@ -146,7 +146,7 @@ class ReplayWorld(Unchanging):
         if (
             self._journal.stood
             if self._journal.marks
-            else isinstance(expected, e.CancelRequested) or self._journal.state.cancel is not None
+            else isinstance(expected, e.CancelRequested) or self._journal.cancelling() or self._journal.state.cancel is not None
         ):
             raise Interrupted
         if (bound := self._time_up(expected)) is not None:

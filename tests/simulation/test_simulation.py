@@ -52,6 +52,7 @@ FOUND_WIDE = {
     300002015: "a child that was left could not go on once its parent was erased",
     300220499: "another process had taken a child and did not begin it, and its parent waited for it for ever",
     300221952: "the same, of a child that its parent then cancelled",
+    600020434: "a run waited for ever for a child to take its cancellation that had ended before",
     600004478: "a replay did not find the cancellation that a child picked up behind the news that its parent had left it",
 }
 """The same, of trees of runs."""

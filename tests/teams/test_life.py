@@ -377,6 +377,33 @@ def test_a_cancellation_of_a_tree_ends_children_that_would_be_waited_for_or_left
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("wait", ["accepted", "ended"])
+def test_a_child_that_has_ended_takes_no_cancellation_and_is_not_waited_for(wait: Any) -> None:
+    """Its parent decided to cancel it before it heard of the end."""
+
+    async def main() -> None:
+        team, store = Team(spawn("keep 1")), RamStore()
+
+        async def plan(view: View) -> Any:
+            if view.agent.name == "boss" and len(view.results) == 1:
+                child = view.results[0].content["child"]
+                while (head := await store.head(child)) is None or head.status != "completed":
+                    await asyncio.sleep(0.01)
+                return CancelSubagent(child=child, why="enough", wait=wait)
+            if view.agent.name == "boss" and len(view.results) == 2:
+                return FinalAnswer(content="done")
+            return await Team.plan(team, view)
+
+        team.plan = plan  # type: ignore[method-assign]
+        async with team.engine(store) as engine:
+            assert (await engine.run(team.boss, "share", run_id="root")).output == "done" and team.kept == ["1"]
+            (joined,) = await events_of(engine, "root", e.SubagentJoined)
+            assert joined.outcome == "completed"
+            await same_again(engine, "root")
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize("wait", ["none", "accepted", "ended"])
 def test_cancelling_a_child_waits_as_long_as_the_call_says(wait: Any) -> None:
     """`accepted`: until the child has recorded it; `ended`: the call has the child's end, with what it had so far. It is told twice at most."""

@@ -17,6 +17,7 @@ from detent.ports.delegation import Children
 from detent.running.calling import Calls
 from detent.running.delegating import changed_limits, in_two
 from detent.running.inbox import begins
+from detent.running.joining import ENDED
 from detent.running.rules import fired
 from detent.running.telling import asking_children
 
@@ -64,8 +65,12 @@ class Family(Calls):
             await context.commit(durable=True)
 
     async def _taken(self, children: set[str]) -> None:
-        """Wait until these children have taken their cancellations."""
-        while any(signal.kind == "cancel" for waiting in (await self._store.signals(list(children))).values() for signal in waiting):
+        """Wait until these children have taken their cancellations, or have ended: one that has ended takes none."""
+        while True:
+            waiting = await self._store.signals(list(children))
+            heads = [await self._store.head(child) for child in waiting if any(signal.kind == "cancel" for signal in waiting[child])]
+            if all(head is None or head.status in ENDED for head in heads):
+                return
             if self._children is not None:
                 self._children.begin(self._journal.kept)  # one that something has stopped takes nothing up
             await wait_for_news(self._store, LOOK_S)

@@ -20,6 +20,7 @@ from detent.kernel.context import KernelContext
 from detent.kernel.kernel import make_kernel
 from detent.kernel.think import think
 from detent.testing.clocks import FakeClock
+from detent.testing.faults import Crash
 from laws.checks import check_laws
 from laws.places import Place, PurePlanner, agent_of, engine_on
 
@@ -323,6 +324,36 @@ def test_calls_that_run_together_stop_exactly_at_the_bound() -> None:
             assert [item.content for item in result.tool_calls] == [0, 1, 2]
             assert (await engine.replay(result.run_id)).identical
         assert asyncio.all_tasks() == tasks
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_further_attempt_of_a_call_costs_again_and_stops_at_the_bound(tmp_path: Path, dies: bool) -> None:
+    """Whether the process died in the call before, or it failed and is tried again: three attempts would cost more than is allowed."""
+    place = Place("sqlite", tmp_path)
+
+    async def dear() -> str:
+        """Cost something."""
+        if dies:
+            raise Crash
+        raise ValueError("busy")
+
+    dear_tool = tool(dear, side_effect="write", idempotent=True, cost_usd=0.01, retries=5)
+
+    async def main() -> None:
+        def engine() -> Engine:
+            return engine_on(place.store(), lambda view: ToolCall(tool="dear", args={}), [dear_tool])
+
+        for _ in range(9):
+            try:
+                result = await engine().run(agent_of(dear_tool), "spend", run_id="run", budget=Budget(max_cost_usd=0.02))
+                break
+            except Crash:
+                await place.close()
+        assert (result.status, result.reason, result.usage.cost_usd) == ("stopped", "budget_exhausted", 0.02)
+        begun = [one.event for one in await place.records("run") if isinstance(one.event, e.ToolStarted)]
+        assert [event.attempt for event in begun] == [1, 2]
 
     asyncio.run(main())
 

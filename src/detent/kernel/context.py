@@ -152,9 +152,13 @@ class KernelContext(msgspec.Struct, frozen=True, kw_only=True):
     def refuse_past_bound(self, *dimensions: str, begun: int = 0, cost: float | None = None) -> None:
         """Raise `BoundReached` if one of these dimensions is used up, or `cost` is more than is left. `begun` calls are running and not counted yet."""
         self.run.world.proceed()
-        state = self.run.journal.state
-        if (bound := reached(state, state.passes[self.scope], only=dimensions, begun=begun) or too_dear(state, cost)) is not None:
+        if (bound := self.past_bound(*dimensions, begun=begun, cost=cost)) is not None:
             raise BoundReached(bound)
+
+    def past_bound(self, *dimensions: str, begun: int = 0, cost: float | None = None) -> Exhausted | None:
+        """Return the bound for which `refuse_past_bound` raises."""
+        state = self.run.journal.state
+        return reached(state, state.passes[self.scope], only=dimensions, begun=begun) or too_dear(state, cost)
 
     def refuse_past_calls_of(self, tool: str, *, begun: list[tuple[CallState, str]]) -> None:
         """Raise `BoundReached` if the tool has been called as often as allowed. Calls in `begun` with a digest are not counted yet."""

@@ -173,10 +173,10 @@ def _started(
         quiet = call.attempt == 0 and quietly and begins_quietly(spec)
         try:
             context.run.world.proceed()
-            if call.attempt == 0:
-                context.refuse_past_bound("tool_calls", "cost_usd", begun=unrecorded, cost=spec.cost_usd)
-                if run.budget.max_calls_of:
-                    context.refuse_past_calls_of(call.tool, begun=ready)
+            if call.attempt == 0 or spec.cost_usd is not None:  # a further attempt is no further call, but it costs again
+                context.refuse_past_bound(*("tool_calls", "cost_usd")[call.attempt > 0 :], begun=unrecorded, cost=spec.cost_usd)
+            if call.attempt == 0 and run.budget.max_calls_of:
+                context.refuse_past_calls_of(call.tool, begun=ready)
         except BoundReached as error:
             return error
         unrecorded += quiet
@@ -239,7 +239,7 @@ async def _attempts(call: CallState, digest: str, context: KernelContext) -> Non
             break
         left -= 1
         await world.pause(min(5.0, 0.1 * 2 ** (spec.retries - left)), known)
-        if world.cancelled:
+        if world.cancelled or (spec.cost_usd is not None and context.past_bound("cost_usd", cost=spec.cost_usd)):
             break
         world.proceed()
         _start(call, spec, context, digest or known.digest, error_in(outcome), untold=bool(digest))

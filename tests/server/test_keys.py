@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ CASES: dict[str, tuple[str, Prepare, dict[str, Any], dict[str, Any] | None, Any]
         "/runs/{}/resume", waiting, {"budget": {"max_tool_calls": 5}}, {"budget": {"max_tool_calls": 6}}, counts(e.BudgetChanged),
     ),
     "reopenRun": ("/runs/{}/reopen", stopped, {"why": "a"}, {"why": "b"}, counts(e.RunReopened)),
-    "eraseRun": ("/runs/{}/erase", ended, {"why": "a"}, None, None),
+    "eraseRun": ("/runs/{}/erase", ended, {"why": "a"}, {"why": "b"}, None),
     "forkRun": ("/runs/{}/fork", ended, {"resume": False}, {"resume": False, "effects": "redo"}, None),
     "cancelRun": ("/runs/{}/cancel", waiting, {"why": "a"}, {"why": "b"}, counts(e.CancelRequested)),
     "createSession": ("/sessions", nothing, {"agent": "talker", "context": ["a"]}, {"agent": "talker", "context": ["b"]}, None),
@@ -84,7 +85,7 @@ CASES: dict[str, tuple[str, Prepare, dict[str, Any], dict[str, Any] | None, Any]
     "endSession": ("/sessions/{}/end", talked, {}, None, None),
     "addMemory": ("/memory", nothing, {"content": "a", "scope": "x"}, {"content": "b", "scope": "x"}, None),
     "correctMemory": ("/memory/{}/correct", item, {"content": "a"}, {"content": "b"}, None),
-    "forgetMemory": ("/memory/{}/forget", item, {"why": "a"}, None, None),
+    "forgetMemory": ("/memory/{}/forget", item, {"why": "a"}, {"why": "b"}, None),
     "addSchedule": (
         "/schedules", nothing, {"name": "a", "agent": "talker", "goal": "x", "every": 60},
         {"name": "b", "agent": "talker", "goal": "x", "every": 60}, None,
@@ -92,7 +93,7 @@ CASES: dict[str, tuple[str, Prepare, dict[str, Any], dict[str, Any] | None, Any]
     "pauseSchedule": ("/schedules/{}/pause", planned, {}, None, None),
     "resumeSchedule": ("/schedules/{}/resume", planned, {}, None, None),
 }  # fmt: skip
-"""Each POST: its path, what it needs, a body, another body (None where the resource cannot tell), and what is counted in the run's log."""
+"""Each POST: its path, what it needs, a body, another body (None where every body is empty), and what is counted in the run's log."""
 
 ELSEWHERE = {
     "approveCall": "test_runs", "denyCall": "test_runs", "replyToRun": "test_runs", "reconcileCall": "test_runs",
@@ -127,6 +128,40 @@ def test_a_repeated_post_is_done_once_and_another_body_under_its_key_is_refused(
     served(tmp_path, body, engine=lambda: engine_of(f"sqlite:///{tmp_path}/runs.db", memory=f"sqlite:///{tmp_path}/memory.db"))
 
 
+def test_a_key_of_a_resume_without_a_budget_takes_no_budget_later(tmp_path: Path) -> None:
+    """Such a resume leaves nothing in the log. Sent again it is answered; another tenant, and another key, are not concerned."""
+
+    async def body(engine: Engine, url: str, client: Client) -> None:
+        run_id = await waiting(engine, client)
+        resume, budget = f"/runs/{run_id}/resume", {"budget": {"max_tool_calls": 5}}
+        assert [(await client.post(resume, json={}, headers=KEY)).status_code for _ in range(2)] == [202, 202]
+        refused = await client.post(resume, json=budget, headers=KEY)
+        assert (refused.status_code, refused.json()["code"]) == (409, "key_reused"), refused.text
+        assert await counts(e.BudgetChanged)(engine, run_id) == 0
+        async with Client(url, "eve") as eve:
+            assert (await eve.post(resume, json=budget, headers=KEY)).status_code == 404
+        assert (await client.post(resume, json=budget, headers={"Idempotency-Key": "another"})).status_code == 202
+        assert await counts(e.BudgetChanged)(engine, run_id) == 1
+
+    served(tmp_path, body)
+
+
+def test_of_requests_at_once_under_one_key_one_is_done(tmp_path: Path) -> None:
+    """The others have other bodies, and are refused; the log and the mark have what was done."""
+
+    async def body(engine: Engine, url: str, client: Client) -> None:
+        run_id = await waiting(engine, client)
+        resumes = [client.post(f"/runs/{run_id}/resume", json={"budget": {"max_tool_calls": most}}, headers=KEY) for most in (5, 6)]
+        answers = await asyncio.gather(client.post(f"/runs/{run_id}/resume", json={}, headers=KEY), *resumes)
+        assert [one.json().get("code") for one in answers if one.status_code != 202] == ["key_reused"] * 2, [one.text for one in answers]
+        erased = await ended(engine, client)
+        erasing = [client.post(f"/runs/{erased}/erase", json={"why": why}, headers=KEY) for why in "abc"]
+        answers = await asyncio.gather(*erasing)
+        assert [one.json().get("code") for one in answers if one.status_code != 200] == ["key_reused"] * 2, [one.text for one in answers]
+
+    served(tmp_path, body)
+
+
 def test_a_repeated_correction_writes_one_item(tmp_path: Path) -> None:
     """And so does a repeated item; the key is bound to what was written."""
 
@@ -158,7 +193,8 @@ def test_a_repeated_review_decides_once_and_the_other_decision_under_its_key_is_
         answers = [await client.post(review, json={"accept": True}, headers=KEY) for _ in range(2)]
         assert [one.status_code for one in answers] == [200, 200], [one.text for one in answers]
         assert answers[0].json() == answers[1].json()
-        assert (await client.post(review, json={"accept": False}, headers=KEY)).status_code == 409
+        for other in ({"accept": False}, {"accept": True, "why": "I was there"}):
+            assert (await client.post(review, json=other, headers=KEY)).status_code == 409
 
     served(tmp_path, body, engine=lambda: engine_of(f"sqlite:///{tmp_path}/runs.db", memory=f"sqlite:///{tmp_path}/memory.db"))
 

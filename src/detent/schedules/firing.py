@@ -44,8 +44,8 @@ _SAME: dict[Overlap, OnSame] = {"skip": "skip", "cancel_other": "replace", "queu
 
 
 @contextlib.asynccontextmanager
-async def alone(runtime: Runtime, place: str, *, patient: bool = False) -> AsyncGenerator[None]:
-    """Keep other processes from a schedule. Raise `RunBusy`, or `StoreBusy` after some `patient` time."""
+async def alone(runtime: Runtime, place: str, *, patient: bool = False, what: str = "this schedule") -> AsyncGenerator[None]:
+    """Keep others, in every process, from a schedule (or `what` is at the place). Raise `RunBusy`, or `StoreBusy` after some `patient` time."""
     name = f"{RESERVED}schedule-{place.replace(' ', '-')}"
     loop = asyncio.get_running_loop()
     until = loop.time() + PATIENCE_S
@@ -59,7 +59,7 @@ async def alone(runtime: Runtime, place: str, *, patient: bool = False) -> Async
                     if not patient:
                         raise
                     if loop.time() > until:
-                        raise StoreBusy(f"a worker has had this schedule for {PATIENCE_S:g} s; nothing was changed, try again") from None
+                        raise StoreBusy(f"somebody else has had {what} for {PATIENCE_S:g} s; nothing was changed, try again") from None
                     await asyncio.sleep(0.01)
             yield
     except Suspended as error:  # no run is: the store had no time

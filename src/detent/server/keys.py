@@ -1,20 +1,26 @@
 """Requests that are sent again: what an `Idempotency-Key` stands for.
 
-Rule: keys have no table. The id of the run or signal is a hash of tenant and key, so the log itself says what was done under a key.
+Rule: keys have no table. The id of the run or signal is a hash of tenant and key, so the log itself says what was done under a key. A request that
+leaves nothing in a log is marked beside what it is about: an empty blob has the request's id for its name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
 from detent.core.codec import encode
+from detent.ports import EventStore
+from detent.schedules import firing
 from detent.server.callers import Caller
+from detent.server.operations import Call
 from detent.server.problems import Refused
 
 LONGEST = 200
+_MARK = "request-"
 
 
 def read_key(given: str) -> str:
@@ -47,6 +53,27 @@ def request_id(caller: Caller, key: str, body: Any, *about: str, known: Iterable
     if found - {mine}:
         raise another(key)
     return mine, mine in found
+
+
+@contextlib.asynccontextmanager
+async def alone(call: Call, *about: str) -> AsyncGenerator[None]:
+    """Keep other requests with the same key waiting, in every process; a request without a key waits for none."""
+    async with contextlib.AsyncExitStack() as stack:
+        if call.key:
+            place = f"key-{id_of(call.caller, call.key, *about)}"
+            await stack.enter_async_context(firing.alone(call.served.engine.runtime, place, patient=True, what="this Idempotency-Key"))
+        yield
+
+
+async def marks(store: EventStore, place: str) -> Sequence[bytes]:
+    """Return the ids of the requests that are marked at a place: a run, or a name that is kept for no run."""
+    return [name.encode() for name in await store.list_blobs(place) if name.startswith(_MARK)]
+
+
+async def mark(store: EventStore, place: str, request: str) -> None:
+    """Mark a request as done; one without a key is not."""
+    if request:
+        await store.put_blob(place, f"{_MARK}{request}", b"")
 
 
 def another(key: str) -> Refused:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from hashlib import sha256
 
 import msgspec
 
 from detent.core.errors import ItemConflict, ItemNotFound
 from detent.ports.remembering import Explanation, Found, MemoryItem, Standing
-from detent.server.keys import another, id_of
+from detent.ports.stores import RESERVED
+from detent.server.keys import alone, another, id_of, mark, marks, request_id
 from detent.server.operations import Call, Operation
 from detent.server.shapes import Strict
 
@@ -126,18 +128,32 @@ async def review(call: Call) -> MemoryItem:
     """Accept or refuse a proposal."""
     body: ReviewItem = call.body
     memory = call.served.engine.memory
-    if call.key and not (item := await memory.get(call.path["item_id"], host=call.caller.host)).proposed:
-        if body.accept == bool(item.refused):
-            raise another(call.key)
-        return item  # the same request has decided it
-    return await memory.review(call.path["item_id"], accept=body.accept, why=body.why, by=call.caller.principal, host=call.caller.host)
+    async with _marked(call, "review"):
+        if call.key and not (item := await memory.get(call.path["item_id"], host=call.caller.host)).proposed:
+            if body.accept == bool(item.refused):
+                raise another(call.key)
+            return item  # the same request has decided it
+        return await memory.review(call.path["item_id"], accept=body.accept, why=body.why, by=call.caller.principal, host=call.caller.host)
 
 
 async def forget(call: Call) -> Forgotten:
     """Remove the content of an item and of what was made from it."""
     memory = call.served.engine.memory
-    gone = await memory.forget(call.path["item_id"], why=call.body.why, by=call.caller.principal, host=call.caller.host)
+    async with _marked(call, "forget"):
+        gone = await memory.forget(call.path["item_id"], why=call.body.why, by=call.caller.principal, host=call.caller.host)
     return Forgotten(removed=gone.removed)
+
+
+@contextlib.asynccontextmanager
+async def _marked(call: Call, doing: str) -> AsyncGenerator[None]:
+    """Do something with an item, and mark the request, whose key the item does not keep. Raise `Refused` for a key of another body."""
+    store, item_id, request = call.served.engine.store, call.path["item_id"], ""
+    place = f"{RESERVED}item-{sha256(f'{call.caller.tenant} {item_id}'.encode()).hexdigest()[:32]}"
+    async with alone(call, doing, item_id):
+        if call.key:
+            request, _ = request_id(call.caller, call.key, call.body, doing, item_id, known=await marks(store, place))
+        yield
+        await mark(store, place, request)
 
 
 OPERATIONS = (

@@ -21,7 +21,7 @@ from detent.running.lineage import history
 from detent.running.receipts import Receipt
 from detent.running.results import Verification
 from detent.running.runtime import pass_on
-from detent.server.keys import another, digest_of, id_of, request_id
+from detent.server.keys import alone, another, digest_of, id_of, mark, marks, request_id
 from detent.server.operations import Call, Operation
 from detent.server.problems import Refused
 from detent.server.shapes import Erase, Fork, ListRuns, ReadRecords, Records, Reopen, Resume, Run, Runs, StartRun, Strict, Waits, run_of
@@ -137,12 +137,17 @@ async def resume(call: Call) -> Run:
     engine, host = call.served.engine, call.caller.host
     loaded = await engine.load(call.path["run_id"], host=host)
     budget = call.body.budget
-    request, done = await _request(call, loaded.run_id)
-    if budget is not None and not done:
-        await call.served.begun(
-            lambda observers: engine.resume(loaded.run_id, budget=budget, by=call.caller.principal, request=request, observers=observers),
-            name=f"run {loaded.run_id}",
-        )
+    async with alone(call, loaded.run_id):
+        request, done = await _request(call, loaded.run_id)
+        if budget is not None and not done:
+            await call.served.begun(
+                lambda observers: engine.resume(
+                    loaded.run_id, budget=budget, by=call.caller.principal, request=request, observers=observers
+                ),
+                name=f"run {loaded.run_id}",
+            )
+        elif not done:
+            await mark(engine.store, loaded.run_id, request)
     await pass_on(engine.runtime, loaded.run_id)
     return run_of(await engine.load(loaded.run_id))
 
@@ -151,21 +156,23 @@ async def reopen(call: Call) -> Run:
     """Open a run again; a worker continues it."""
     engine, host = call.served.engine, call.caller.host
     loaded = await engine.load(call.path["run_id"], host=host)
-    request, done = await _request(call, loaded.run_id)
-    if done:
-        return run_of(loaded)
-    result = await engine.reopen(
-        loaded.run_id, by=call.caller.principal, why=call.body.why, budget=call.body.budget, resume=False, request=request
-    )
+    async with alone(call, loaded.run_id):
+        request, done = await _request(call, loaded.run_id)
+        if done:
+            return run_of(loaded)
+        result = await engine.reopen(
+            loaded.run_id, by=call.caller.principal, why=call.body.why, budget=call.body.budget, resume=False, request=request
+        )
     await pass_on(engine.runtime, loaded.run_id)
     return run_of(result)
 
 
 async def _request(call: Call, run_id: str) -> tuple[str, bool]:
-    """Return the id of a request about a run, and whether the run's log states that it was done."""
+    """Return the id of a request about a run, and whether the run's log, or a mark beside it, states that it was done."""
     if not call.key:
         return "", False
-    known = await call.served.engine.store.read(run_id)
+    store = call.served.engine.store
+    known = [*await store.read(run_id), *await marks(store, run_id)]
     return request_id(call.caller, call.key, [call.request.url.path, call.body], run_id, known=known)
 
 
@@ -173,13 +180,19 @@ async def erase(call: Call) -> Erasure:
     """Remove the content of a run. Once it is gone, a repeated request (one with a key) finds nothing more to remove."""
     body: Erase = call.body
     engine, host = call.served.engine, call.caller.host
+    run_id = await engine.runtime.visible(call.path["run_id"], host)
     options: dict[str, Any] = {"why": body.why, "keep_later": body.keep_later, "memory": body.memory}
-    try:
-        return await engine.erase(call.path["run_id"], by=call.caller.principal, host=host, **options)
-    except RunErased:
-        if not call.key:
-            raise
-        return Erasure(run_id=await engine.runtime.visible(call.path["run_id"], host))
+    async with alone(call, run_id):
+        request, done = await _request(call, run_id)
+        erased = Erasure(run_id=run_id)
+        if not done:
+            try:
+                erased = await engine.erase(run_id, by=call.caller.principal, host=host, **options)
+            except RunErased:
+                if not call.key:
+                    raise
+            await mark(engine.store, run_id, request)  # afterwards: with the run's content, its marks are removed
+    return erased
 
 
 class CallOf(Strict, frozen=True, kw_only=True):

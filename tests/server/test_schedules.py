@@ -9,7 +9,7 @@ import pytest
 
 from detent.engine import Engine
 from detent.schedules import firing
-from server.serving import Client
+from server.serving import Client, engine_of, serving
 from server.test_runs import served
 
 DAILY = {"name": "nightly", "agent": "talker", "goal": "Tidy", "cron": "0 2 * * *", "zone": "Europe/Berlin"}
@@ -41,6 +41,22 @@ def test_a_schedule_is_added_once_seen_by_its_tenant_only_paused_and_removed(tmp
         assert (await client.post("/schedules/nightly/resume", json={})).json()["next"]
         assert (await client.delete("/schedules/nightly")).status_code == 204
         assert (await client.get("/schedules/nightly")).status_code == 404
+
+    served(tmp_path, body)
+
+
+def test_of_schedules_at_once_under_one_key_one_is_added(tmp_path: Path) -> None:
+    """At two servers of the store. Another tenant's key is its own."""
+
+    async def body(engine: Engine, url: str, client: Client) -> None:
+        key = {"Idempotency-Key": "k1"}
+        async with serving(engine_of(engine.store.url)) as elsewhere, Client(elsewhere, "ann") as there, Client(url, "eve") as eve:
+            adding = [one.post("/schedules", json={**DAILY, "name": f"n{n}"}, headers=key) for n, one in enumerate([client, there] * 3)]
+            *answers, hers = await asyncio.gather(*adding, eve.post("/schedules", json=DAILY, headers=key))
+        assert sorted(one.status_code for one in answers) == [201] + 5 * [409], [one.text for one in answers]
+        assert {one.json()["code"] for one in answers if one.status_code == 409} == {"key_reused"}
+        assert hers.status_code == 201
+        assert len((await client.get("/schedules")).json()["schedules"]) == 1
 
     served(tmp_path, body)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from detent.core.budget import Budget
 from detent.schedules.door import Scheduled
 from detent.schedules.schedule import Overlap
-from detent.server.keys import another, digest_of, id_of
+from detent.server.keys import alone, another, digest_of, id_of
 from detent.server.operations import Call, Operation
 from detent.server.shapes import Strict
 
@@ -47,16 +47,17 @@ class AllScheduled(msgspec.Struct, frozen=True, kw_only=True):
 async def add(call: Call) -> Scheduled:
     """Keep a schedule. The same one again is that one, so a repeated request adds nothing."""
     schedules, host, request = call.served.engine.schedules, call.caller.host, ""
-    if call.key:
-        begin = f"key-{id_of(call.caller, call.key, 'schedules')}-"
-        request = begin + digest_of(call.body)
-        for one in await schedules.list(host=host):
-            if one.schedule.request.startswith(begin):
-                if one.schedule.request != request:
-                    raise another(call.key)
-                return one
-    given = {name: getattr(call.body, name) for name in call.body.__struct_fields__}
-    return await schedules.add(**given, by=call.caller.principal, host=host, request=request)
+    async with alone(call, "schedules"):
+        if call.key:
+            begin = f"key-{id_of(call.caller, call.key, 'schedules')}-"
+            request = begin + digest_of(call.body)
+            for one in await schedules.list(host=host):
+                if one.schedule.request.startswith(begin):
+                    if one.schedule.request != request:
+                        raise another(call.key)
+                    return one
+        given = {name: getattr(call.body, name) for name in call.body.__struct_fields__}
+        return await schedules.add(**given, by=call.caller.principal, host=host, request=request)
 
 
 async def listed(call: Call) -> AllScheduled:

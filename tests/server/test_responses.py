@@ -39,6 +39,48 @@ def test_a_response_continues_the_one_before(tmp_path: Path) -> None:
     asked(tmp_path, body)
 
 
+def test_a_conversation_exists_once_it_was_made_or_has_a_message(tmp_path: Path) -> None:
+    """Nobody gets one that does not exist, or that another tenant made. A session that was created with context takes its first message here, too."""
+
+    async def body(engine: Engine, client: openai.AsyncOpenAI) -> None:
+        made = await client.conversations.create(extra_headers={"Idempotency-Key": "k"})
+        assert await _texts(client, made.id) == []
+        assert (await client.conversations.create(extra_headers={"Idempotency-Key": "k"})).id == made.id
+        assert (await client.conversations.retrieve(made.id)).id == made.id
+        eve = openai.AsyncOpenAI(base_url=client.base_url, api_key="eve", max_retries=0)
+        for who, name in ((eve, made.id), (client, "conv_nobody-made-it"), (client, "conv_-not-an-id"), (client, "conv_s@other")):
+            for ask in (who.conversations.retrieve(name), who.conversations.delete(name), _texts(who, name)):
+                with pytest.raises(openai.NotFoundError):
+                    await ask
+        assert (await client.responses.create(model="talker", input="one", conversation=made.id)).output_text == "you said: one"
+        assert (await client.conversations.create(extra_headers={"Idempotency-Key": "k"})).id == made.id
+        assert await _texts(client, made.id) == ["one", "you said: one"]
+        async with Client(str(client.base_url).removesuffix("/v1/"), "ann") as rest:
+            await rest.post("/sessions", json={"agent": "talker", "session_id": "s", "context": ["the boat is red"]})
+            assert (await client.conversations.retrieve("conv_s")).id == "conv_s"
+            await client.responses.create(model="talker", input="what is it?", conversation="conv_s")
+            said = (await rest.get("/sessions/s/messages")).json()["messages"]
+            assert [one["text"] for one in said] == ["the boat is red", "what is it?", "you said: what is it?"]
+            new = (await client.conversations.create()).id
+            at = f"/sessions/{new.removeprefix('conv_')}"
+            context = await rest.post(f"{at}/context", json={"entries": ["x"]})
+            assert (context.status_code, context.json()["code"]) == (409, "no_agent")
+            assert (await rest.post(f"{at}/messages", json={"text": "x"})).status_code == 422
+            assert (await rest.post(f"{at}/messages", json={"text": "x", "agent": "talker", "wait_s": 20})).status_code == 202
+            assert await _texts(client, new) == ["x", "you said: x"]
+        gone = await client.conversations.create()
+        assert (await client.conversations.delete(gone.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.conversations.retrieve(gone.id)
+        await eve.close()
+
+    asked(tmp_path, body)
+
+
+async def _texts(client: openai.AsyncOpenAI, conversation_id: str) -> list[str]:
+    return [one.content[0].text async for one in client.conversations.items.list(conversation_id)]  # type: ignore[union-attr]
+
+
 def test_an_approval_is_asked_and_answered(tmp_path: Path) -> None:
     """`in_progress` with the request, bound to the call's digest; the answer's response has what follows, and the log names who approved."""
 

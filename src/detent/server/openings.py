@@ -27,7 +27,7 @@ MOST_CONTEXT = 100
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that was created: its agent, by whom, and the digest of what was asked for."""
+    """A session that was created: its agent ("" where the first message names it), by whom, and the digest of what was asked for."""
 
     agent: str
     by: str
@@ -48,11 +48,10 @@ class Openings:
 
     async def begin(self, opening: Opening, entries: Iterable[object]) -> Opening:
         """Keep an opening with its context, or return the one that is there. Raise `ConfigError` for an unknown agent."""
-        agent: Agent[object] = known_agent(self._engine.runtime, opening.agent)
+        agent: Agent[object] | None = known_agent(self._engine.runtime, opening.agent) if opening.agent else None
         if (there := await self.get()) is not None:
             return there
-        texts = self._hidden(entries, agent)
-        if texts:
+        if texts := self._hidden(entries, agent):
             await self._store.put_blob(self._place, f"{_CONTEXT}{0:020}-begin", msgspec.json.encode(texts))
         await self._store.put_blob(self._place, _OPENING, msgspec.json.encode(opening))  # last: an opening that exists is complete
         return opening
@@ -60,6 +59,12 @@ class Openings:
     async def put(self, opening: Opening, entries: Iterable[object], *, request: str = "") -> None:
         """Add context; once for a `request`."""
         there = await self._contexts()
+        if not opening.agent:
+            raise Refused(
+                409,
+                "no_agent",
+                "this conversation has no agent yet, whose rules hide what is secret; give the context with its first message",
+            )
         if request and any(key.endswith(request) for key in there):
             return
         if len(there) >= MOST_CONTEXT:
@@ -92,6 +97,6 @@ class Openings:
     async def _contexts(self) -> Sequence[str]:
         return sorted(key for key in await self._store.list_blobs(self._place) if key.startswith(_CONTEXT))
 
-    def _hidden(self, entries: Iterable[object], agent: Agent[object]) -> list[str]:
-        patterns = (*self._engine.runtime.parts.redact, *agent.redact)
+    def _hidden(self, entries: Iterable[object], agent: Agent[object] | None) -> list[str]:
+        patterns = (*self._engine.runtime.parts.redact, *(agent.redact if agent is not None else ()))
         return [hidden(text, patterns) for text in entry_texts(entries)]

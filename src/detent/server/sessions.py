@@ -191,7 +191,7 @@ async def send(call: Call, body: Say, *, session_id: str) -> Sent:
     served, openings = call.served, _openings(call, session_id)
     opening = await openings.get()
     before = (*await openings.context(), *body.context) if opening is not None else body.context
-    agent = body.agent or (opening.agent if opening is not None else None)
+    agent = body.agent or (opening.agent if opening is not None else "") or None
     session = session_of(call, agent=agent, session_id=session_id, context=before)
     digest = digest_of([body.text, body.agent, body.variables, body.context])
     message_id = f"key-{id_of(call.caller, call.key, session_id)}-{digest}" if call.key else body.message_id or secrets.token_hex(12)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from typing import Any
 
+from detent.core.errors import ConfigError
 from detent.history.sessions import Session
 from detent.server.keys import id_of
 from detent.server.openai.requests import refuse_others, unsupported
+from detent.server.openings import Opening, Openings
 from detent.server.operations import Call, Operation
+from detent.server.problems import Refused
 
 ANY: Any = dict[str, Any]
 
@@ -36,13 +40,16 @@ def page_of(data: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def new_conversation(call: Call) -> dict[str, Any]:
-    """Name a conversation; it is recorded with its first message."""
+    """Name a conversation: a session without a message, and without an agent yet."""
     refuse_others(call.body, ("items",))
     if items := call.body.get("items"):
         raise unsupported(
             "items", f"{len(items)} items cannot be put in before there is a message; send them as the input of its first response"
         )
+    engine, host = call.served.engine, call.caller.host
     name = f"key-{id_of(call.caller, call.key)}" if call.key else f"c-{secrets.token_hex(10)}"
+    if not call.key or not await engine.session(None, name, host).runs():
+        await Openings(engine, host, name).begin(Opening(agent="", by=call.caller.principal), ())
     return _conversation(name)
 
 
@@ -52,25 +59,39 @@ def _conversation(name: str) -> dict[str, Any]:
 
 async def conversation(call: Call) -> dict[str, Any]:
     """Return a conversation."""
+    await _known(call)
     return _conversation(call.path["conversation_id"].removeprefix("conv_"))
 
 
 async def delete_conversation(call: Call) -> dict[str, Any]:
     """End a conversation: it takes no further message. Its messages stay in the log; erase its responses to remove it."""
-    session = await _conversed(call).refresh()
-    if await session.runs():
-        await session.end(by=call.caller.principal)
+    session = await _known(call)
+    await _opening(call).forget()
+    await session.end(by=call.caller.principal)
     return {"id": call.path["conversation_id"], "object": "conversation.deleted", "deleted": True}
 
 
-def _conversed(call: Call) -> Session:
-    return call.served.engine.session(None, call.path["conversation_id"].removeprefix("conv_"), call.caller.host)
+def _name(call: Call) -> str:
+    return call.path["conversation_id"].removeprefix("conv_")
+
+
+def _opening(call: Call) -> Openings:
+    return Openings(call.served.engine, call.caller.host, _name(call))
+
+
+async def _known(call: Call) -> Session:
+    """Return the session of a conversation that has a message, or was created. Raise `Refused` (404)."""
+    with contextlib.suppress(ConfigError):  # no session has such an id
+        session = call.served.engine.session(None, _name(call), call.caller.host)
+        if await session.runs() or await _opening(call).get() is not None:
+            return session
+    raise Refused(404, "not_found", f"there is no conversation {call.path['conversation_id'][:80]!r}")
 
 
 async def conversation_items(call: Call) -> dict[str, Any]:
     """Return the messages."""
     found: list[dict[str, Any]] = []
-    for index, one in enumerate(await _conversed(call).messages()):
+    for index, one in enumerate(await (await _known(call)).messages()):
         if one.kind not in ("user", "model"):
             continue
         role, kind = ("user", "input_text") if one.kind == "user" else ("assistant", "output_text")

@@ -21,6 +21,7 @@ from detent.server.openai import stretches
 from detent.server.openai.reading import Asked
 from detent.server.openai.requests import AGAIN_S, is_repeated, same_sender, unsupported
 from detent.server.openai.stretches import read_id
+from detent.server.openings import Openings
 from detent.server.operations import Call
 from detent.server.problems import Refused, not_begun
 
@@ -56,6 +57,8 @@ async def sent(call: Call, asked: Asked) -> Place:
     )  # fmt: skip
     if not run_id:
         raise not_begun()
+    if asked.conversation:
+        await _opening(call, asked).forget()
     return run_id, runs[-1].records if runs and runs[-1].run_id == run_id else 0
 
 
@@ -75,11 +78,16 @@ async def _signalled(call: Call, run_id: str, signal: Signal) -> None:
         raise Refused(409, answered.code, answered.why)
 
 
+def _opening(call: Call, asked: Asked) -> Openings:
+    return Openings(call.served.engine, call.caller.host, asked.conversation.removeprefix("conv_"))
+
+
 async def _session(call: Call, asked: Asked) -> Session:
     """Return the session that a request continues, or a new one. A response in the middle of a conversation begins a session of its own."""
     engine, host = call.served.engine, call.caller.host
     if asked.conversation:
-        return engine.session(asked.model, asked.conversation.removeprefix("conv_"), host)
+        context = await _opening(call, asked).context()
+        return engine.session(asked.model, asked.conversation.removeprefix("conv_"), host, context=context)
     name = f"key-{id_of(call.caller, call.key)}" if call.key else f"r-{_again(call)}-{secrets.token_hex(8)}"
     if not asked.previous:
         return engine.session(asked.model, name, host, context=[f"{one.role}: {one.text}" for one in asked.parts[:-1] if one.text])

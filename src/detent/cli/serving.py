@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import secrets
 import socket
+import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -226,14 +228,31 @@ def _serve(setup: o.Setup, wanted: _Wanted, *, drain_s: float | None = None) -> 
         for line in _lines(invocation, host, listening.getsockname()[1], token, len(engine.agents)):
             invocation.output.say(line)
         if wanted.browser:
-            threading.Thread(
-                target=_open, args=(f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}", invocation), daemon=True
-            ).start()
+            address = doors.enter_context(_door(f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}"))
+            threading.Thread(target=_open, args=(address, invocation), daemon=True).start()
         await server.on(listening)
 
-    with contextlib.closing(_bound(host, port, option="--port" if wanted.alone else "--listen")) as listening:
+    with (
+        contextlib.closing(_bound(host, port, option="--port" if wanted.alone else "--listen")) as listening,
+        contextlib.ExitStack() as doors,
+    ):
         invocation.drive(work)
     return 0
+
+
+@contextlib.contextmanager
+def _door(address: str) -> Generator[str]:
+    """Give the address of a file that leads to `address`. Everybody on the machine sees with which words a browser is started; this user reads the file."""
+    place, name = tempfile.mkstemp(prefix="detent-", suffix=".html")
+    try:
+        with os.fdopen(place, "w", encoding="utf-8") as file:
+            to = html.escape(address)
+            file.write(
+                f'<!doctype html><meta http-equiv="refresh" content="0; url={to}"><title>Detent</title><a href="{to}">Open Detent</a>'
+            )
+        yield Path(name).as_uri()
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def _open(address: str, invocation: Invocation) -> None:

@@ -130,6 +130,29 @@ def test_a_stopped_server_suspends_its_runs_ends_its_streams_and_a_new_one_resum
     asyncio.run(run())
 
 
+def test_the_end_of_its_terminal_stops_a_server_like_a_sigterm(desk: Desk) -> None:
+    """It is told twice, by the shell and by the system: a call with an effect may finish all the same."""
+    desk.steps("held", "answer")
+    os.mkfifo(desk.home / "begun")
+
+    async def run() -> None:
+        async with process(desk) as (served, client):
+            run_id = (await client.post("/runs", json={"agent": "tester", "goal": "x"})).json()["run_id"]
+            await begun(desk)
+            items = read(client, run_id, "")
+            assert (await anext(items))[0] == "record"
+            served.send_signal(signal.SIGHUP)
+            assert [kind async for kind, _, _ in items][-1] == "stopped"
+            served.send_signal(signal.SIGHUP)
+            while (await client.get("/readyz")).status_code != 503:
+                await asyncio.sleep(0.01)
+            (desk.home / "go").write_text("")
+            assert await asyncio.to_thread(served.wait, 20) == 0
+        assert desk.notes == ["held"]
+
+    asyncio.run(run())
+
+
 def test_a_server_that_does_not_work_ends_its_streams_and_exits_too(desk: Desk) -> None:
     """It advances no run, so nothing holds it."""
 

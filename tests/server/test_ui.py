@@ -7,10 +7,12 @@ import os
 import re
 import signal
 import stat
+import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cli.desk import Desk, told_by
+from cli.terminals import at_a_terminal
 from server.pages.browsing import browser, needs_chromium
 
 
@@ -61,3 +63,22 @@ def test_a_browser_comes_to_the_runs_through_that_file(tmp_path: Path) -> None:
     finally:
         ui.kill()
         ui.communicate()
+
+
+def test_closing_its_terminal_ends_it_cleanly(tmp_path: Path) -> None:
+    """What it would still print has no reader."""
+    desk = Desk(tmp_path)
+    environment = {**desk.environment, **opened(desk)}
+    told = list[str]()
+    reading = threading.Thread(target=lambda: told.append((desk.home / "opened").read_text().strip()))
+    reading.start()
+
+    def types(shown: str) -> str | None:
+        if "the token ends" not in shown:
+            return ""
+        reading.join()
+        return None
+
+    sat = at_a_terminal("ui", "--store", f"sqlite:///{tmp_path}/runs.db", types=types, env=environment, cwd=desk.home)
+    assert sat.code == 0
+    assert not Path(unquote(urlsplit(told[0]).path)).exists()

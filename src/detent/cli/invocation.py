@@ -140,7 +140,7 @@ class Invocation:
     # Engine -----------------------------------------------------------------------------------------------------------------------
 
     def drive(self, work: Callable[[Engine], Awaitable[T]], *, missing: T | EllipsisType = ...) -> T:
-        """Do `work` with the open engine, and close it. Ctrl-C and SIGTERM suspend: raise `Suspended`.
+        """Do `work` with the open engine, and close it. Ctrl-C, SIGTERM and the end of the terminal suspend: raise `Suspended`.
 
         The first signal lets calls with an effect finish, the second cuts them off. If the store does not exist and is not created, return
         `missing`; without `missing`, do the work anyway, which then finds no run.
@@ -151,7 +151,7 @@ class Invocation:
         task, results = asyncio.current_task(), list[T]()
         assert task is not None  # noqa: S101 - `asyncio.run` has made one
         try:
-            with on_signals(lambda name: self.stops.hear(name, task)):
+            with on_signals(lambda name: self.stops.hear(name, task), hangup=True):
                 with self._said_when_slow():
                     self.there = self.creates or self.begins or await look_at(self.engine.store, upgrade=self.changes)
                 if not self.there and not isinstance(missing, EllipsisType):

@@ -1,6 +1,7 @@
-"""Stops a command after Ctrl-C or SIGTERM, and shows the calls with an effect that it waits for.
+"""Stops a command after Ctrl-C, SIGTERM or the end of its terminal (SIGHUP), and shows the calls with an effect that it waits for.
 
-The first signal lets these calls finish and suspends the runs, the second cuts the calls off, and one more cancels the command at once.
+The first signal lets these calls finish and suspends the runs, the second cuts the calls off, and one more cancels the command at once. A terminal that
+ends says so several times, which counts once.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Stops:
 
     def hear(self, name: str, task: asyncio.Task[Any]) -> None:
         """Stop the command's work; cancel `task` if no run is in progress, or after too many signals."""
+        if name == "SIGHUP" and self._heard:
+            return
         self._heard.append(name)
         in_progress = self.engines[0].suspend(name)
         ending = self.ends() if len(self._heard) == 1 else False

@@ -27,7 +27,7 @@ from detent.ports import Call, Verdict
 from detent.server import ServerSettings
 from detent.server.pages import routes
 from detent.testing import ScriptedPlanner
-from server.pages.visiting import COUNTER, ECHO, HOSTILE, IBAN, Visitor, ended, engine_at, invoiced, look_up, pay, shown
+from server.pages.visiting import COUNTER, ECHO, HOSTILE, IBAN, Visitor, ended, engine_at, invoiced, look_up, pay, shown, tick
 from server.serving import CAL, callers, serving
 
 ROOT = Path(__file__).parents[3]
@@ -329,6 +329,22 @@ def test_a_fork_at_a_place_that_is_not_allowed_says_why_and_keeps_what_was_writt
             refused = await ann.fill("/ui/runs/invoice/fork", "/ui/runs/invoice/fork", at="9999", goal="Another goal", effects="dry_run")
             assert refused.status_code == 422 and "fork it at one of 1 to" in refused.text and "Another goal" in refused.text
         assert len(await engine.list_runs()) == 1
+
+    shown(tmp_path, body, works=False)
+
+
+def test_a_call_leads_to_another_policy_for_its_agent(tmp_path: Path) -> None:
+    """Of a name with any characters, the form gets the whole."""
+
+    async def body(engine: Engine, url: str) -> None:
+        odd = Agent(name="a & b #1", tools=[tick])
+        engine.planner = ScriptedPlanner([ToolCall(tool="tick", args={"n": 0}), FinalAnswer(content="done")])
+        await engine.run(odd, "count", run_id="odd")
+        async with Visitor(url, "ann") as ann:
+            page = await ann.see("/ui/runs/odd/calls/main.1.0")
+            link = re.search(r'<a href="([^"]+)">What would another policy', page)
+            assert link is not None
+            assert f'name="agent" value="{html.escape(odd.name)}"' in await ann.see(html.unescape(link[1]))
 
     shown(tmp_path, body, works=False)
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from detent.config.adapters import traced
 from detent.core import events as e
-from detent.core.errors import CorruptLog, DetentError
+from detent.core.errors import CorruptLog, DetentError, RunNotFound
 from detent.core.records import Record
 from detent.history.explaining import Earlier, Explanation, explain, follow
 from detent.policies.provenance.origins import leaves
@@ -52,14 +52,10 @@ async def why(visit: Visit) -> Response:
     run_id = await engine.runtime.visible(visit.path["run_id"], visit.caller.host)
     records = await history(engine.store, run_id)
     found = await follow(explain(records, visit.path["call_id"]), engine.store)
-    return visit.page(
-        "why.html", run_id=run_id, found=found, graphs=await _graphs(visit, run_id, found, records), goal=await _goal(visit, run_id)
-    )
-
-
-async def _goal(visit: Visit, run_id: str) -> str:
-    head = await visit.served.engine.store.head(run_id)
-    return "" if head is None else head.title or head.goal
+    graphs = await _graphs(visit, run_id, found, records)
+    if (head := await engine.store.head(run_id)) is None:
+        raise RunNotFound(run_id, "this server")
+    return visit.page("why.html", run_id=run_id, found=found, graphs=graphs, head=head)
 
 
 async def _graphs(visit: Visit, run_id: str, found: Explanation, records: Sequence[Record]) -> list[Graph]:

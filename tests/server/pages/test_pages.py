@@ -594,6 +594,41 @@ def test_facts_of_any_policy_are_shown_as_far_as_they_say_where_a_value_came_fro
     asyncio.run(run())
 
 
+class Twice(TieredPolicy):
+    """A policy that finds a value in one record, to which two ways lead, and a way back."""
+
+    version = "twice"
+
+    def decide(self, call: Call, state: RunState) -> Verdict:
+        """Allow everything."""
+        ways = [[(f"memory:{name}", number), ("child:c", 2)] for name, number in (("a", 3), ("b", 4))] + [[("child:c", 2), ("memory:a", 3)]]
+        sources = [
+            {"label": "user", "origin": "main.1.0", "run_id": "first", "tool": "put"}
+            | {"via": [{"item": item, "run_id": "first", "sequence": sequence} for item, sequence in way]}
+            for way in ways
+        ]
+        return Verdict(decision="allow", facts={"args": {"rows[0]": {"label": "user", "sources": sources}}})
+
+
+def test_a_record_is_drawn_once_in_a_graph_however_many_ways_lead_to_it(tmp_path: Path) -> None:
+    """The others name it. Ways that go round end."""
+
+    async def run() -> None:
+        planner = ScriptedPlanner([ToolCall(tool="put", args={"rows": ["one"]}), FinalAnswer(content="done")] * 2)
+        engine = Engine(store=f"sqlite:///{tmp_path}/runs.db", agents=[Agent(name="putter", tools=[put])], planner=planner, policy=Twice())
+        async with serving(engine, works=False) as url, Visitor(url, "ann") as ann:
+            for name in ("first", "second"):
+                await engine.run("putter", name, run_id=name)
+            page = await ann.see("/ui/runs/second/calls/main.1.0")
+            graph = page[page.index("<code>rows[0]</code>") : page.index("</figure>")]
+            places = re.findall(r'records/(\d+)">([a-z]+)[^<]*</a>(?: <small>(as above)</small>)?', graph)
+            drawn = [(number, said) for number, said, again in places if not again]
+            assert len(drawn) == len(set(drawn)) == 4, places
+            assert [said for _, said, again in places if again] == ["memory", "user", "child", "child"], places
+
+    asyncio.run(run())
+
+
 # What is loaded -----------------------------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -29,13 +29,14 @@ LONGEST = 40
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A place where a value was: the words, the address of the record that has it ("" if none is known), and whether it is still there.
 
-    `earlier` are the places from which it came to this one.
+    `earlier` are the places from which it came to this one. `again`: it is drawn already, with these, where another way leads to it.
     """
 
     said: str
     address: str = ""
     standing: str = ""
     earlier: tuple[Node, ...] = ()
+    again: bool = False
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,12 +84,23 @@ async def _graphs(visit: Visit, run_id: str, found: Explanation, records: Sequen
 
 
 def _joined(chains: Sequence[Sequence[Node]]) -> tuple[Node, ...]:
-    """Return chains as trees: what they have in common at their beginning is one place."""
-    rests: dict[Node, list[Sequence[Node]]] = {}
+    """Return chains as one graph: a record is one place, however many ways lead to it. A place without a record is one of its way only."""
+    after: dict[Any, dict[Any, Node]] = {}
     for chain in chains:
-        if chain:
-            rests.setdefault(chain[0], []).append(chain[1:])
-    return tuple(msgspec.structs.replace(node, earlier=_joined(rest)) for node, rest in rests.items())
+        at: Any = None
+        for node in chain:
+            key = node if node.address else (at, node)
+            after.setdefault(at, {})[key] = node
+            at = key
+    drawn = set[Any]()
+
+    def below(at: Any) -> Iterator[Node]:
+        for key, node in after.get(at, {}).items():
+            again = key in drawn
+            drawn.add(key)
+            yield msgspec.structs.replace(node, again=again, earlier=() if again else tuple(below(key)))
+
+    return tuple(below(None))
 
 
 async def _here(visit: Visit, run_id: str, records: Sequence[Record]) -> dict[str, Node]:

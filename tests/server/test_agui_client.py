@@ -30,14 +30,14 @@ class Planner:
     async def plan(self, view: Any) -> Any:
         """Return the next plan."""
         used = Usage(input_tokens=10, output_tokens=3)
-        if view.agent.name in ("payer", "boss") and not view.results:
-            call = (
-                ToolCall(tool="pay", args={"amount": 7})
-                if view.agent.name == "payer"
-                else ToolCall(tool="agent_slow", args={"goal": "work"})
-            )
-            return Plan(actions=(call,), text="On it.", thinking="hmm", usage=used)
-        if view.agent.name != "payer":
+        calls = {
+            "payer": ToolCall(tool="pay", args={"amount": 7}),
+            "boss": ToolCall(tool="agent_slow", args={"goal": "work"}),
+            "chief": ToolCall(tool="agent_payer", args={"goal": "pay"}),
+        }
+        if view.agent.name in calls and not view.results:
+            return Plan(actions=(calls[view.agent.name],), text="On it.", thinking="hmm", usage=used)
+        if view.agent.name not in ("payer", "chief"):
             await self._gate.wait()
         said = str(view.results[-1].content) if view.results else f"did {view.goal}"
         return Plan(actions=(FinalAnswer(content=said),), usage=used)
@@ -49,8 +49,9 @@ def front_end(tmp_path: Path, agent: str, steps: list[Step], body: Callable[...,
 
     async def run() -> None:
         gate = asyncio.Event()
-        slow = Agent(name="slow", tools=())
-        agents = [slow, Agent(name="boss", tools=(), subagents={"slow": slow}), Agent(name="payer", tools=[pay])]
+        slow, payer = Agent(name="slow", tools=()), Agent(name="payer", tools=[pay])
+        bosses = [Agent(name=name, tools=(), subagents={one.name: one}) for name, one in (("boss", slow), ("chief", payer))]
+        agents = [slow, payer, *bosses]
         engine = Engine(store=f"sqlite:///{tmp_path}/runs.db", agents=agents, planner=Planner(gate))
         known: list[Served] = []
         async with asyncio.timeout(110), serving(engine, known=known) as url:
@@ -105,6 +106,22 @@ def test_a_front_end_shows_text_calls_and_an_approval(tmp_path: Path) -> None:
         assert [one.by for one in resolved] == ["ann"]  # type: ignore[union-attr]
 
     front_end(tmp_path, "payer", steps, body)
+
+
+def test_a_front_end_decides_what_a_sub_agent_asks(tmp_path: Path) -> None:
+    """The verifier takes every event; one that answers again joins what it began."""
+    steps = [
+        {"runId": "r1", "text": "pay"}, {"runId": "r2", "answer": {"approved": True}}, {"runId": "r2", "answer": {"approved": True}, "fresh": True},
+    ]  # fmt: skip
+
+    async def body(engine: Engine, server: Served, gate: asyncio.Event, taken: Any, *told: Any) -> None:
+        first, second, again = told
+        assert [one["error"] for one in told] == ["", "", ""]
+        assert [one["metadata"]["path"] for one in first["interrupts"]] == [["chief", "payer"]]
+        assert second["interrupts"] == []
+        assert shown(second)[-1] == shown(again)[-1] == ("assistant", "paid 7")
+
+    front_end(tmp_path, "chief", steps, body)
 
 
 @in_check

@@ -22,6 +22,7 @@ from detent.history.sessions import Session
 from detent.ports import Chunk, Signal
 from detent.running.conversing import digest_of_id
 from detent.server.agui_events import Telling
+from detent.server.below import Asking, begun_at, below, keep
 from detent.server.events import merged, sse
 from detent.server.keys import digest_of
 from detent.server.openai.requests import message_of
@@ -102,10 +103,10 @@ async def _joined(call: Call, session: Session, said: Input) -> Stretch | None:
     names = (f"message:{digest_of_id(f'agui-{said.run_id}')}", _named(call, said))
     records = await engine.records(run_id, host=host)
     known = answered_in(records, names)
-    if not first and known is None:
+    begin = known[1] if known is not None else (await begun_at(engine.store, run_id)).get(_named(call, said))
+    if not first and begin is None:
         return None
-    begin = known[1] if known is not None else 0
-    return Stretch(run_id=run_id, begin=begin, joined=max(1, len(records)))
+    return Stretch(run_id=run_id, begin=begin or 0, joined=max(1, len(records)))
 
 
 async def _sent(call: Call, session: Session, said: Input) -> Stretch:
@@ -127,19 +128,22 @@ async def _sent(call: Call, session: Session, said: Input) -> Stretch:
 
 
 async def _answered(call: Call, session: Session, said: Input) -> Stretch:
-    """Answer the interrupts of the session's last run. All answers are read before the first one is sent."""
+    """Answer the interrupts of the session's last run and of those below. All answers are read before the first one is sent."""
     runs = await session.runs()
     if not runs:
         raise RunNotFound(said.thread_id, "the sessions of this server")
     engine, host = call.served.engine, call.caller.host
     state: RunState = (await engine.load(runs[-1].run_id, host=host)).state
-    for signal in [_signal(call, said, one) for one in said.resume or ()]:
+    answers = [(await below(call, state, _asks(one) or state.run_id), _signal(call, said, one)) for one in said.resume or ()]
+    for run_id, signal in answers:
         if signal is None:
-            await engine.cancel(state.run_id, by=call.caller.principal, why="the user did not answer", host=host)
+            await engine.cancel(run_id, by=call.caller.principal, why="the user did not answer", host=host)
             continue
-        answered = await engine.signal(state.run_id, signal, host=host)
+        answered = await engine.signal(run_id, signal, host=host)
         if answered.outcome == "refused":
             raise Refused(409, answered.code, answered.why)
+    if any(run_id != state.run_id for run_id, _ in answers):
+        await keep(engine.store, state.run_id, _named(call, said), state.seq)
     return Stretch(run_id=state.run_id, begin=state.seq)
 
 
@@ -148,9 +152,15 @@ def _named(call: Call, said: Input) -> str:
     return f"agui-{digest_of([call.caller.principal, said.thread_id, said.run_id])}-"
 
 
+def _asks(one: Resumed) -> str:
+    """Return the run below that an interrupt names, "" for none."""
+    return one.interrupt_id.partition(":")[0].partition("~")[2]
+
+
 def _signal(call: Call, said: Input, one: Resumed) -> Signal | None:
     """Return an answer to an interrupt as a signal, None if the user does not want to answer a question."""
     kind, _, about = one.interrupt_id.partition(":")
+    kind = kind.partition("~")[0]
     name, by, payload = f"{_named(call, said)}{digest_of(one)}", call.caller.principal, _table(one.payload)
     if kind == "approval":
         if "approve" not in call.caller.roles:
@@ -171,7 +181,7 @@ def _signal(call: Call, said: Input, one: Resumed) -> Signal | None:
 
 async def _events(call: Call, said: Input, stretch: Stretch, session: Session) -> AsyncGenerator[ServerSentEvent]:
     run_id, ended, shown = stretch.run_id, False, not stretch.joined
-    telling = Telling(run_id, stretch.begin)
+    telling, asking = Telling(run_id, stretch.begin), Asking()
     names = {"threadId": said.thread_id, "runId": said.run_id}
     cancels = _table(said.forwarded_props).get("cancelOnDisconnect") is True
 
@@ -180,7 +190,7 @@ async def _events(call: Call, said: Input, stretch: Stretch, session: Session) -
 
     try:
         yield event({"type": "RUN_STARTED", **names, "protocolVersion": VERSION})
-        async with contextlib.aclosing(merged(call, run_id, 0)) as items:
+        async with contextlib.aclosing(merged(call, run_id, 0, asks=True)) as items:
             async for item in items:
                 if isinstance(item, Chunk):
                     for data in telling.of_chunk(item) if item.run_id == run_id and shown else ():
@@ -195,13 +205,16 @@ async def _events(call: Call, said: Input, stretch: Stretch, session: Session) -
                         yield event(data)
                     if over:
                         break
+                elif isinstance(item, tuple):
+                    asking = item
+                    break
                 elif isinstance(item, str):
                     yield event({"type": "RUN_ERROR", "message": item, "code": "stopped"})
                     ended = True
                     return
         if telling.differs:
             yield event(await _snapshot(session, telling))
-        for data in telling.end(names):
+        for data in telling.end(names, asking):
             yield event(data)
         ended = True
     except DetentError as error:

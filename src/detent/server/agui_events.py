@@ -5,7 +5,7 @@ Rule: ids follow from the log, so every server of the store gives the same messa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ from detent.core.records import Record
 from detent.core.state import RunState
 from detent.history.trees import less
 from detent.ports import Chunk
+from detent.ports.delegation import has_parent
+from detent.running.overseeing import path_of
 from detent.running.results import approvals_of
 
 Data = dict[str, Any]
@@ -210,8 +212,8 @@ class Telling:
             return False
         return self.state.terminal or self.state.status == "waiting_for_operator" or any(interrupts(self.state))
 
-    def end(self, said: Data) -> Iterator[Data]:
-        """Yield the end of the stretch; `said` names thread and run as the client does."""
+    def end(self, said: Data, asking: Iterable[RunState] = ()) -> Iterator[Data]:
+        """Yield the end of the stretch; `said` names thread and run as the client does, `asking` are the runs below that ask people."""
         state = self.state
         yield from self.close()
         for child in self._below:
@@ -232,7 +234,7 @@ class Telling:
         elif state.reason == "cancelled":
             outcome = {"type": "cancelled"}
         else:
-            outcome = {"type": "interrupt", "interrupts": list(interrupts(state))}
+            outcome = {"type": "interrupt", "interrupts": [found for one in (state, *asking) for found in interrupts(one)]}
         yield finished | {"outcome": outcome}
 
     def _used(self, usage: Usage) -> Data:
@@ -255,17 +257,20 @@ def plain(value: Any) -> str:
 
 
 def interrupts(state: RunState) -> Iterator[dict[str, Any]]:
-    """Yield what a waiting run asks of people."""
+    """Yield what a waiting run asks of people. What a run below asks names that run, and its agent with those above."""
+    child = has_parent(state)
+    of, who = (f"~{state.run_id}", f"{' / '.join(path_of(state))}: ") if child else ("", "")
     for one in approvals_of(state):
         found: dict[str, Any] = {
-            "id": f"approval:{one.call_id}:{one.digest}", "reason": "approval", "message": f"{one.tool}: {one.reason}", "toolCallId": one.call_id,
+            "id": f"approval{of}:{one.call_id}:{one.digest}", "reason": "approval", "message": f"{who}{one.tool}: {one.reason}",
+            **({} if child else {"toolCallId": one.call_id}),
             "responseSchema": {
                 "type": "object", "properties": {"approved": {"type": "boolean"}, "args": {"type": "object"}, "reason": {"type": "string"}},
                 "required": ["approved"],
             },
-            "metadata": {"tool": one.tool, "args": one.args},
+            "metadata": {"tool": one.tool, "args": one.args} | ({"runId": state.run_id, "path": one.path} if child else {}),
         }  # fmt: skip
         yield found | ({"expiresAt": one.expires_at.isoformat()} if one.expires_at is not None else {})
     for ask in state.asks.values():
         schema = {"type": "object", "properties": {"reply": {"type": "string"}}, "required": ["reply"]}
-        yield {"id": f"ask:{ask.ask_id}", "reason": "question", "message": ask.question, "responseSchema": schema}
+        yield {"id": f"ask{of}:{ask.ask_id}", "reason": "question", "message": f"{who}{ask.question}", "responseSchema": schema}

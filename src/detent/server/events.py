@@ -22,6 +22,7 @@ from detent.core.state import TERMINAL, WAITING
 from detent.engine import Engine
 from detent.ports import Chunk
 from detent.running.results import Result
+from detent.server.below import Asking, asking_below
 from detent.server.cursors import Cursor
 from detent.server.many import Following, OfTenant, OfTree, Runs, ends_of
 from detent.server.operations import Call, Operation, token_of
@@ -76,7 +77,7 @@ async def stream(call: Call) -> Any:
                     yield ServerSentEvent(encode(item).decode(), event="chunk")
                 elif isinstance(item, Result):
                     yield ServerSentEvent(encode(run_of(item)).decode(), event="end")
-                else:
+                elif isinstance(item, str):
                     yield _stopped_early(item)
 
     return sse(call, body(), loaded.run_id)
@@ -173,17 +174,33 @@ def sse(call: Call, events: AsyncGenerator[ServerSentEvent], run_id: str) -> Eve
 
 
 async def merged(
-    call: Call, run_id: str, after: int, *, chunks: bool = True, waits: bool = True
-) -> AsyncGenerator[Record | Chunk | Result | str]:
+    call: Call, run_id: str, after: int, *, chunks: bool = True, waits: bool = True, asks: bool = False
+) -> AsyncGenerator[Record | Chunk | Result | Asking | str]:
     """Yield the records of a run, and between them the chunks of this process; a text at the end says why the stream stops early.
 
-    With `waits` it continues while the run waits, until it has ended.
+    With `waits` it continues while the run waits, until it has ended. With `asks` it also yields what runs below ask people, while the run waits for them.
     """
-    with call.served.hub.reading("run", run_id) as reader, _stops(call, reader):
-        async with contextlib.aclosing(_of_run(call, run_id, after, reader.queue, waits=waits)) as items:
+    hub, head = call.served.hub, await call.served.engine.store.head(run_id) if asks else None
+    with hub.reading("run", run_id) as reader, _stops(call, reader), contextlib.ExitStack() as tree:
+        if head is not None:
+            tree.enter_context(hub.reading("tree", head.goal_id, reader=_Below(reader, run_id)))
+        async with contextlib.aclosing(_of_run(call, run_id, after, reader.queue, waits=waits, asks=asks)) as items:
             async for item in items:
                 if chunks or not isinstance(item, Chunk):
                     yield item
+
+
+class _Below(Reader):
+    """Has the reader of a run look again, for which None stands, when another run of its tree comes to rest: that one may ask somebody."""
+
+    def __init__(self, reader: Reader, run_id: str) -> None:
+        super().__init__()
+        self._reader, self._run_id = reader, run_id
+
+    def put(self, item: Any, run_id: str = "") -> None:
+        """Take an item of the tree."""
+        if isinstance(item, Record) and run_id != self._run_id and item.envelope.status in WAITING:
+            self._reader.put(None)
 
 
 @contextlib.contextmanager
@@ -202,21 +219,17 @@ def _stops(call: Call, reader: Reader) -> Generator[None]:
 
 
 async def _of_run(
-    call: Call, run_id: str, after: int, queue: asyncio.Queue[Any], *, waits: bool
-) -> AsyncGenerator[Record | Chunk | Result | str]:
+    call: Call, run_id: str, after: int, queue: asyncio.Queue[Any], *, waits: bool, asks: bool
+) -> AsyncGenerator[Record | Chunk | Result | Asking | str]:
     """Yield what happens in one run: what the store has, then what this process commits, and what others do as the store tells."""
     engine: Engine = call.served.engine
-    store, seen, pause_s, digest = engine.store, 0, LOOK_S, ""
-    look = True
+    store, seen, pause_s, digest, rests = engine.store, 0, LOOK_S, "", ""
     while True:
-        if look:
-            lines = await store.read(run_id, after=seen)
-            if not lines and await store.head(run_id) is None:
-                raise RunNotFound(run_id, "this server")
-            news = list(read_log(run_id, lines, previous=digest, after=seen))
-            pause_s = LOOK_S if news else min(2 * pause_s, LONGEST_LOOK_S)
-        else:
-            news = []
+        lines = await store.read(run_id, after=seen)
+        if not lines and await store.head(run_id) is None:
+            raise RunNotFound(run_id, "this server")
+        news, looked = list(read_log(run_id, lines, previous=digest, after=seen)), True
+        pause_s = LOOK_S if news else min(2 * pause_s, LONGEST_LOOK_S)
         while True:
             for record in news:
                 seen, digest = record.envelope.seq, record.digest
@@ -226,20 +239,21 @@ async def _of_run(
             if status in TERMINAL or (status in WAITING and not waits):
                 yield await call.served.rested(run_id, call.caller.host)
                 return
+            rests = status or rests
+            if asks and rests == "waiting_for_subagent" and (looked or news) and (asking := await asking_below(call, run_id)):
+                yield asking
             try:
                 item = await asyncio.wait_for(queue.get(), pause_s)
             except TimeoutError:
-                look = True
                 break
             if isinstance(item, Chunk | str):
                 yield item
                 if isinstance(item, str):
                     return
-            news = []
+            news, looked = [], False
+            if item is None or (isinstance(item, Record) and item.envelope.seq > seen + 1):
+                break
             if isinstance(item, Record) and item.envelope.seq > seen:
-                if item.envelope.seq > seen + 1:
-                    look = True
-                    break
                 news, pause_s = [item], LOOK_S
 
 

@@ -94,10 +94,10 @@ class Hub:
         return [reader for topic in topics for reader in self._readers.get(topic, ())]
 
     @contextlib.contextmanager
-    def reading(self, *topic: Any) -> Generator[Reader]:
-        """Give a reader with the records and chunks of a topic from now on."""
+    def reading(self, *topic: Any, reader: Reader | None = None) -> Generator[Reader]:
+        """Give a reader, a new one or this, with the records and chunks of a topic from now on."""
         about: Topic = cast("Topic", topic)
-        reader = Reader()
+        reader = reader or Reader()
         self._readers.setdefault(about, set()).add(reader)
         try:
             yield reader

@@ -90,7 +90,7 @@ def _name(value: Any, name: str) -> str:
 
 def _decision(said: dict[str, Any], at: str) -> Decision:
     about, _, digest = str(said.get("approval_request_id", "")).removeprefix("mcpr_").rpartition(":")
-    run_id, _, call = about.rpartition("~")
+    run_id, _, call = about.partition("~")  # no run has one in its id
     if not run_id or not isinstance(said.get("approve"), bool):
         raise Refused(400, "invalid_value", f"{at} must name its approval_request_id, and approve true or false", param=at)
     return Decision(run_id=run_id, call=call, digest=digest, approve=said["approve"], reason=str(said.get("reason") or ""))

@@ -18,13 +18,14 @@ from detent.core.codec import encode
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Chunk
+from detent.server.below import asking_below, begun_at
 from detent.server.events import merged, sse
 from detent.server.openai import stretches
 from detent.server.openai.conversations import ANY, operation, page_of
 from detent.server.openai.reading import read
 from detent.server.openai.requests import unsupported
 from detent.server.openai.sending import decided, sent
-from detent.server.openai.stretches import EACH, PIECES, Stretch, item_events, message_item, read_id, stretch_of, turn
+from detent.server.openai.stretches import EACH, PIECES, Stretch, item_events, message_item, read_id, requests_of, stretch_of, turn
 from detent.server.operations import Call, written
 from detent.server.problems import Refused
 
@@ -50,15 +51,23 @@ async def create(call: Call) -> Any:
 
 
 async def _stretch(call: Call, run_id: str, begin: int) -> Stretch:
-    return stretch_of(await call.served.engine.records(run_id, host=call.caller.host), begin)
+    return stretch_of(await call.served.engine.records(run_id, host=call.caller.host), begin, await _ends(call, run_id))
+
+
+async def _ends(call: Call, run_id: str) -> list[int]:
+    """Return behind which records answers to runs below began other responses of a run."""
+    begun = await begun_at(call.served.engine.store, run_id)
+    return [begin for name, begin in begun.items() if name.startswith(stretches.ANSWERED)]
 
 
 async def _ended(call: Call, run_id: str, begin: int) -> None:
     """Wait until a response has ended, or waits for an approval."""
-    made = Stretch(begin)
+    made = Stretch(begin, await _ends(call, run_id))
     with call.served.streaming(call.caller):  # whoever waits takes a place, as whoever reads
-        async with contextlib.aclosing(merged(call, run_id, 0, chunks=False)) as items:
+        async with contextlib.aclosing(merged(call, run_id, 0, chunks=False, asks=True)) as items:
             async for item in items:
+                if isinstance(item, tuple) and any(requests_of(item)):
+                    return
                 if isinstance(item, str):
                     raise Refused(503, "stopped", item)
                 if isinstance(item, Record):
@@ -73,8 +82,9 @@ async def shown(call: Call, run_id: str, begin: int, stretch: Stretch | None = N
     made = stretch or await _stretch(call, run_id, begin)
     state: RunState = loaded.state
     used = made.usage
+    asked = requests_of(await asking_below(call, run_id)) if stretch is None and made.status == "in_progress" else ()
     return {
-        "id": stretches.id_of(run_id, begin), "object": "response", "status": made.status, "model": state.agent.name, "output": made.items,
+        "id": stretches.id_of(run_id, begin), "object": "response", "status": made.status, "model": state.agent.name, "output": [*made.items, *asked],
         "created_at": state.started_at.timestamp() if state.started_at else time.time(), "error": made.error, "incomplete_details": None,
         "instructions": None, "metadata": {}, "parallel_tool_calls": True, "temperature": None, "top_p": None, "tool_choice": "auto", "tools": [],
         "background": False, "text": {"format": {"type": "text"}},
@@ -94,7 +104,7 @@ def _stream(call: Call, run_id: str, begin: int, *, after: int) -> EventSourceRe
 
 async def _events(call: Call, run_id: str, begin: int, after: int) -> AsyncGenerator[ServerSentEvent]:
     """Yield the events of a response behind number `after`, as they happen."""
-    made, written_to, pieces = Stretch(begin), dict[str, str](), 0
+    made, written_to, pieces = Stretch(begin, await _ends(call, run_id)), dict[str, str](), 0
 
     def event(number: int, kind: str, data: dict[str, Any]) -> ServerSentEvent:
         return ServerSentEvent(encode({"type": kind, "sequence_number": number} | data).decode(), event=kind)
@@ -104,9 +114,16 @@ async def _events(call: Call, run_id: str, begin: int, after: int) -> AsyncGener
         yield event(begin * EACH + PIECES - 3, "response.created", {"response": head})
         yield event(begin * EACH + PIECES - 2, "response.in_progress", {"response": head})
     number = after
-    async with contextlib.aclosing(merged(call, run_id, 0)) as items:
+    async with contextlib.aclosing(merged(call, run_id, 0, asks=True)) as items:
         async for item in items:
-            if isinstance(item, Chunk):
+            if isinstance(item, tuple):
+                found = [one for n, asked in enumerate(requests_of(item), len(made.items)) for one in item_events(n, asked)]
+                for kind, data in found:  # known from no record of this run, so whoever comes back gets them once more
+                    number = max(number + 1, (made.seq + 1) * EACH - PIECES)
+                    yield event(number, kind, data)
+                if found:
+                    return
+            elif isinstance(item, Chunk):
                 if item.run_id != run_id or item.kind != "text" or not isinstance(item.content, str) or pieces >= EACH - 2 * PIECES:
                     continue
                 base = made.seq * EACH + PIECES

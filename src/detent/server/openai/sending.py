@@ -16,6 +16,7 @@ from detent.core.records import Record
 from detent.core.state import RunState
 from detent.history.sessions import Session
 from detent.ports import RunQuery, Signal
+from detent.server.below import begun_at, below, keep
 from detent.server.keys import another, digest_of, id_of
 from detent.server.openai import stretches
 from detent.server.openai.reading import Asked
@@ -157,19 +158,22 @@ async def decided(call: Call, asked: Asked) -> Place:
             400, "invalid_value", "an mcp_approval_response needs the previous_response_id that asked", param="previous_response_id"
         )
     state = await run_of(call, asked.previous)
-    signals: list[Signal] = []
+    signals: list[tuple[str, Signal]] = []
     for one in asked.decisions:
-        if one.run_id != state.run_id:
-            raise Refused(409, "another_run", f"the approval request is of another response than {asked.previous[:80]!r}", param="input")
+        run_id = await below(call, state, one.run_id)
         decision = {"decision": "approved"} if one.approve else {"decision": "denied", "reason": one.reason}
         name = f"{stretches.ANSWERED}{digest_of([call.caller.principal, one])}-{state.run_id}"[:150]
         payload = {"call": one.call, "digest": one.digest, **decision}
-        signals.append(Signal(id=name, kind="approval", by=call.caller.principal, payload=payload))
+        signals.append((run_id, Signal(id=name, kind="approval", by=call.caller.principal, payload=payload)))
+    store, stretch = call.served.engine.store, f"{stretches.ANSWERED}{digest_of([call.caller.principal, asked.decisions])}"
     records = await call.served.engine.records(state.run_id, host=call.caller.host)
-    known = stretches.answered_in(records, tuple(signal.id for signal in signals))  # the same answers may have been sent before
-    for signal in signals:
-        await _signalled(call, state.run_id, signal)
-    return state.run_id, known[1] if known is not None else state.seq
+    known = stretches.answered_in(records, tuple(signal.id for _, signal in signals))  # the same answers may have been sent before
+    begin = known[1] if known is not None else (await begun_at(store, state.run_id)).get(stretch)
+    for run_id, signal in signals:
+        await _signalled(call, run_id, signal)
+    if begin is None and any(run_id != state.run_id for run_id, _ in signals):
+        await keep(store, state.run_id, stretch, state.seq)
+    return state.run_id, state.seq if begin is None else begin
 
 
 async def run_of(call: Call, response_id: str) -> RunState:

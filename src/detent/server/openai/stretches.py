@@ -20,6 +20,7 @@ from detent.core.fold import evolve
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.history.trees import less
+from detent.running.results import approvals_of
 
 EACH, PIECES = 100_000, 1_000
 """The numbers of a record's events, and the first of those for the pieces of text behind it."""
@@ -52,21 +53,25 @@ def answered_in(records: Iterable[Record], begins: tuple[str, ...]) -> tuple[str
     return None
 
 
-def stretch_of(records: Iterable[Record], begin: int) -> Stretch:
-    """Return the stretch of a run's records that begins behind record `begin`."""
-    made = Stretch(begin)
+def stretch_of(records: Iterable[Record], begin: int, ends: Iterable[int] = ()) -> Stretch:
+    """Return the stretch of a run's records that begins behind record `begin`; `ends` as there."""
+    made = Stretch(begin, ends)
     for record in records:
         made.read(record)
     return made
 
 
 class Stretch:
-    """A response, as far as its records were read: its items, its status, and its numbered events."""
+    """A response, as far as its records were read: its items, its status, and its numbered events.
 
-    def __init__(self, begin: int) -> None:
+    `ends` are the records behind which answers to runs below began other stretches.
+    """
+
+    def __init__(self, begin: int, ends: Iterable[int] = ()) -> None:
         self.status, self.items, self.error = "in_progress", list[dict[str, Any]](), None
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self.seq = self._begin = begin
+        self._end = min((end for end in ends if end > begin), default=0)
         self._waited, self._over, self._turn = False, False, 0
         self._calls: dict[str, ToolCall] = {}
         self._state, self._before = RunState(run_id=""), NOTHING
@@ -94,6 +99,8 @@ class Stretch:
             return
         self._resting = isinstance(record.event, e.RunWaiting) and record.event.status != "waiting_for_subagent"
         self._over = not self._take(record)
+        if record.envelope.seq == self._end:
+            self.status, self._over = "completed", True
 
     def note(self, record: Record) -> None:
         """Know the calls of a record before the stretch."""
@@ -151,11 +158,8 @@ class Stretch:
 
     def _asked(self, event: e.ApprovalRequested) -> dict[str, Any]:
         call = self._calls.get(event.call)
-        arguments = encode(call.args if call is not None else {}).decode()
-        return {
-            "type": "mcp_approval_request", "id": f"mcpr_{self._state.run_id}~{event.call}:{event.digest}", "name": event.tool, "arguments": arguments,
-            "server_label": LABEL,
-        }  # fmt: skip
+        args: Any = call.args if call is not None else {}
+        return _request(self._state.run_id, event.call, event.digest, tool=event.tool, args=args)
 
     def _called(self, event: e.ToolFinished) -> dict[str, Any]:
         call = self._calls.get(event.call)
@@ -174,6 +178,18 @@ class Stretch:
         number = max(seq * EACH, last)
         for offset, (kind, data) in enumerate(item_events(index, item)):
             self.events.append((number + offset, kind, data))
+
+
+def _request(run_id: str, call: str, digest: str, *, tool: str, args: Any, label: str = LABEL) -> dict[str, Any]:
+    return {
+        "type": "mcp_approval_request", "id": f"mcpr_{run_id}~{call}:{digest}", "name": tool, "arguments": encode(args).decode(), "server_label": label,
+    }  # fmt: skip
+
+
+def requests_of(asking: Iterable[RunState]) -> Iterator[dict[str, Any]]:
+    """Yield the approval requests of runs below. The label has the agents from the top to the one that asks."""
+    for one in (one for state in asking for one in approvals_of(state)):
+        yield _request(one.run_id, one.call_id, one.digest, tool=one.tool, args=one.args or {}, label="/".join((LABEL, *one.path)))
 
 
 def item_events(index: int, item: dict[str, Any], *, opened: bool = False, rest: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -22,6 +22,7 @@ import socket
 import statistics
 import tempfile
 import time
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from typing import Any
 
@@ -68,7 +69,7 @@ def serve(store: str, port: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def server(store: str) -> Any:
+async def server(store: str, serve: Callable[[str, int], None] = serve) -> AsyncGenerator[httpx2.AsyncClient]:
     """Start a server in a process of its own, and give a client for it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -131,6 +131,17 @@ FIGURES: dict[str, tuple[str, ...]] = {
         *("empty page: on the screen after, ms #", "# stored runs graded, a second # target >= #", "graded: kept of one, KB #"),
         "a grade by loading the run, CPU #",
     ),
+    "inspector": (
+        *(
+            f"{page}: {what}, ms #"
+            for page in ("empty page", "the same run again", "found by a word")
+            for what in ("on the screen", "last byte")
+        ),
+        *("first view of a run of # records: on the screen, ms # target <= #", "list of # runs: on the screen, ms # target <= #"),
+        *(f"{page}: frames, {what}, ms #" for page in ("long run", "empty long page") for what in ("median", "95th percentile", "longest")),
+        *(f"live, {where}: in the page, median, ms # target <= #" for where in ("server's process", "another process", "long run")),
+        *(f"live, {where}: at a reader, median, ms #" for where in ("server's process", "another process", "long run")),
+    ),
     "provenance": ("proven # # # #", "made up # # # #"),
     "postgres": (
         *("one commit of one row of # bytes # us", "one run alone, an iteration # us # times", "# runs at once, iterations # /s"),
@@ -144,7 +155,14 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
 }
 """What each of the others prints; # stands for a number, one space for any number of them."""
-NEEDS = {"evals": "playwright", "planner": "pydantic_ai", "streaming": "pydantic_ai", "agentdojo": "agentdojo", "postgres": "psycopg"}
+NEEDS = {
+    "evals": "playwright",
+    "inspector": "playwright",
+    "planner": "pydantic_ai",
+    "streaming": "pydantic_ai",
+    "agentdojo": "agentdojo",
+    "postgres": "psycopg",
+}
 
 
 def test_every_benchmark_is_run_here() -> None:
@@ -174,7 +192,7 @@ def test_a_benchmark_prints_every_figure_that_it_promises(name: str, request: py
         pytest.skip(f"benchmarks/{name}.py was NOT run: it needs {NEEDS[name]}, which is not installed")
     if name == "postgres" and programs() is None:
         pytest.skip(f"benchmarks/{name}.py was NOT run: {MISSING}")
-    if name == "evals":
+    if name in ("evals", "inspector"):
         needs_chromium()
     words = ["--url", request.getfixturevalue("postgres_url")] if name == "postgres" else []
     script = str(ROOT / "benchmarks" / f"{name}.py")

@@ -27,7 +27,7 @@ from detent.ports import Call, Verdict
 from detent.server import ServerSettings
 from detent.server.pages import routes
 from detent.testing import ScriptedPlanner
-from server.pages.visiting import COUNTER, ECHO, HOSTILE, IBAN, Visitor, ended, engine_at, invoiced, look_up, pay, shown, tick
+from server.pages.visiting import COUNTER, ECHO, HOSTILE, IBAN, Visitor, ended, engine_at, invoiced, look_up, pay, shown, tick, words
 from server.serving import CAL, callers, serving
 
 ROOT = Path(__file__).parents[3]
@@ -302,6 +302,28 @@ def test_the_news_of_a_run_come_as_its_records_do(tmp_path: Path) -> None:
             assert f"paid 412.5 to {IBAN}" in seen
 
     shown(tmp_path, body)
+
+
+def test_looking_at_a_run_again_reads_what_is_new_and_not_the_whole_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of a run that moves is drawn with each record, so its head, and what the run waits for, come from what was read before."""
+    lines: list[bytes] = []
+
+    async def body(engine: Engine, url: str) -> None:
+        await invoiced(engine)
+        async with Visitor(url, "ann") as ann:
+            await ann.see("/ui/runs/invoice")
+            read = engine.store.read
+
+            async def counted(*args: Any, **options: Any) -> list[bytes]:
+                found = await read(*args, **options)
+                lines.extend(found)
+                return found
+
+            monkeypatch.setattr(engine.store, "read", counted)
+            assert "Waits for approval of pay" in words(await ann.see("/ui/runs/invoice"))
+        assert len(lines) == 1, "the last record, which has to be the one that was read"
+
+    shown(tmp_path, body, works=False)
 
 
 # What if ------------------------------------------------------------------------------------------------------------------------------------

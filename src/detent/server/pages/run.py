@@ -17,6 +17,7 @@ from starlette.responses import Response
 from detent.core.codec import read_record
 from detent.core.state import TERMINAL
 from detent.history.traces import Iteration, Trace
+from detent.running.overseeing import waits_of
 from detent.server.pages.reading import BLOCK, Reading, Readings
 from detent.server.pages.rendering import render
 from detent.server.pages.timeline import Timeline, drawn
@@ -113,7 +114,7 @@ def _is(kind: str, turn: Iteration, reading: Reading) -> bool:
 async def head_of(visit: Visit, reading: Reading) -> dict[str, Any]:
     """Return what the head of a run's page shows."""
     trace: Trace = reading.tracer.trace()
-    waits = [] if reading.state.status in TERMINAL else await visit.served.engine.waits(reading.run_id, host=visit.caller.host)
+    waits = await waits_of(visit.served.engine.store, reading.state)
     return {
         "run": trace, "state": reading.state, "waits": waits, "depth": depth_of(visit), "BLOCK": BLOCK, "roles": visit.caller.roles,
         "over": reading.state.status in TERMINAL, "low": low_of(visit), "repeats": reading.repeats, "gaps": reading.gaps,

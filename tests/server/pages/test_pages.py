@@ -25,7 +25,7 @@ from detent.core.state import RunState
 from detent.policies.tiers import TieredPolicy
 from detent.ports import Call, Verdict
 from detent.server import ServerSettings
-from detent.server.pages import routes
+from detent.server.pages import routes, run
 from detent.testing import ScriptedPlanner
 from server.pages.visiting import COUNTER, ECHO, HOSTILE, IBAN, Visitor, ended, engine_at, invoiced, look_up, pay, shown, tick, words
 from server.serving import CAL, callers, serving
@@ -302,6 +302,22 @@ def test_the_news_of_a_run_come_as_its_records_do(tmp_path: Path) -> None:
             assert f"paid 412.5 to {IBAN}" in seen
 
     shown(tmp_path, body)
+
+
+def test_the_news_have_what_another_process_records(tmp_path: Path) -> None:
+    async def body(engine: Engine, url: str) -> None:
+        await invoiced(engine)
+        async with Visitor(url, "ann") as ann, ann.stream("GET", "/ui/runs/invoice/live?after=3") as stream:
+            async with engine_at(f"sqlite:///{tmp_path}/runs.db") as other:
+                await other.approve("invoice", "main.2.0", by="ann")
+            told = [line async for line in stream.aiter_lines()]
+        assert "event: over" in told and f"paid 412.5 to {IBAN}" in "".join(told)
+
+    shown(tmp_path, body, works=False)
+
+
+def test_a_store_is_looked_at_again_soon_but_one_that_answers_slowly_less_often() -> None:
+    assert [run.pause_after(took_s) for took_s in (0, 0.001, 0.005, 1)] == [0.05, 0.05, 0.1, 0.2]
 
 
 def test_looking_at_a_run_again_reads_what_is_new_and_not_the_whole_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

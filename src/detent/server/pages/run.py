@@ -25,8 +25,8 @@ from detent.server.pages.visits import HEADERS, Page, Visit
 from detent.server.problems import Refused
 from detent.server.served import Served
 
-LOOK_S = 0.2
-"""How soon the store is looked at for records of other processes."""
+LOOK_S, LONGEST_LOOK_S, SHARE = 0.05, 0.2, 20
+"""How soon the store is looked at for records of other processes. A look that takes long is followed by a pause that is so many times as long."""
 
 
 async def reading_of(visit: Visit) -> Reading:
@@ -201,7 +201,9 @@ async def live(visit: Visit) -> Response:
                             return
                         if now.tenant != visit.caller.tenant or "see" not in now.roles:
                             return
+                    began = time.monotonic()
                     here = await served.readings.of(served.engine, here.run_id, host=visit.caller.host)
+                    pause_s = pause_after(time.monotonic() - began)
                     if here.sequence > sent:
                         parts = await _parts(visit, here, sent)
                         sent = here.sequence
@@ -210,7 +212,7 @@ async def live(visit: Visit) -> Response:
                         yield ServerSentEvent("", event="over")
                         return
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(queue.get(), LOOK_S)
+                        await asyncio.wait_for(queue.get(), pause_s)
                     while not queue.empty():
                         queue.get_nowait()
             finally:
@@ -224,6 +226,11 @@ async def live(visit: Visit) -> Response:
 
     settings = served.settings
     return EventSourceResponse(counted(), sep="\n", ping=settings.heartbeat_s, send_timeout=settings.send_s, headers={**HEADERS})
+
+
+def pause_after(look_s: float) -> float:
+    """Return how long to wait after a look at the store that took so long. A file store reads the whole log for each, SQLite one row."""
+    return min(LONGEST_LOOK_S, max(LOOK_S, SHARE * look_s))
 
 
 async def _stopped(served: Served, queue: asyncio.Queue[Any]) -> None:

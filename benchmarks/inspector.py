@@ -4,7 +4,7 @@
 
 A server in a process of its own and a headless Chromium, on loopback and SQLite. Each page is opened in a new context, and the first opening of each is
 thrown away. `on the screen` is the time from the start of the navigation until a frame with the first turn, or the first row, was drawn; `last byte` is
-the part of the server in it, and the floor an inbox without anything in it. `first view`: the server has not read this run before (target: 500 ms);
+the part of the server in it, and the floor the page of evaluations without any. `first view`: the server has not read this run before (target: 500 ms);
 `again`: it has. `list`: all runs, of which 50 are shown (target: 200 ms); `found by a word`: one of them, with as many newer ones as are searched.
 
 `live` is the time from the last record of a turn, made just before its commit, to its text in the DOM of an open page (target: 100 ms): in a short run of
@@ -124,7 +124,7 @@ async def views(browser: Any, url: str, args: argparse.Namespace) -> dict[str, f
     found: dict[str, list[list[float]]] = {}
     for number in range(args.rounds + 1):
         for name, path, selector in (
-            ("empty page", "/ui/inbox", ".empty"),
+            ("empty page", "/ui/evaluations", ".empty"),
             (f"first view of a run of {args.records} records", f"/ui/runs/long-{number}", "#t0"),
             ("the same run again", f"/ui/runs/long-{number}", "#t0"),
             (f"list of {args.runs} runs", "/", "tr[data-item]"),
@@ -162,7 +162,7 @@ async def scrolled(browser: Any, url: str, steps: int) -> dict[str, float]:
     """Return the times between frames while a long run is scrolled, and while an empty page is."""
     figures: dict[str, float] = {}
     height = 0.0
-    for name, path in (("long run", "/ui/runs/long-0"), ("empty long page", "/ui/inbox")):
+    for name, path in (("long run", "/ui/runs/long-0"), ("empty long page", "/ui/evaluations")):
         async with visiting(browser, url, path) as page:
             if height:
                 await page.evaluate(EMPTIED, height)
@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small numbers, to see that everything works")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    args.live, args.steps = 60, 600  # turns that are looked at, and turns of the wheel
+    args.live, args.steps = 60, 900  # turns that are looked at, and turns of the wheel
     if args.quick:
         args.records, args.runs, args.rounds, args.live, args.steps = 400, 400, 1, 15, 20
     if not CHROMIUM:

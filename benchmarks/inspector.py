@@ -3,9 +3,9 @@
     python benchmarks/inspector.py [--records 10000] [--runs 100000] [--rounds 7] [--quick] [--json]
 
 A server in a process of its own and a headless Chromium, on loopback and SQLite. Each page is opened in a new context, and the first opening of each is
-thrown away. `on the screen` is the time from the start of the navigation until a frame with the first turn, or the first row, was drawn; `last byte` is
-the part of the server in it, and the floor the page of evaluations without any. `first view`: the server has not read this run before (target: 500 ms);
-`again`: it has. `list`: all runs, of which 50 are shown (target: 200 ms); `found by a word`: one of them, with as many newer ones as are searched.
+thrown away. `on the screen` is the time from the start of the navigation until a frame with the first turn, or the first row, was drawn; `last byte` and
+`CPU` are the part of the server in it, and the floor is the page of evaluations without any. `first view`: the server has not read this run before
+(target: 500 ms); `again`: it has. `list`: all runs, of which 50 are shown (target: 200 ms); `found by a word`: one with as many newer ones as are searched.
 
 `live` is the time from the last record of a turn, made just before its commit, to its text in the DOM of an open page (target: 100 ms): in a short run of
 the server's process, in one of another process, and in a long run. The floor is the same record at a reader of the run's events.
@@ -71,9 +71,21 @@ def engine_at(store: str) -> Engine:
 
 
 def serve(store: str, port: int) -> None:
-    """Be the server's process."""
+    """Be the server's process; each answer has the processor time that it took so far."""
     made = app(engine_at(store), tokens=lambda _: CALLER, settings=SETTINGS)
-    uvicorn.run(made, host="127.0.0.1", port=port, log_level="error")
+
+    async def timed(scope: Any, receive: Any, send: Any) -> None:
+        began = time.process_time()
+
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                spent = b"cpu;dur=%.3f" % ((time.process_time() - began) * 1e3)
+                message["headers"] = [*message["headers"], (b"server-timing", spent)]
+            await send(message)
+
+        await made(scope, receive, sent)
+
+    uvicorn.run(timed, host="127.0.0.1", port=port, log_level="error")
 
 
 async def fill(store: str, runs: int) -> None:
@@ -116,7 +128,10 @@ SEEN = """(selector => {
   };
   requestAnimationFrame(look);
 })"""
-BYTES = "() => window.seen && [window.seen, performance.getEntriesByType('navigation')[0].responseEnd]"
+FOUND = """() => {
+  const {responseEnd, serverTiming} = performance.getEntriesByType("navigation")[0];
+  return window.seen && [seen, responseEnd, serverTiming[0].duration];
+}"""
 
 
 async def views(browser: Any, url: str, args: argparse.Namespace) -> dict[str, float]:
@@ -132,13 +147,13 @@ async def views(browser: Any, url: str, args: argparse.Namespace) -> dict[str, f
         ):
             rows = found.setdefault(name, [])
             async with visiting(browser, url, path, f"{SEEN}({json.dumps(selector)})") as page:
-                seen = await (await page.wait_for_function(BYTES)).json_value()
+                seen = await (await page.wait_for_function(FOUND)).json_value()
             if number:  # the first one starts the browser's parts, and the server's
                 rows.append(seen)
     return {
         f"{name}: {what}, ms": statistics.median(row[column] for row in rows)
         for name, rows in found.items()
-        for column, what in enumerate(("on the screen", "last byte"))
+        for column, what in enumerate(("on the screen", "last byte", "CPU of the server"))
     }
 
 

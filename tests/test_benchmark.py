@@ -135,7 +135,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
         *(
             f"{page}: {what}, ms #"
             for page in ("empty page", "the same run again", "found by a word")
-            for what in ("on the screen", "last byte")
+            for what in ("on the screen", "last byte", "CPU of the server")
         ),
         *("first view of a run of # records: on the screen, ms # target <= #", "list of # runs: on the screen, ms # target <= #"),
         *(f"{page}: frames, {what}, ms #" for page in ("long run", "empty long page") for what in ("median", "95th percentile", "longest")),

@@ -73,6 +73,10 @@ FOUND_SMALL: dict[str, dict[int, int]] = {
     "the same, where the store was away without anything else going wrong (30192422)": {
         4: 1, 9: 2, 11: 1, 13: 4, 19: 1, 28: 3, 31: 2, 33: 1, 35: 1, 36: 4, 37: 1, 39: 2, 40: 2, 41: 3, 54: 3, 67: 3, 78: 1, 82: 2, 86: 3,
     },
+    "a call ended in a process that had lost its run and met a full disk, and was recorded nowhere (704035696)": {
+        2: 1, 3: 1, 7: 1, 9: 1, 13: 4, 17: 3, 20: 2, 22: 1, 23: 4, 24: 1, 25: 2, 26: 3, 27: 1, 28: 3, 44: 3, 50: 3, 54: 1, 57: 2, 59: 5, 62: 1, 63: 1,
+        73: 3, 79: 1, 80: 1, 81: 2, 107: 1, 112: 4,
+    },
     "a pass in doubt rested when the one beside it ended the run, and the replay found that the run had waited for less (40010414)": {
         3: 1, 9: 1, 11: 1, 13: 2, 18: 1, 19: 2, 20: 3, 62: 1, 63: 1, 64: 2, 65: 2, 83: 2, 88: 1, 89: 1, 91: 1, 120: 1, 121: 1, 122: 2, 123: 2,
         127: 1, 129: 4, 130: 4, 132: 3, 133: 3, 141: 1, 149: 1,

@@ -180,7 +180,7 @@ class Advancing:
                 await self._say_stopped(error.why)  # somebody holds the run: that it was tried is no failed attempt
                 await put_off(self.parts.store, self._written, error.until, self._claim)
             lost = isinstance(error, Conflict) or self.control.stop.startswith(LOST)
-            await asyncio.shield(self._give_back(lost=lost, unheard=isinstance(error, StoreBusy) or bool(self.control.stop)))
+            await asyncio.shield(self._give_back(lost=lost, unheard=isinstance(error, (StoreBusy, StoreFull)) or bool(self.control.stop)))
         if isinstance(error, asyncio.CancelledError) and self.control.stop and not self.control.stop.startswith(CALLER_GONE):
             raise Suspended(self.run_id, self.control.stop) from None
         if isinstance(error, (StoreBusy, StoreFull)):

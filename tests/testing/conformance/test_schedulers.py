@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import virtual_time
 from amounts import thinned
 from detent.ports import Job, Scheduler
 from detent.testing.conformance.scheduler import SchedulerContract, SchedulerMaker
@@ -19,8 +20,8 @@ pytestmark = thinned
 
 
 class Schedulers(SchedulerMaker):
-    def __init__(self, make: Callable[[], Any], one: Callable[[], Any] | None = None, *, patience_s: float = 30.0) -> None:
-        self._make, self._one, self.patience_s = make, one, patience_s
+    def __init__(self, make: Callable[[], Any], one: Callable[[], Any] | None = None) -> None:
+        self._make, self._one = make, one
 
     def scheduler(self) -> Scheduler:
         return self._make()
@@ -292,16 +293,24 @@ REJECTED_AS_ONE_AT_A_TIME: dict[type[Turns], set[str]] = {
 }
 
 
+@pytest.fixture
+def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that hangs is found out at once, and one that does not has all the patience of the suite."""
+    monkeypatch.setattr(asyncio, "run", virtual_time.run)
+
+
+@pytest.mark.usefixtures("no_time_passes")
 @pytest.mark.parametrize("kind", REJECTED)
 def test_the_suite_rejects_a_scheduler_that_is_broken(kind: Any) -> None:
     """The checks about the broken promise fail, and no other."""
-    assert failing(SchedulerContract, lambda: Schedulers(kind, patience_s=0.3)) == REJECTED[kind]
+    assert failing(SchedulerContract, lambda: Schedulers(kind)) == REJECTED[kind]
 
 
+@pytest.mark.usefixtures("no_time_passes")
 @pytest.mark.parametrize("kind", REJECTED_AS_ONE_AT_A_TIME)
 def test_the_suite_rejects_a_bound_that_is_broken(kind: Any) -> None:
     """The checks about the broken promise fail, and no other."""
-    assert failing(SchedulerContract, lambda: Schedulers(Turns, kind, patience_s=0.3)) == REJECTED_AS_ONE_AT_A_TIME[kind]
+    assert failing(SchedulerContract, lambda: Schedulers(Turns, kind)) == REJECTED_AS_ONE_AT_A_TIME[kind]
 
 
 def test_the_suite_accepts_a_scheduler_that_is_sound() -> None:

@@ -89,7 +89,7 @@ def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | 
 
     Raise `CorruptLog`, `NewerVersion`, `RunErased`.
     """
-    with _uncollected():
+    with uncollected():
         state = restored(run_id, lines, *snapshot) if snapshot is not None else None
         if state is None:
             return fold(read_log(run_id, lines), base)
@@ -97,7 +97,7 @@ def state_of(run_id: str, lines: Sequence[bytes], snapshot: tuple[int, bytes] | 
 
 
 @contextlib.contextmanager
-def _uncollected() -> Generator[None]:
+def uncollected() -> Generator[None]:
     """Keep the garbage collector from scanning a history again and again while it is built: all of it stays."""
     collects = gc.isenabled()
     gc.disable()

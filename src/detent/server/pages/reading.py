@@ -20,7 +20,7 @@ from detent.core.records import Record
 from detent.core.state import RunState
 from detent.engine import Engine
 from detent.history.traces import Iteration, Tracer
-from detent.running.snapshots import base_of
+from detent.running.snapshots import base_of, uncollected
 from detent.server.pages.spans import Span, Spans
 
 BLOCK = 20
@@ -89,17 +89,18 @@ class Reading:
                 if last.event is None:
                     raise RunErased(self.run_id)
                 lines = lines[1:]
-            for record in read_log(self.run_id, lines, previous=self.digest, after=self.sequence):
-                if record.event is None:
-                    raise RunErased(self.run_id)
-                self.tracer.read(record)
-                self._spans.read(record, self.tracer.calls)
-                if isinstance(record.event, e.UserAsked):
-                    self.asks.append(record.event.ask_id)
-                self._touch(self.tracer, record)
-                self.sequence, self.digest = record.envelope.seq, record.digest
-                if not record.envelope.seq % 500:
-                    await asyncio.sleep(0)
+            with uncollected():
+                for record in read_log(self.run_id, lines, previous=self.digest, after=self.sequence):
+                    if record.event is None:
+                        raise RunErased(self.run_id)
+                    self.tracer.read(record)
+                    self._spans.read(record, self.tracer.calls)
+                    if isinstance(record.event, e.UserAsked):
+                        self.asks.append(record.event.ask_id)
+                    self._touch(self.tracer, record)
+                    self.sequence, self.digest = record.envelope.seq, record.digest
+                    if not record.envelope.seq % 500:
+                        await asyncio.sleep(0)
 
     def block_of(self, sequence: int) -> int:
         """Return the block of turns that has a record."""

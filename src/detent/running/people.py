@@ -11,6 +11,7 @@ import re
 import socket
 import sys
 import unicodedata
+from functools import cache, lru_cache
 from pathlib import Path
 
 LONGEST = 200
@@ -80,18 +81,29 @@ def strange(name: str) -> str:
 def me() -> str:
     """Return the user of the operating system that this process runs as."""
     try:
-        import pwd
-
-        return pwd.getpwuid(os.getuid()).pw_name
-    except ImportError:  # Windows
+        return _user(os.getuid())
+    except AttributeError:  # Windows
         return getpass.getuser()
+
+
+@cache
+def _user(uid: int) -> str:
+    """Return the name of a user: the system reads a file for it, or asks a server."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
     except KeyError:  # a user without a name, as in some containers
-        return f"uid {os.getuid()}"
+        return f"uid {uid}"
 
 
 def poster() -> str:
     """Return the process's own description, as `user@host program`. Nobody checks it."""
-    program = Path(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else Path("python")
+    return _described(f"{me()}@{socket.gethostname()}", sys.argv[0] if sys.argv else "")
+
+
+@lru_cache(maxsize=8)
+def _described(who: str, started_as: str) -> str:
+    program = Path(started_as if started_as not in ("", "-c") else "python")
     name = program.parent.name if program.name == "__main__.py" else program.name
-    said = f"{me()}@{socket.gethostname()} {name}"
-    return "".join(c for c in said if c.isprintable())[:LONGEST]
+    return "".join(c for c in f"{who} {name}" if c.isprintable())[:LONGEST]

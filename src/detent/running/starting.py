@@ -73,7 +73,9 @@ async def admitted(
     if output_schema is not None:
         refuse_unusable(output_schema, "output_schema")
     agent = await _with_servers(runtime, known_agent(runtime, agent))
-    spec = admit(runtime, msgspec.structs.replace(agent, strategy=strategy or agent.strategy), goal)
+    if strategy and strategy != agent.strategy:
+        agent = msgspec.structs.replace(agent, strategy=strategy)  # which checks the whole agent again
+    spec = admit(runtime, agent, goal)
     children = [admit(runtime, await _with_servers(runtime, one), goal) for one in _declared(runtime, agent, {agent.name})]
     spec = runtime.parts.memories.bound(spec, host or Host())
     started = RunStarted(

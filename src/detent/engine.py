@@ -112,6 +112,10 @@ def opens(room: Callable[Concatenate[Runtime, P], R]) -> Callable[Concatenate[En
     return made
 
 
+_MODELS, _BOUNDS = Models(), Bounds()
+"""How models are called and what bounds runs, in an engine that says nothing about it."""
+
+
 def workspace_root(tools: Registry) -> str:
     """Return the directory that confines the engine's workspace tools, "" without one."""
     return tools.get("read_file").spec.writes_in if "read_file" in tools else ""
@@ -187,7 +191,7 @@ class Engine:
         from detent.workers.in_process import InProcessHost
 
         self.store: EventStore = store_at(store) if isinstance(store, str) else store
-        house, clock, models, bounds = policy_at(policy), clock or SystemClock(), models or Models(), bounds or Bounds()
+        house, clock, models, bounds = policy_at(policy), clock or SystemClock(), models or _MODELS, bounds or _BOUNDS
         self.protocols = Protocols(
             embedder=models.embedder, transcriber=models.transcriber, root=lambda: workspace_root(self.tools), state=state_directory
         )

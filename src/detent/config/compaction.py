@@ -29,6 +29,8 @@ def compaction_table(given: Any) -> dict[str, Any]:
         return {"use": str(given)} if given else {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"compaction is {given!r}; give the name of a compactor, or a table such as {{'at': 0.7, 'use': 'summary'}}")
+    if not given:
+        return {}
     table = dict(cast("Mapping[str, Any]", given))
     if isinstance(use := table.get("use"), str):
         table["use"] = str(use)  # only the text of an import path is recorded

@@ -159,10 +159,13 @@ class MemorySettings(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=T
         return stricter("agent_write", *held)
 
 
+_NO_MEMORIES = MemorySettings()
+
+
 def settings_of(given: Any) -> MemorySettings:
     """Return the settings for the argument `memory` of `Engine`. Raise `ConfigError`."""
     if given is None:
-        return MemorySettings()
+        return _NO_MEMORIES
     if isinstance(given, MemorySettings):
         return given
     if isinstance(given, Mapping):

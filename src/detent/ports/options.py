@@ -109,14 +109,15 @@ def _plainly_takes(function: Any, count: int) -> bool:
     if not isinstance(function, FunctionType):
         plain = function.__func__ if isinstance(function, MethodType) else getattr(cast("Any", type(function)), "__call__", None)  # noqa: B004
         count += 1
-    if not isinstance(plain, FunctionType) or any(hasattr(one, said) for one in (function, plain) for said in _SAYS_OTHERWISE):
+    if not isinstance(plain, FunctionType) or _says_otherwise(function) or _says_otherwise(plain):
         return False
     code, least = plain.__code__, plain.__code__.co_argcount - len(plain.__defaults__ or ())
     return least <= count <= code.co_argcount and code.co_kwonlyargcount == len(plain.__kwdefaults__ or ())
 
 
-_SAYS_OTHERWISE = ("__wrapped__", "__signature__")
-"""Attributes of a function that has another signature than its code."""
+def _says_otherwise(function: Any) -> bool:
+    """Whether a function has another signature than its code."""
+    return hasattr(function, "__wrapped__") or hasattr(function, "__signature__")
 
 
 def shown(value: Any) -> str:
@@ -260,7 +261,7 @@ def _check(what: str, name: str, value: Any, kinds: _Kinds) -> None:
         raise ConfigError(f"{what}: {name} must be a list, not {value!r}")
     if not (kinds.of_texts or kinds.of_words):
         return
-    for item in cast("Collection[Any]", value) if isinstance(value, (list, tuple, Set)) and kinds.only_lists else ():
+    for item in cast("Collection[Any]", value) if kinds.only_lists and isinstance(value, (list, tuple, Set)) else ():
         if kinds.of_texts and not isinstance(item, str):
             raise ConfigError(f"{what}: {name} is a list of texts, and {item!r} is not a text")
         if kinds.of_words and item not in kinds.of_words:

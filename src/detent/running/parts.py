@@ -136,7 +136,7 @@ def _usual(agent: AgentSpec, parts: Parts) -> dict[str, Tool]:
 
 def _everywhere(name: str, agent: AgentSpec, parts: Parts, usual: Mapping[str, Tool]) -> Tool | None:
     """Return the tool that this name refers to in every pass, whatever its kernel; None if there is none. `usual`: the meta-tools of the agent's kernel."""
-    if (delegates := tool_of(name, agent, parts.store) or usual.get(name)) is not None:
+    if (delegates := (tool_of(name, agent, parts.store) if agent.subagents else None) or usual.get(name)) is not None:
         return delegates
     try:
         return parts.tools.get(name)
@@ -229,5 +229,5 @@ class PassGuards:
         return self._usual if not names and all(guard in self._house for guard in more) else self._found(more, names)
 
     def _found(self, more: Sequence[Guard], names: Sequence[str]) -> tuple[Guard, ...]:
-        named = msgspec.structs.replace(self._agent, guards=(*self._agent.guards, *names))
+        named = msgspec.structs.replace(self._agent, guards=(*self._agent.guards, *names)) if names else self._agent
         return tuple(map(guarding, self._parts.guards_of(named, (*self._house, *more), self._tools)))

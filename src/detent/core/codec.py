@@ -128,8 +128,8 @@ def links(run_id: str, lines: Iterable[bytes], *, previous: str = "", after: int
             head, salt, body, stored = _split(line)
         except ValueError as error:
             raise CorruptLog(run_id, seq, f"it cannot be read ({error})") from error
-        kept = body if salt is None else sha256(b"%b\n%b" % (salt, body)).hexdigest().encode()  # as in `seal`, for every record
-        digest = sha256(b"%b\n%b\n%b" % (link, head, kept)).hexdigest()
+        kept = body if salt is None else sha256(b"\n".join((salt, body))).hexdigest().encode()  # as in `seal`, for every record
+        digest = sha256(b"\n".join((link, head, kept))).hexdigest()
         link = digest.encode()
         if link != stored:
             raise CorruptLog(run_id, seq, "its digest does not match its content and the record before it")

@@ -51,6 +51,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
+_make: Any = msgspec.StructMeta.__call__
+
 
 class Explained(msgspec.StructMeta):
     """The metaclass of structs that programs create. An error about a missing or unknown argument names the class and the nearest name."""
@@ -60,7 +62,7 @@ class Explained(msgspec.StructMeta):
         def __call__(self, *args: Any, **fields: Any) -> Any:
             """Make one; raise `TypeError`."""
             try:
-                return super().__call__(*args, **fields)
+                return _make(self, *args, **fields)  # `super()` takes a fifth longer
             except TypeError:
                 if problem := _misused(self, args, fields):
                     raise TypeError(problem) from None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, get_args
 
 from detent.core import events as e
 from detent.core.codec import encode, encode_event
@@ -26,22 +26,31 @@ from detent.ports.outside import BRANCH
 from detent.running.endings import ENDS_RUN
 from detent.running.passes import Waits
 
-GATEWAY = (
-    *(e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance, e.MessageReceived),
-    *(e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned),
+GATEWAY = frozenset(
+    (
+        *(e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed, e.TenantBalance, e.MessageReceived),
+        *(e.MemoryWritten, e.MemorySuperseded, e.MemoryTombstoned),
+    )
 )
 """Events made outside of what is replayed (model calls, readings of tenants' accounts, writes to memories, messages): their records are taken as they are,
 wherever they appear."""
 
 
 def aside(event: e.AnyEvent | None) -> bool:
-    """Whether an event was made outside of what is replayed: by a gateway or a memory, and not by the kernel, a phase or a person."""
-    return isinstance(event, GATEWAY) or _proposed(event) or getattr(event, "phase", 0) == e.ASIDE
+    """Whether an event was made outside of what is replayed: by a gateway or a memory, and not by the kernel, a phase or a person.
+
+    A replay asks this of each record several times, so types are looked up.
+    """
+    kind = type(event)
+    return kind in GATEWAY or (kind in _PHASED and getattr(event, "phase", 0) == e.ASIDE) or _proposed(event)
+
+
+_PHASED = frozenset(kind for kind in get_args(e.AnyEvent) if "phase" in kind.__struct_fields__)
 
 
 def _proposed(event: e.AnyEvent | None) -> bool:
     """Whether a call, or the end of the run, made this proposal; one without the name of a memory is a phase's."""
-    return isinstance(event, e.MemoryProposed) and bool(event.memory)
+    return type(event) is e.MemoryProposed and bool(event.memory)
 
 
 WORK = (e.Planned, e.PlanRejected, e.ToolStarted, e.ToolFinished, e.MetaToolAnswered)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -17,14 +18,20 @@ StateT = TypeVar("StateT", KernelState, RunState)
 def _dec_hook(kind: Any, value: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is Seq:
-        items: Any = list[get_args(kind)[0]]
-        return Seq(msgspec.json.decode(encode(value), type=items, dec_hook=_dec_hook))  # not `convert`: items hold raw JSON
+        return Seq(_items(kind).decode(encode(value)))  # not `convert`: items hold raw JSON
     if origin is Map:
         mapping: Map[Any, Any] = Map()
         for key, item in value.items():
             mapping = mapping.put(key, item)
         return mapping
     raise NotImplementedError(f"{kind} cannot be read")
+
+
+@cache
+def _items(kind: Any) -> msgspec.json.Decoder[list[Any]]:
+    """Return what reads the items of a sequence: working out their type takes longer than reading them."""
+    items: Any = list[get_args(kind)[0]]
+    return msgspec.json.Decoder(items, dec_hook=_dec_hook)
 
 
 class _Outer(msgspec.Struct, frozen=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
 import msgspec
 
@@ -155,6 +156,17 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     budget: Budget
 
 
+_USAGES = (Usage(), Usage(input_tokens=3, model_calls=1))
+_BUDGETS = (Budget(), Budget(), Budget(max_tool_calls=2), Budget(max_model_calls=2), Budget(max_iterations=2))
+
+
+@cache
+def _agent(strategy: str, on_unknown: Literal["wait", "tell"], on_reject: Literal["observe", "stop"]) -> Agent:
+    """Return the agent with these options: made once for all schedules, as a program does."""
+    most = Budget(max_failed_turns=30, max_non_progress=30)
+    return Agent(name="agent", tools=list(NAMES), strategy=strategy, on_unknown=on_unknown, on_reject=on_reject, budget=most)
+
+
 def task_of(choices: Choices, number: int, *, small: bool = False) -> Task:
     """Draw a run: at most three turns of three calls each; `small`: two of two."""
     most_turns, most_calls = (2, 2) if small else (3, 3)
@@ -169,14 +181,7 @@ def task_of(choices: Choices, number: int, *, small: bool = False) -> Task:
         return AskUser(question="well?") if kind == 8 else choices.one_of([Thought(content="hm"), Schedule(delay_s=7.0)])
 
     turns = tuple(turn() for _ in range(choices.below(most_turns + 1)))
-    usage = choices.one_of([Usage(), Usage(input_tokens=3, model_calls=1)])
-    most = choices.one_of([Budget(), Budget(), Budget(max_tool_calls=2), Budget(max_model_calls=2), Budget(max_iterations=2)])
-    agent = Agent(
-        name="agent",
-        tools=list(NAMES),
-        strategy=choices.one_of(["reactive", "reactive", "in_steps", "beside"]),
-        on_unknown=choices.one_of(["wait", "wait", "tell"]),
-        on_reject=choices.one_of(["observe", "stop"]),
-        budget=Budget(max_failed_turns=30, max_non_progress=30),
-    )
+    usage, most = choices.one_of(_USAGES), choices.one_of(_BUDGETS)
+    strategy = choices.one_of(("reactive", "reactive", "in_steps", "beside"))
+    agent = _agent(strategy, choices.one_of(("wait", "wait", "tell")), choices.one_of(("observe", "stop")))
     return Task(run_id=f"run-{number}", agent=agent, turns=turns, usage=usage, budget=most)

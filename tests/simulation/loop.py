@@ -18,6 +18,8 @@ from typing import Any
 
 from simulation.choices import Choices
 
+unregister: Callable[[asyncio.Task[Any]], None] = getattr(asyncio, "_unregister_task")  # noqa: B009 - what asyncio has for loops like this one
+
 MOST_STEPS = 60_000
 """A schedule that is not over then does not come to an end."""
 
@@ -33,24 +35,16 @@ class Stuck(AssertionError):
 class Handle:
     """A callback that waits for its turn: what asyncio's own does, without its questions about debugging."""
 
-    __slots__ = ("_args", "_callback", "_context", "cancelled_")
+    __slots__ = ("args", "callback", "cancelled_", "context")
 
     def __init__(self, callback: Any, args: tuple[Any, ...], context: Context) -> None:
-        self._callback, self._args, self._context, self.cancelled_ = callback, args, context, False
+        self.callback, self.args, self.context, self.cancelled_ = callback, args, context, False
 
     def cancel(self) -> None:
         self.cancelled_ = True
 
     def cancelled(self) -> bool:
         return self.cancelled_
-
-    def run(self, loop: VirtualLoop) -> None:
-        try:
-            self._context.run(self._callback, *self._args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001 - as asyncio has it
-            loop.call_exception_handler({"exception": error})
 
 
 class Machine:
@@ -99,6 +93,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             context.run(PROCESS.set, PROCESS.get())
         task: Any = asyncio.Task(coro, loop=self, name=name, context=context)
         task._log_destroy_pending = False  # those of a dead process never end
+        unregister(task)  # nobody asks for all tasks, and each of a dead process would be taken out of that set only when it is collected
         self._tasks.append(task)
         return task
 
@@ -143,10 +138,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             signal.setitimer(signal.ITIMER_VIRTUAL, MOST_CPU_S, 1.0)
         try:
             task = self.create_task(main)
-            while not task.done():
-                self.step()
-                if self.errors:
-                    raise self.errors[0]
+            done, step, errors = task.done, self.step, self.errors
+            while not done():
+                step()
+                if errors:
+                    raise errors[0]
             return task.result()
         finally:
             if watched:
@@ -167,16 +163,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise Stuck(f"no end after {MOST_STEPS} steps and {self._now:.0f} s")
-        able = [one for one in self._waiting if not one.held]
-        if not able:
+        able = self._waiting if len(self._waiting) == 1 else [one for one in self._waiting if not one.held]
+        if not able or able[0].held:
             self._pass_time()
             return
         machine = able[self._choices.below(len(able))] if len(able) > 1 else able[0]
         handle = machine.ready.popleft()
         if not machine.ready:
             self._waiting.remove(machine)
-        if not handle.cancelled_:
-            handle.run(self)
+        if handle.cancelled_:
+            return
+        try:
+            handle.context.run(handle.callback, *handle.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as asyncio has it
+            self.call_exception_handler({"exception": error})
 
     def _pass_time(self) -> None:
         while self._timers:

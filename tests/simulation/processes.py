@@ -28,9 +28,13 @@ class Clock:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop, self.offset_s = loop, 0.0
+        self._last = 0.0, EPOCH
 
     def now(self) -> datetime:
-        return EPOCH + timedelta(seconds=self._loop.time() + self.offset_s)
+        since = self._loop.time() + self.offset_s
+        if self._last[0] != since:
+            self._last = since, EPOCH + timedelta(seconds=since)
+        return self._last[1]
 
     def monotonic(self) -> float:
         return self._loop.time()
@@ -54,6 +58,9 @@ class Store(DiskStore):
         self.accepted(run_id, signal)
 
 
+_PAUSES = (None, None, None, 0, 0.02)
+
+
 class Process(Machine, Around):
     """A process: an engine with memory of its own, on the shared disk."""
 
@@ -67,6 +74,7 @@ class Process(Machine, Around):
         self.store.accepted, self.store.refused = schedule.reference.accept, schedule.reference.refused
         self.waiting: dict[asyncio.Future[Any], None] = {}
         self.number = number
+        self.stops = not {"crash", "power", "pause", "partition"}.isdisjoint(schedule.weather)
 
     @cached_property
     def engine(self) -> Engine:
@@ -90,30 +98,39 @@ class Process(Machine, Around):
 
     # What happens around its operations ------------------------------------------------------------------------------------------
 
+    def pause_s(self) -> float | None:
+        """Decide whether others go first (0), or time passes; None: neither."""
+        return _PAUSES[self.schedule.choices.below(5)] if self.schedule.stormy else None
+
     async def breathe(self) -> None:
         """Let others go first, or time pass."""
-        how = self.schedule.choices.below(5) if self.schedule.stormy else 0
-        if how >= 3:
-            await asyncio.sleep(0 if how == 3 else 0.02)
+        if (pause := self.pause_s()) is not None:
+            await asyncio.sleep(pause)
 
     async def before(self, operation: str, *, writes: bool) -> None:
         schedule = self.schedule
-        await self.breathe()
-        await self._reach()
+        if (pause := self.pause_s()) is not None:  # not `breathe`: this is done for each operation
+            await asyncio.sleep(pause)
+        if self.cut_off:
+            await self._reach()
         if writes and schedule.stormy:
             if schedule.full and operation in ("append", "put_blob", "post", "claim"):
                 raise self._excused(StoreFull("the virtual disk is full"))
             if "busy" in schedule.weather and schedule.choices.chance(0.04):
                 raise self._excused(StoreBusy("the virtual store is busy"))
-            await self.perhaps_stop()
+            if self.stops:
+                await self.perhaps_stop()
 
     async def after(self, operation: str) -> None:
         if self.tearing:
             await self.die()
         if self.schedule.stormy:
-            await self.perhaps_stop()
-            await self.breathe()
-        await self._reach()
+            if self.stops:
+                await self.perhaps_stop()
+            if (pause := self.pause_s()) is not None:
+                await asyncio.sleep(pause)
+        if self.cut_off:
+            await self._reach()
 
     def tears(self) -> bool:
         self.tearing = self.schedule.stormy and "crash" in self.schedule.weather and self.schedule.choices.chance(0.02)

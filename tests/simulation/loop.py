@@ -91,7 +91,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_task(self, coro: Any, *, name: Any = None, context: Context | None = None) -> asyncio.Task[Any]:
         if context is not None and PROCESS not in context:  # a task of a context of its own lives and dies with its process all the same
             context.run(PROCESS.set, PROCESS.get())
-        task: Any = asyncio.Task(coro, loop=self, name=name, context=context)
+        task: Any = asyncio.Task(coro, loop=self, name=name or "task", context=context)  # without a name asyncio numbers it, at once
         task._log_destroy_pending = False  # those of a dead process never end
         unregister(task)  # nobody asks for all tasks, and each of a dead process would be taken out of that set only when it is collected
         self._tasks.append(task)

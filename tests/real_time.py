@@ -24,7 +24,6 @@ WAITS_FOR = {
     "stores/test_unreleased.py": "a store that another process has locked",
     "teams/trees.py": "workers, and stores that have not noticed yet that a process was killed",
     "testing/conformance/test_broken_worker_hosts.py": "what a broken host never does",
-    "testing/conformance/test_schedulers.py": "what a broken scheduler never does",
     "testing/conformance/test_worker_hosts.py": "workers that look into stores with threads of their own",
     "workers/fleet.py": "servers and workers in processes of their own",
     "testing/test_simulate.py": "a trial that hangs, of which real time is the bound",

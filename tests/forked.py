@@ -265,6 +265,7 @@ def serve(server: socket.socket) -> dict[str, Any]:
                 for number, descriptor in enumerate(given[:3]):
                     os.dup2(descriptor, number)
                 os.closerange(3, 1024)
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that were started with nohup ignore it
                 if job["leads"]:
                     os.setsid()
                     _has_a_terminal()

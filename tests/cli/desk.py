@@ -70,10 +70,11 @@ async def slow_note(text: str) -> str:
 
 
 @tool(side_effect="write")
-async def held_note(text: str) -> str:
-    """Say that it began, and write a line when there is a file named go. Nobody may listen to that at first: the loop goes on meanwhile."""
-    await asyncio.to_thread(Path("begun").write_text, "begun\\n")
-    while not Path("go").exists():
+async def held_note(text: str, until: str = "go") -> str:
+    """Say that it began, and write a line when there is a file named go, or otherwise."""
+    with open("begun", "w") as pipe:
+        pipe.write("begun\\n")
+    while not Path(until).exists():
         await asyncio.sleep(0.02)
     leave(text)
     return "written"
@@ -91,6 +92,7 @@ CALLS: dict[str, str] = {
     "pause": "call: {tool: pause}",
     "slow": "call: {tool: slow_note, args: {text: slow}}",
     "held": "call: {tool: held_note, args: {text: held}}",
+    "held until asked": "call: {tool: held_note, args: {text: held, until: asked}}",
     "ask": "ask: Which one?",
     "stop": "stop: enough",
     "answer": "answer: all done",

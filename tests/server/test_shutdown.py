@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from detent import Engine
 from detent.server import ServerSettings, app
 from detent.server.listening import Listener
 from server.serving import EVERYBODY, Client, engine_of
+
+Begun = Callable[[], Awaitable[None]]
 
 
 @pytest.fixture
@@ -50,9 +52,19 @@ async def process(desk: Desk, *words: str) -> AsyncGenerator[tuple[Any, Client]]
         served.stdout.close()
 
 
-async def begun(desk: Desk) -> None:
-    """Wait until a tool says that it has begun."""
-    assert await asyncio.to_thread((desk.home / "begun").read_text) == "begun\n"
+@pytest.fixture
+def begun(desk: Desk) -> Generator[Begun]:
+    """Give what waits until a tool says that it has begun. Somebody listens all the time, so no tool waits for that."""
+    os.mkfifo(desk.home / "begun")
+    pipe = os.open(desk.home / "begun", os.O_RDWR)
+
+    async def begun() -> None:
+        assert await asyncio.to_thread(os.read, pipe, 6) == b"begun\n"
+
+    try:
+        yield begun
+    finally:
+        os.close(pipe)
 
 
 async def read(client: Client, run_id: str, after: str) -> AsyncGenerator[tuple[str, str, str]]:
@@ -69,9 +81,10 @@ async def read(client: Client, run_id: str, after: str) -> AsyncGenerator[tuple[
                 event = {}
 
 
-def test_a_stopped_server_suspends_its_runs_ends_its_streams_and_a_new_one_resumes_everything(desk: Desk) -> None:
+def test_a_stopped_server_suspends_its_runs_ends_its_streams_and_a_new_one_resumes_everything(desk: Desk, begun: Begun) -> None:
     """A reading call is cut off and made again; a call with an effect may finish, and is made once."""
-    os.mkfifo(desk.home / "begun")
+
+    desk.steps("pause", "held until asked", "answer")
 
     async def run() -> None:
         seen: list[str] = []
@@ -87,7 +100,7 @@ def test_a_stopped_server_suspends_its_runs_ends_its_streams_and_a_new_one_resum
         # the first server is stopped during the reading call
         async with process(desk) as (served, client):
             run_id = (await client.post("/runs", json={"agent": "tester", "goal": "x"})).json()["run_id"]
-            await begun(desk)
+            await begun()
             following = asyncio.create_task(follow(client, run_id))
             while len(seen) < 3:
                 await asyncio.sleep(0.01)
@@ -101,18 +114,15 @@ def test_a_stopped_server_suspends_its_runs_ends_its_streams_and_a_new_one_resum
         (desk.home / "go").write_text("")
         async with process(desk) as (served, client):
             following = asyncio.create_task(follow(client, run_id))
-            await begun(desk)
-            while '"went on"' not in (await client.get(f"/runs/{run_id}/records")).text:  # the reading call has seen that it may go on
-                await asyncio.sleep(0.01)
-            (desk.home / "go").unlink()
-            await begun(desk)
+            await begun()
+            await begun()
             served.send_signal(signal.SIGTERM)
             assert (await following)[-1].startswith("stopped ")
             refused = await client.post("/runs", json={"agent": "tester", "goal": "late"})
             assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (503, "stopping", "5")
             assert (await client.get("/readyz")).status_code == 503
             assert desk.notes == []
-            (desk.home / "go").write_text("")
+            (desk.home / "asked").write_text("")
             assert await asyncio.to_thread(served.wait, 20) == 0
         assert desk.notes == ["held"]
         # the third one finishes the run
@@ -130,15 +140,14 @@ def test_a_stopped_server_suspends_its_runs_ends_its_streams_and_a_new_one_resum
     asyncio.run(run())
 
 
-def test_the_end_of_its_terminal_stops_a_server_like_a_sigterm(desk: Desk) -> None:
+def test_the_end_of_its_terminal_stops_a_server_like_a_sigterm(desk: Desk, begun: Begun) -> None:
     """It is told twice, by the shell and by the system: a call with an effect may finish all the same."""
     desk.steps("held", "answer")
-    os.mkfifo(desk.home / "begun")
 
     async def run() -> None:
         async with process(desk) as (served, client):
             run_id = (await client.post("/runs", json={"agent": "tester", "goal": "x"})).json()["run_id"]
-            await begun(desk)
+            await begun()
             items = read(client, run_id, "")
             assert (await anext(items))[0] == "record"
             served.send_signal(signal.SIGHUP)
@@ -185,16 +194,14 @@ def test_a_server_that_is_told_to_stop_before_it_has_started_ends(tmp_path: Path
     asyncio.run(run())
 
 
-def test_a_call_that_does_not_come_back_is_cut_off_within_the_grace_period(tmp_path: Path) -> None:
+def test_a_call_that_does_not_come_back_is_cut_off_within_the_grace_period(desk: Desk, begun: Begun) -> None:
     """The server exits in time; the call is in doubt, and the next server says so instead of making it again."""
-    desk = Desk(tmp_path)
     desk.steps("slow", "answer")
-    os.mkfifo(desk.home / "begun")
 
     async def run() -> None:
         async with process(desk, "--drain", "0.2") as (served, client):
             run_id = (await client.post("/runs", json={"agent": "tester", "goal": "x"})).json()["run_id"]
-            await begun(desk)
+            await begun()
             served.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(served.wait, 20) == 0
         async with process(desk) as (_, client):

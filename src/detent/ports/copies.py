@@ -33,7 +33,7 @@ def ours(thing: Any) -> bool:
 def copied(value: T) -> T:
     """Return a deep copy of states, events or JSON data that shares nothing mutable with `value`. A function is returned as it is."""
     made: Any = value
-    kind: Any = type(made)
+    kind = cast("type[Any]", type(made))
     if kind in _UNCHANGING or made is _EMPTY:
         return value
     if isinstance(value, msgspec.Struct):

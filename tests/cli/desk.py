@@ -92,7 +92,7 @@ CALLS: dict[str, str] = {
     "pause": "call: {tool: pause}",
     "slow": "call: {tool: slow_note, args: {text: slow}}",
     "held": "call: {tool: held_note, args: {text: held}}",
-    "held until asked": "call: {tool: held_note, args: {text: held, until: asked}}",
+    "held-longer": "call: {tool: held_note, args: {text: held, until: asked}}",
     "ask": "ask: Which one?",
     "stop": "stop: enough",
     "answer": "answer: all done",

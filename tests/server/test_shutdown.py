@@ -83,8 +83,7 @@ async def read(client: Client, run_id: str, after: str) -> AsyncGenerator[tuple[
 
 def test_a_stopped_server_suspends_its_runs_ends_its_streams_and_a_new_one_resumes_everything(desk: Desk, begun: Begun) -> None:
     """A reading call is cut off and made again; a call with an effect may finish, and is made once."""
-
-    desk.steps("pause", "held until asked", "answer")
+    desk.steps("pause", "held-longer", "answer")
 
     async def run() -> None:
         seen: list[str] = []

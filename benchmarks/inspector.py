@@ -43,8 +43,8 @@ from server import CALLER, SETTINGS, server
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 TICKER = Agent(name="ticker", tools=["tick"], budget=Budget(max_iterations=100_000, max_tool_calls=100_000))
-A_TURN, EVERY_S = 4, 0.2
-"""The records of a turn, and the seconds between two turns of a run that is looked at."""
+A_TURN, EVERY_S, REST_S = 4, 0.2, 1.0
+"""The records of a turn, the seconds between two turns of a run that is looked at, and those in which a browser comes to rest that was given a new page."""
 
 
 @tool(side_effect="read")
@@ -113,6 +113,7 @@ async def visiting(browser: Any, url: str, path: str, script: str = "") -> Async
     await context.add_cookies([{"name": cookie_at(int(url.rpartition(":")[2])), "value": "x", "url": url}])
     await context.add_init_script(script)
     page = await context.new_page()
+    await asyncio.sleep(REST_S)
     await page.goto(url + path)
     try:
         yield page
@@ -126,7 +127,7 @@ SEEN = """(selector => {
     const there = place && place.height > 0 && place.top >= 0 && place.top < innerHeight;
     requestAnimationFrame(there ? () => { window.seen = performance.now(); } : look);
   };
-  requestAnimationFrame(look);
+  if (location.protocol !== "about:") requestAnimationFrame(look);
 })"""
 FOUND = """() => {
   const {responseEnd, serverTiming} = performance.getEntriesByType("navigation")[0];

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.core.errors import ConfigError, InvalidArguments
-from detent.ports import ToolContext, ToolSpec
+from detent.ports import ToolContext
 from detent.tools import Tool, schema_digest, tool
 from tool_calls import attempt
 
@@ -285,13 +285,6 @@ def test_the_digest_changes_with_what_a_recorded_call_relies_on() -> None:
     digests = {base, *(schema_digest(made.spec) for made in others)}
     assert len(digests) == 6
     assert all(len(digest) == 64 for digest in digests)
-
-
-def test_a_declaration_has_its_own_digest_also_where_another_one_was_in_memory() -> None:
-    """Digests are kept by the identity of a declaration; one that is gone leaves its digest to no other, however many there were."""
-    digests = [schema_digest(ToolSpec(name=f"tool_{number}")) for number in range(3_000)]
-    assert len(set(digests)) == 3_000
-    assert digests == [schema_digest(ToolSpec(name=f"tool_{number}")) for number in range(3_000)]
 
 
 WHOLE: list[tuple[dict[str, Any], Any, Any]] = [

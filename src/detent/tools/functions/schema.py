@@ -86,9 +86,6 @@ def check_schema(schema: dict[str, Any], *, what: str) -> None:
 
 _WHERE_DECLARED = ("sensitive", "scopes", "credentials", "trust", "ends_turn")
 """Left out of the digest if not declared, so that the digest equals that of earlier versions."""
-_DIGESTS: dict[int, tuple[ToolSpec, str]] = {}
-"""The digests of declarations, by identity: a declaration never changes, and each start, resumption and replay of a run asks for all of its tools."""
-_MOST_DIGESTS = 1024
 
 
 def schema_digest(spec: ToolSpec) -> str:
@@ -98,9 +95,6 @@ def schema_digest(spec: ToolSpec) -> str:
     output, `ends_turn`. The description and limits are not part of it. A resumed run compares the digest with the one in its log; a tool that
     has changed must be approved again.
     """
-    known = _DIGESTS.get(id(spec))
-    if known is not None and known[0] is spec:
-        return known[1]
     declared = [
         spec.name,
         spec.input_schema,
@@ -110,8 +104,4 @@ def schema_digest(spec: ToolSpec) -> str:
         *([spec.confinement or "sandboxed"] if spec.sandboxed else []),
         *({name: value} for name in _WHERE_DECLARED if (value := getattr(spec, name)) not in (False, (), "untrusted")),
     ]
-    digest = hashlib.sha256(_canonical(declared)).hexdigest()
-    if len(_DIGESTS) >= _MOST_DIGESTS:
-        _DIGESTS.clear()
-    _DIGESTS[id(spec)] = spec, digest
-    return digest
+    return hashlib.sha256(_canonical(declared)).hexdigest()

@@ -82,11 +82,14 @@ def shown(told: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+APPROVED = [
+    {"runId": "r1", "text": "pay"}, {"runId": "r2", "answer": {"approved": True}}, {"runId": "r2", "answer": {"approved": True}, "fresh": True},
+]  # fmt: skip
+"""A front end that asks, answers the interrupt, and is opened anew."""
+
+
 def test_a_front_end_shows_text_calls_and_an_approval(tmp_path: Path) -> None:
     """The verifier takes every event; the interrupt is answered, and each stretch says what it used. A front end that opens later shows the same."""
-    steps = [
-        {"runId": "r1", "text": "pay"}, {"runId": "r2", "answer": {"approved": True}}, {"runId": "r2", "answer": {"approved": True}, "fresh": True},
-    ]  # fmt: skip
 
     async def body(engine: Engine, server: Served, gate: asyncio.Event, taken: Any, *told: Any) -> None:
         first, second, again = told
@@ -105,14 +108,11 @@ def test_a_front_end_shows_text_calls_and_an_approval(tmp_path: Path) -> None:
         resolved = [one.event for one in await engine.records("t.1") if type(one.event).__name__ == "ApprovalResolved"]
         assert [one.by for one in resolved] == ["ann"]  # type: ignore[union-attr]
 
-    front_end(tmp_path, "payer", steps, body)
+    front_end(tmp_path, "payer", APPROVED, body)
 
 
 def test_a_front_end_decides_what_a_sub_agent_asks(tmp_path: Path) -> None:
     """The verifier takes every event; one that answers again joins what it began."""
-    steps = [
-        {"runId": "r1", "text": "pay"}, {"runId": "r2", "answer": {"approved": True}}, {"runId": "r2", "answer": {"approved": True}, "fresh": True},
-    ]  # fmt: skip
 
     async def body(engine: Engine, server: Served, gate: asyncio.Event, taken: Any, *told: Any) -> None:
         first, second, again = told
@@ -121,7 +121,7 @@ def test_a_front_end_decides_what_a_sub_agent_asks(tmp_path: Path) -> None:
         assert second["interrupts"] == []
         assert shown(second)[-1] == shown(again)[-1] == ("assistant", "paid 7")
 
-    front_end(tmp_path, "chief", steps, body)
+    front_end(tmp_path, "chief", APPROVED, body)
 
 
 @in_check

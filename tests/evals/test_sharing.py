@@ -24,6 +24,7 @@ from detent.evals.controlling import evaluation, evaluations
 from detent.evals.sharing import INDEX, Begun, Book, Kept, Order, begin, place_of
 from detent.evals.trials import Trial, is_of, runs_of, trial_id
 from detent.stores import open_store
+from detent.stores.ram import RamStore
 from detent.testing import Crash, CrashingStore
 from evals.soak import stormed
 from evals.trying import Ledger, engine_of, suite_of, tried
@@ -405,6 +406,35 @@ def test_what_is_kept_is_put_together(tmp_path: Path) -> None:
             await other.refresh()
             assert all(other.done(key) for key in begun.keys)
 
+    asyncio.run(run())
+
+
+def test_what_is_put_together_while_it_is_read_is_found() -> None:
+    """A reader has the names of blobs that are gone when it comes to them: what they had is in a further one."""
+    moved = list[int]()
+
+    class Moving(RamStore):
+        async def get_blob(self, run_id: str, key: str) -> bytes | None:
+            if run_id == place_of("e") and not moved:
+                moved.append(1)
+                await keeps(2, 60)
+            return await super().get_blob(run_id, key)
+
+    async def keeps(first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            one = Trial(case="0", cluster="0", variant="", number=number, run_id=f"r{number}", standing="passed", output="x" * 1000)
+            await book.keep(Kept(trial=one))
+
+    async def run() -> None:
+        nonlocal book
+        async with adding(Moving(), Costly()) as engine:
+            begun = await begin(engine, suite_of(1, 60), "e")
+            book, other = Book(engine, begun), Book(engine, begun)
+            await keeps(1, 1)
+            await other.refresh()
+            assert moved and other.done(("0", "", 1))
+
+    book: Any = None
     asyncio.run(run())
 
 

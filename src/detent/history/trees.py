@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -120,13 +121,15 @@ async def grows(runtime: Runtime, run_id: str, *, host: Host | None = None) -> A
     """Yield the tree of a run now, and each time that it has changed, until all its runs have ended."""
     before: Tree | None = None
     while True:
+        began = time.monotonic()
         now = await tree(runtime, run_id, host=host)
+        looked_s = time.monotonic() - began
         if now != before:
             yield now
         if now.ended:
             return
         before = now
-        await wait_for_news(runtime.store, POLL_S, records=True)
+        await wait_for_news(runtime.store, POLL_S, records=True, looked_s=looked_s)
 
 
 async def looks_at_tree(
@@ -139,7 +142,7 @@ async def looks_at_tree(
     """
     states = {run_id: await base_of(store, run_id, await store.read(run_id, limit=1)) or RunState(run_id=run_id)}
     while True:
-        ended, found = states[run_id].terminal, list[list[tuple[Record, RunState]]]()
+        began, ended, found = time.monotonic(), states[run_id].terminal, list[list[tuple[Record, RunState]]]()
         if await store.head(run_id) is None:
             raise RunNotFound(run_id, store.url)
         for one in (await tree_at(store, run_id)).runs:
@@ -151,11 +154,12 @@ async def looks_at_tree(
                 state = evolve(state, record)
                 found[-1].append((record, state))
             states[one.run_id] = state
+        looked_s = time.monotonic() - began
         yield states, list(heapq.merge(*found, key=lambda item: item[0].envelope.at))
         if ended:  # the look before may have read a child before its last record
             return
         if not states[run_id].terminal:
-            await wait_for_news(store, every_s, records=True)
+            await wait_for_news(store, every_s, records=True, looked_s=looked_s)
 
 
 def at_rest(run_id: str, states: Mapping[str, RunState]) -> bool:

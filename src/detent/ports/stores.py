@@ -473,8 +473,13 @@ async def look_at(store: EventStore, *, upgrade: bool = False) -> bool:
     return True
 
 
-async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = False) -> None:
-    """Wait until the store signals news, at most that many seconds; a store that cannot signal waits the whole time."""
+async def wait_for_news(store: EventStore, timeout_s: float, *, records: bool = False, looked_s: float = 0.0) -> None:
+    """Wait until the store signals news, at most that many seconds; a store that cannot signal waits the whole time.
+
+    `looked_s`: how long the last look took. At least nine times that is waited, or the whole time, so that looking takes a tenth of a core at most.
+    """
+    if looked_s:
+        await asyncio.sleep(min(9 * looked_s, timeout_s))
     if (changed := getattr(store, "changed", None)) is not None:  # `isinstance` of `Wakes` takes as long as the rest of this
         try:
             await changed(timeout_s, records=records)

@@ -12,9 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import msgspec
-from sse_starlette import ServerSentEvent
 
-from detent.core.codec import encode
 from detent.core.errors import DetentError, RunNotFound
 from detent.core.records import Record
 from detent.core.state import RunState
@@ -23,7 +21,7 @@ from detent.ports import Chunk, Signal
 from detent.running.conversing import digest_of_id
 from detent.server.agui_events import Telling
 from detent.server.below import Asking, begun_at, below, keep
-from detent.server.events import merged, sse
+from detent.server.events import event, merged, sse
 from detent.server.keys import digest_of
 from detent.server.openai.requests import message_of
 from detent.server.openai.stretches import answered_in
@@ -179,14 +177,11 @@ def _signal(call: Call, said: Input, one: Resumed) -> Signal | None:
     return Signal(id=name, kind="reply", by=by, payload={"ask_id": about, "reply": reply})
 
 
-async def _events(call: Call, said: Input, stretch: Stretch, session: Session) -> AsyncGenerator[ServerSentEvent]:
+async def _events(call: Call, said: Input, stretch: Stretch, session: Session) -> AsyncGenerator[bytes]:
     run_id, ended, shown = stretch.run_id, False, not stretch.joined
     telling, asking = Telling(run_id, stretch.begin), Asking()
     names = {"threadId": said.thread_id, "runId": said.run_id}
     cancels = _table(said.forwarded_props).get("cancelOnDisconnect") is True
-
-    def event(data: dict[str, Any]) -> ServerSentEvent:
-        return ServerSentEvent(encode(data).decode())
 
     try:
         yield event({"type": "RUN_STARTED", **names, "protocolVersion": VERSION})

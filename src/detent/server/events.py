@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
 from typing import Any
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from detent.core.codec import encode, read_log
 from detent.core.errors import DetentError, RunNotFound
 from detent.core.records import Record
 from detent.core.state import TERMINAL, WAITING
-from detent.engine import Engine
 from detent.ports import Chunk
 from detent.running.results import Result
 from detent.server.below import Asking, asking_below
@@ -30,8 +29,10 @@ from detent.server.problems import Problem, Refused, told
 from detent.server.served import Reader
 from detent.server.shapes import Strict, run_of
 
-LOOK_S, LONGEST_LOOK_S = 0.2, 2.0
-"""How soon the store is looked at for records of other processes; the longer nothing happens, the less often."""
+LOOK_S = 2.0
+"""How often the store is looked at beside what the hub tells."""
+TOGETHER_BYTES = 65_536
+"""So much of what comes together is sent at once."""
 
 
 class ReadEvents(Strict, frozen=True, kw_only=True):
@@ -68,17 +69,17 @@ async def stream(call: Call) -> Any:
     served.refuse_full(call.caller)
     loaded = await served.engine.load(run_id, host=host)  # a problem is answered as one, not in the stream
 
-    async def body() -> AsyncGenerator[ServerSentEvent]:
-        async with contextlib.aclosing(merged(call, loaded.run_id, int(given or 0), chunks=query.chunks)) as items:
-            async for item in items:
-                if isinstance(item, Record):
-                    yield ServerSentEvent(encode(item).decode(), id=str(item.envelope.seq), event="record")
-                elif isinstance(item, Chunk):
-                    yield ServerSentEvent(encode(item).decode(), event="chunk")
-                elif isinstance(item, Result):
-                    yield ServerSentEvent(encode(run_of(item)).decode(), event="end")
-                elif isinstance(item, str):
-                    yield _stopped_early(item)
+    async def body() -> AsyncGenerator[bytes]:
+        async with contextlib.aclosing(_told(call, loaded.run_id, int(given or 0))) as batches:
+            async for batch in batches:
+                together, size = list[bytes](), 0
+                for item in batch:
+                    if query.chunks or not isinstance(item, Chunk):
+                        together.append(one := _framed(item))
+                        if (size := size + len(one)) > TOGETHER_BYTES:
+                            yield b"".join(together)
+                            together, size = [], 0
+                yield b"".join(together)
 
     return sse(call, body(), loaded.run_id)
 
@@ -98,44 +99,58 @@ async def stream_all(call: Call) -> Any:
     return sse(call, _many(call, OfTenant(store, tenant), cursor, ("tenant", tenant), chunks=query.chunks, new=new), "")
 
 
+def event(data: Any, name: str = "", event_id: str = "") -> bytes:
+    """Return an event of a stream: its data as JSON, which has no line ends. The parser of @ag-ui/client knows no other end of a line than this one."""
+    head = (f"id: {event_id}\n" if event_id else "") + (f"event: {name}\n" if name else "")
+    return b"%bdata: %b\n\n" % (head.encode(), encode(data))
+
+
+def _framed(item: Any) -> bytes:
+    """Return what happens in one run as an event."""
+    if isinstance(item, Record):
+        return event(item, "record", str(item.envelope.seq))
+    if isinstance(item, Chunk):
+        return event(item, "chunk")
+    return event(run_of(item), "end") if isinstance(item, Result) else _stopped_early(item)
+
+
 async def _many(
     call: Call, runs: Runs, cursor: Cursor, topic: tuple[str, str], *, chunks: bool, new: bool = False
-) -> AsyncGenerator[ServerSentEvent]:
+) -> AsyncGenerator[bytes]:
     """Yield the events of many runs."""
     store = call.served.engine.store
     whole = contextlib.nullcontext() if runs.top else call.served.following_all(call.caller.tenant)
     with whole, call.served.hub.reading(*topic) as reader, _stops(call, reader):
         if new:
             cursor.begin_at(await ends_of(runs))
-            yield ServerSentEvent("{}", id=await cursor.event_id(), event="begin")
+            yield event({}, "begin", await cursor.event_id())
         async with contextlib.aclosing(Following(store, runs, cursor, reader).items()) as items:
             try:
                 async for item in items:
                     if isinstance(item, Record):
-                        name = await cursor.moved(item.envelope.run, item.envelope.seq)
-                        yield ServerSentEvent(encode(item).decode(), id=name, event="record")
+                        yield event(item, "record", await cursor.moved(item.envelope.run, item.envelope.seq))
                     elif isinstance(item, Chunk):
                         if chunks:
-                            yield ServerSentEvent(encode(item).decode(), event="chunk")
+                            yield event(item, "chunk")
                     elif isinstance(item, Problem):
-                        yield ServerSentEvent(encode(item).decode(), event="problem")
+                        yield event(item, "problem")
                     elif item:
                         yield _stopped_early(item)
                     else:
                         result = await call.served.rested(runs.top, call.caller.host)
-                        yield ServerSentEvent(encode(run_of(result)).decode(), event="end")
+                        yield event(run_of(result), "end")
             except DetentError as error:
                 yield _stopped_early(told(str(error), store.url))
 
 
-def _stopped_early(why: str) -> ServerSentEvent:
-    return ServerSentEvent(encode({"why": why}).decode(), event="stopped")
+def _stopped_early(why: str) -> bytes:
+    return event({"why": why}, "stopped")
 
 
 class Stream(EventSourceResponse):
     """A stream of events that holds a place while it is answered, also if its reader has gone before the first event."""
 
-    def __init__(self, call: Call, events: AsyncGenerator[ServerSentEvent], run_id: str) -> None:
+    def __init__(self, call: Call, events: AsyncGenerator[bytes], run_id: str) -> None:
         settings = call.served.settings
         headers = {"Cache-Control": "no-store"} | ({"X-Detent-Run": run_id} if run_id else {})
         EventSourceResponse.__init__(  # pyright: ignore[reportUnknownMemberType] - the package's own types are partial
@@ -151,7 +166,7 @@ class Stream(EventSourceResponse):
             self._give_back()
 
 
-async def _allowed(call: Call, events: AsyncGenerator[ServerSentEvent]) -> AsyncIterator[ServerSentEvent]:
+async def _allowed(call: Call, events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
     """Yield the events for as long as the caller's token is good: one that has expired, or was removed, ends the stream."""
     served, looked = call.served, time.monotonic()
     async with contextlib.aclosing(events) as items:
@@ -161,14 +176,12 @@ async def _allowed(call: Call, events: AsyncGenerator[ServerSentEvent]) -> Async
                 try:
                     await served.caller(token_of(call.request))
                 except Refused as refused:
-                    yield ServerSentEvent(comment=str(refused))
+                    yield f": {refused}\n\n".encode()
                     return
-            yield ServerSentEvent(
-                one.data, id=one.id, event=one.event, sep="\n"
-            )  # the parser of @ag-ui/client knows no other end of a line
+            yield one
 
 
-def sse(call: Call, events: AsyncGenerator[ServerSentEvent], run_id: str) -> EventSourceResponse:
+def sse(call: Call, events: AsyncGenerator[bytes], run_id: str) -> EventSourceResponse:
     """Return a stream of events about a run; raise `Refused` (503) if there is no place for it."""
     return Stream(call, events, run_id)
 
@@ -180,12 +193,9 @@ async def merged(
 
     With `waits` it continues while the run waits, until it has ended. With `asks` it also yields what runs below ask people, while the run waits for them.
     """
-    hub, head = call.served.hub, await call.served.engine.store.head(run_id) if asks else None
-    with hub.reading("run", run_id) as reader, _stops(call, reader), contextlib.ExitStack() as tree:
-        if head is not None:
-            tree.enter_context(hub.reading("tree", head.goal_id, reader=_Below(reader, run_id)))
-        async with contextlib.aclosing(_of_run(call, run_id, after, reader.queue, waits=waits, asks=asks)) as items:
-            async for item in items:
+    async with contextlib.aclosing(_told(call, run_id, after, waits=waits, asks=asks)) as batches:
+        async for batch in batches:
+            for item in batch:
                 if chunks or not isinstance(item, Chunk):
                     yield item
 
@@ -200,7 +210,7 @@ class _Below(Reader):
     def put(self, item: Any, run_id: str = "") -> None:
         """Take an item of the tree."""
         if isinstance(item, Record) and run_id != self._run_id and item.envelope.status in WAITING:
-            self._reader.put(None)
+            self._reader.look()
 
 
 @contextlib.contextmanager
@@ -218,43 +228,52 @@ def _stops(call: Call, reader: Reader) -> Generator[None]:
         stopper.cancel()
 
 
+async def _told(
+    call: Call, run_id: str, after: int, *, waits: bool = True, asks: bool = False
+) -> AsyncGenerator[Sequence[Record | Chunk | Result | Asking | str]]:
+    """Yield what happens in one run, together what comes together: what the store has, then what the hub tells. See `merged`."""
+    hub, head = call.served.hub, await call.served.engine.store.head(run_id) if asks else None
+    with hub.reading("run", run_id) as reader, _stops(call, reader), contextlib.ExitStack() as tree:
+        if head is not None:
+            tree.enter_context(hub.reading("tree", head.goal_id, reader=_Below(reader, run_id)))
+        async with contextlib.aclosing(_of_run(call, run_id, after, reader, waits=waits, asks=asks)) as batches:
+            async for batch in batches:
+                yield batch
+
+
 async def _of_run(
-    call: Call, run_id: str, after: int, queue: asyncio.Queue[Any], *, waits: bool, asks: bool
-) -> AsyncGenerator[Record | Chunk | Result | Asking | str]:
-    """Yield what happens in one run: what the store has, then what this process commits, and what others do as the store tells."""
-    engine: Engine = call.served.engine
-    store, seen, pause_s, digest, rests = engine.store, 0, LOOK_S, "", ""
+    call: Call, run_id: str, after: int, reader: Reader, *, waits: bool, asks: bool
+) -> AsyncGenerator[Sequence[Record | Chunk | Result | Asking | str]]:
+    store, seen, digest, rests = call.served.engine.store, 0, "", ""
+    told: Sequence[Any] = (None,)
     while True:
-        lines = await store.read(run_id, after=seen)
-        if not lines and await store.head(run_id) is None:
-            raise RunNotFound(run_id, "this server")
-        news, looked = list(read_log(run_id, lines, previous=digest, after=seen)), True
-        pause_s = LOOK_S if news else min(2 * pause_s, LONGEST_LOOK_S)
-        while True:
-            for record in news:
-                seen, digest = record.envelope.seq, record.digest
-                if seen > after:
-                    yield record
-            status = news[-1].envelope.status if news else ""
-            if status in TERMINAL or (status in WAITING and not waits):
-                yield await call.served.rested(run_id, call.caller.host)
-                return
-            rests = status or rests
-            if asks and rests == "waiting_for_subagent" and (looked or news) and (asking := await asking_below(call, run_id)):
-                yield asking
-            try:
-                item = await asyncio.wait_for(queue.get(), pause_s)
-            except TimeoutError:
-                break
-            if isinstance(item, Chunk | str):
-                yield item
-                if isinstance(item, str):
-                    return
-            news, looked = [], False
+        batch, looked, status = list[Record | Chunk | Result | Asking | str](), False, ""
+        for item in told:
             if item is None or (isinstance(item, Record) and item.envelope.seq > seen + 1):
-                break
-            if isinstance(item, Record) and item.envelope.seq > seen:
-                news, pause_s = [item], LOOK_S
+                lines, looked = await store.read(run_id, after=seen), True
+                if not lines and await store.head(run_id) is None:
+                    raise RunNotFound(run_id, "this server")
+                news: Iterable[Record] = read_log(run_id, lines, previous=digest, after=seen)
+            elif isinstance(item, Record):
+                news = [item] if item.envelope.seq > seen else []
+            else:
+                batch.append(item)
+                continue
+            for record in news:
+                seen, digest, status = record.envelope.seq, record.digest, record.envelope.status
+                if seen > after:
+                    batch.append(record)
+        if batch:
+            yield batch
+        if any(isinstance(item, str) for item in batch):
+            return
+        if status in TERMINAL or (status in WAITING and not waits):
+            yield [await call.served.rested(run_id, call.caller.host)]
+            return
+        rests = status or rests
+        if asks and rests == "waiting_for_subagent" and (looked or status) and (asking := await asking_below(call, run_id)):
+            yield [asking]
+        told = await reader.take(LOOK_S) or (None,)
 
 
 OPERATIONS = (

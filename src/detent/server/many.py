@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -116,7 +116,7 @@ class Following:
         self._store, self._runs, self._cursor, self._reader = store, runs, cursor, reader
         self._digests: dict[str, str] = {}
         self._damaged: set[str] = set()
-        self._looks = asyncio.Event()
+        self._looked_s = 0.0
 
     async def items(self) -> AsyncGenerator[Record | Chunk | Problem | str]:
         """Yield records, chunks, what is wrong with a log that cannot be read, and at the end why the stream stops; "" if its first run has ended."""
@@ -128,8 +128,9 @@ class Following:
                 whole = began >= whole_at
                 async for item in self._looked(whole=whole):
                     yield item
+                self._looked_s = time.monotonic() - began
                 if whole:
-                    whole_at = time.monotonic() + max(WHOLE_S, 20 * (time.monotonic() - began))
+                    whole_at = time.monotonic() + max(WHOLE_S, 20 * self._looked_s)
                 if over:
                     yield ""
                     return
@@ -148,32 +149,29 @@ class Following:
 
     async def _watch(self) -> None:
         while True:
-            await wait_for_news(self._store, LOOK_S, records=True)
-            if not self._looks.is_set():
-                self._looks.set()
-                self._reader.queue.put_nowait(None)
+            await wait_for_news(self._store, LOOK_S, records=True, looked_s=self._looked_s)
+            self._reader.look()
 
     async def _told(self) -> AsyncGenerator[Record | Chunk | Problem | str]:
         """Yield what the hub tells, until it is time to look at the store."""
-        while True:
-            item = await self._reader.queue.get()
-            if item is None:
-                self._looks.clear()
-                return
-            if isinstance(item, Record):
-                run_id, seq = item.envelope.run, item.envelope.seq
-                reached = self._cursor.reached.get(run_id, 0)
-                if seq <= reached or run_id in self._damaged or not self._runs.has(run_id):
-                    continue
-                if seq == reached + 1:
-                    yield self._note(item)
-                elif (head := await self._store.head(run_id)) is not None:
-                    async for one in self._read([head]):
-                        yield one
-                if item.envelope.status in TERMINAL and run_id == self._runs.top:
-                    return
-            elif isinstance(item, str) or (isinstance(item, Chunk) and self._runs.has(item.run_id)):
-                yield item
+        told: Sequence[Any] = ()
+        while None not in told:
+            told = await self._reader.take()
+            for item in told:
+                if isinstance(item, Record):
+                    run_id, seq = item.envelope.run, item.envelope.seq
+                    reached = self._cursor.reached.get(run_id, 0)
+                    if seq <= reached or run_id in self._damaged or not self._runs.has(run_id):
+                        continue
+                    if seq == reached + 1:
+                        yield self._note(item)
+                    elif (head := await self._store.head(run_id)) is not None:
+                        async for one in self._read([head]):
+                            yield one
+                    if item.envelope.status in TERMINAL and run_id == self._runs.top:
+                        return
+                elif isinstance(item, str) or (isinstance(item, Chunk) and self._runs.has(item.run_id)):
+                    yield item
 
     async def _looked(self, *, whole: bool) -> AsyncGenerator[Record | Problem]:
         """Yield what the store has and the reader does not."""

@@ -14,11 +14,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequ
 from typing import Any, Literal, cast
 
 from detent.core.agent import Host
-from detent.core.errors import RunNotFound
+from detent.core.errors import DetentError, RunNotFound
 from detent.core.records import Record
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
-from detent.ports import Chunk, Observer
+from detent.ports import Chunk, EventStore, Observer, wait_for_news
 from detent.ports.observing import placed
 from detent.running.health import Fresh
 from detent.running.results import Result
@@ -41,11 +41,15 @@ FLEET_RUNS, FLEET_S = 12, 10.0
 
 
 class Reader:
-    """What a stream was told and has not taken yet. `missed` has the runs of which a record found no room."""
+    """What a stream was told and has not taken yet: records, chunks, and None when it should look at the store.
+
+    `missed` has the runs of which a record found no room.
+    """
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
         self.missed: set[str] = set()
+        self._looks = False
 
     def put(self, item: Any, run_id: str = "") -> None:
         """Take an item, or note whose record was left out."""
@@ -53,6 +57,24 @@ class Reader:
             self.queue.put_nowait(item)
         elif run_id:
             self.missed.add(run_id)
+
+    def look(self) -> None:
+        """Have the stream look at the store, once for all that was said before it does."""
+        if not self._looks:
+            self._looks = True
+            self.queue.put_nowait(None)
+
+    async def take(self, timeout_s: float | None = None) -> Sequence[Any]:
+        """Wait, at most so many seconds, and return what there is: what one commit told comes together. Nothing if the time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = [await self.queue.get()]
+        except TimeoutError:
+            return ()
+        while not self.queue.empty():
+            found.append(self.queue.get_nowait())
+        self._looks = False
+        return found
 
 
 Topic = tuple[Literal["run", "tree", "tenant"], str]
@@ -68,12 +90,16 @@ class Hub:
     def __init__(self) -> None:
         self._readers: dict[Topic, set[Reader]] = {}
         self._tenants: OrderedDict[str, str] = OrderedDict()
+        self._told: dict[str, tuple[int, float]] = {}
+        self._read = asyncio.Event()
 
     def on_record(self, record: Record, state: RunState) -> None:
         """Pass a committed record to the readers of its run, its tree and its tenant."""
         run_id = state.run_id
-        for reader in self._readers.get(("run", run_id), ()):
-            reader.put(record)
+        if (readers := self._readers.get(("run", run_id))) is not None:
+            self._told[run_id] = record.envelope.seq, time.monotonic()
+            for reader in readers:
+                reader.put(record)
         self._tenants[run_id] = state.host.tenant
         if len(self._tenants) > MOST_CALLERS:
             self._tenants.popitem(last=False)
@@ -93,18 +119,41 @@ class Hub:
     def _of(self, *topics: Topic) -> Sequence[Reader]:
         return [reader for topic in topics for reader in self._readers.get(topic, ())]
 
+    async def watch(self, store: EventStore) -> None:
+        """Have the readers of runs that other processes advance look at the store when it has more records of them. Without readers it sleeps."""
+        looked_s = 0.0
+        while True:
+            await self._read.wait()
+            await wait_for_news(store, LATER_S, records=True, looked_s=looked_s)
+            began = time.monotonic()
+            for kind, run_id in tuple(self._readers):
+                seq, at = self._told.get(run_id, (0, 0.0))
+                if kind != "run" or began - at < LATER_S:  # this process advances it
+                    continue
+                with contextlib.suppress(DetentError):  # the reader finds it when it looks itself
+                    head = await store.head(run_id)
+                    if (there := 0 if head is None else head.records) != seq:
+                        self._told[run_id] = there, 0.0
+                        for reader in self._readers.get((kind, run_id), ()):
+                            reader.look()
+            looked_s = time.monotonic() - began
+
     @contextlib.contextmanager
     def reading(self, *topic: Any, reader: Reader | None = None) -> Generator[Reader]:
         """Give a reader, a new one or this, with the records and chunks of a topic from now on."""
         about: Topic = cast("Topic", topic)
         reader = reader or Reader()
         self._readers.setdefault(about, set()).add(reader)
+        self._read.set()
         try:
             yield reader
         finally:
             self._readers[about].discard(reader)
             if not self._readers[about]:
                 del self._readers[about]
+                self._told.pop(about[1], None)
+            if not self._readers:
+                self._read.clear()
 
 
 class Began:
@@ -185,6 +234,7 @@ class Served:
         if self._again:
             self.stopping = asyncio.Event()
         async with self.engine, self.mcp.running() if self.mcp is not None else contextlib.nullcontext():
+            watch = asyncio.create_task(self.hub.watch(self.engine.store))
             for hook in self.settings.webhooks:
                 self.begin(Sender(self.engine, hook, self.stopping).work(), name=f"webhooks to {hook.url}")
             if self._works:
@@ -194,6 +244,7 @@ class Served:
             finally:
                 self._again = True
                 await self._stop()
+                watch.cancel()
 
     def stop(self) -> bool:
         """Take no more work, and end the streams with a reason. Once this process advances no run, whatever serves the application ends: return True."""
@@ -268,12 +319,10 @@ class Served:
         pause_s = SOON_S
         with self.hub.reading("run", run_id) as reader:
             while (head := await self.engine.store.head(run_id)) is not None and head.status not in AT_REST:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        while True:
-                            item = await reader.queue.get()
-                            if isinstance(item, Record) and item.envelope.status in AT_REST:
-                                return
+                until = time.monotonic() + pause_s
+                while (told := await reader.take(until - time.monotonic())) and None not in told:
+                    if any(isinstance(item, Record) and item.envelope.status in AT_REST for item in told):
+                        return
                 pause_s = min(2 * pause_s, LATER_S)
 
     def _over(self, task: asyncio.Task[Any]) -> None:

@@ -1,7 +1,8 @@
-"""Wakes those that wait for signals, in this process and in others of this host: each has a named pipe in a directory of the store.
+"""Wakes those that wait for signals and records, in this process and in others of this host.
 
-Posting a signal writes a byte into every pipe. The next wait finds what was written while nobody waited, so no signal is missed between two
-waits. A pipe without a reader belongs to a dead process and is removed.
+For signals, each store instance has a named pipe in a directory of the store. Posting a signal writes a byte into every pipe. The next wait finds what
+was written while nobody waited, so no signal is missed between two waits. A pipe without a reader belongs to a dead process and is removed. Records
+ring no bell, because that would slow down every append: whoever waits for them looks at a number that each commit changes (`News`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,42 @@ import os
 import secrets
 import stat
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from detent.core.errors import StoreError
 
 FOLLOW_S = 0.25
-"""Seconds between two reads by a follower of records. Records ring no bell, because that would slow down every append."""
+"""Seconds between two reads by a follower of a store that cannot tell of the records of other processes."""
+LOOK_S, LOOKS = 0.01, 2000
+"""How soon a commit is noticed, in seconds, and how many of all that wait may look in a second."""
 
 _RINGS = 4096
+
+
+class News:
+    """Wakes those that wait for records of one store instance. `commits` gives a value that is another one after each commit.
+
+    `elsewhere`: commits of other processes change it too.
+    """
+
+    def __init__(self, commits: Callable[[], object], *, elsewhere: bool) -> None:
+        self._commits, self._most_s = commits, float("inf") if elsewhere else FOLLOW_S
+        self._heard: weakref.WeakKeyDictionary[asyncio.Task[object], object] = weakref.WeakKeyDictionary()
+        self._waiting = 0
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until something is committed, or was since this task last waited, at most so many seconds."""
+        task, time = asyncio.current_task(), asyncio.get_running_loop().time
+        assert task is not None  # noqa: S101 - a coroutine runs in a task
+        heard, until = self._heard.get(task, self._commits()), time() + min(timeout_s, self._most_s)
+        self._waiting += 1
+        try:
+            while (now := self._commits()) == heard and (left_s := until - time()) > 0:  # noqa: ASYNC110 - a process sets no event of another
+                await asyncio.sleep(min(left_s, max(LOOK_S, self._waiting / LOOKS)))
+        finally:
+            self._waiting -= 1
+        self._heard[task] = now
 
 
 class Bell:
@@ -32,11 +61,8 @@ class Bell:
         self._fd, self._pid = -1, 0
         self._waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # none is kept that was left behind with its loop
 
-    async def wait(self, timeout_s: float, *, records: bool = False) -> None:
+    async def wait(self, timeout_s: float) -> None:
         """Wait until somebody rings, at most so many seconds. Raise `StoreError` if no pipe can be created."""
-        if records:
-            await asyncio.sleep(min(timeout_s, FOLLOW_S))
-            return
         loop, fd = asyncio.get_running_loop(), self._opened()
         rung: asyncio.Future[None] = loop.create_future()
         if not any(other.get_loop() is loop for other in self._waiting):

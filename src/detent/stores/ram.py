@@ -20,12 +20,10 @@ from detent.ports import Balance, DueQuery, DueRuns, Reservation, RunQuery, Sign
 from detent.ports.fleet import KEPT_S, MOST_CARDS, Tally
 from detent.ports.processes import renew_in_children
 from detent.ports.stores import Posts, is_erased, refuse_behind_cancel, refuse_erased, refuse_overfull, refuse_without_claim
+from detent.stores.bells import News
 from detent.stores.due import Waiting, asked_for, is_told, key_of, line_of, microseconds, page_of, wake_of
 from detent.stores.fleet import counted, tallied
 from detent.stores.listing import select, unsealed
-
-FOLLOW_S = 0.25
-"""Seconds between two reads by a follower of records: appends wake nobody."""
 
 
 def _done(waiting: asyncio.Future[None]) -> None:
@@ -62,7 +60,7 @@ class _Shelf:
         self.spent: dict[tuple[str, str], Spent] = {}
         self.reserved: dict[tuple[str, str], tuple[float, Spent]] = {}
         self.waiting: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()  # who was left behind with its loop is kept by nobody
-        self.posted = 0
+        self.posted = self.appends = 0
         self.wakes: list[tuple[int, str]] = []  # of the runs that can move by themselves: when, and which
         self.lines: dict[str, list[tuple[int, str]]] = {}  # the same for each line
         self.told: set[str] = set()  # the runs that may have a signal
@@ -124,6 +122,7 @@ class RamFleet:
 
     def __init__(self) -> None:
         self._shelf, self._heard, self._taken_over = _Shelf(), 0, 0
+        self._news = News(lambda: self._shelf.appends, elsewhere=True)
         self._runs: dict[str, _Run] | None = self._shelf.runs
 
     def _open_runs(self) -> dict[str, _Run]:
@@ -241,6 +240,7 @@ class RamStore(RamFleet):
             self._shelf.move(run.head, wake_of(run.head), wake_of(head))
         run.records.extend(records)
         run.head = head
+        self._shelf.appends += 1
         if durable:
             run.sealed = len(run.records), head.digest
         for signal_id in consumed:
@@ -379,13 +379,13 @@ class RamStore(RamFleet):
             self._shelf.wake()
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
-        """Wait until a signal is posted, at most so many seconds; see `Wakes`."""
+        """Wait until a signal is posted, or something is recorded, at most so many seconds; see `Wakes`."""
         self._open_runs()
-        heard, self._heard = self._heard, self._shelf.posted
-        if heard != self._shelf.posted and not records:  # posted while nobody waited here
-            return
         if records:
-            await asyncio.sleep(min(timeout_s, FOLLOW_S))
+            await self._news.wait(timeout_s)
+            return
+        heard, self._heard = self._heard, self._shelf.posted
+        if heard != self._shelf.posted:  # posted while nobody waited here
             return
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[None] = loop.create_future()

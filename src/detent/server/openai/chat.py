@@ -9,13 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import msgspec
-from sse_starlette import ServerSentEvent
 
 from detent.core.codec import encode
 from detent.core.state import RunState
 from detent.ports import Chunk, RunQuery
 from detent.running.results import Result, approvals_of
-from detent.server.events import merged, sse
+from detent.server.events import event, merged, sse
 from detent.server.keys import digest_of, id_of
 from detent.server.openai.requests import AGAIN_S, flag, is_repeated, message_of, refuse_others, same_sender, schema_of, streamed, text_of
 from detent.server.operations import Call, Operation, written
@@ -136,13 +135,12 @@ def usage_of(result: Result[Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _streamed(call: Call, asked: Asked, run_id: str) -> AsyncGenerator[ServerSentEvent]:
+async def _streamed(call: Call, asked: Asked, run_id: str) -> AsyncGenerator[bytes]:
     """Yield what is written as it is written; what was not streamed of the answer comes at its end."""
     head = _head(asked, run_id, "chat.completion.chunk")
 
-    def delta(piece: dict[str, Any], finish: str | None = None, **more: Any) -> ServerSentEvent:
-        data = head | {"choices": [{"index": 0, "delta": piece, "finish_reason": finish, "logprobs": None}]} | more
-        return ServerSentEvent(encode(data).decode())
+    def delta(piece: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        return event(head | {"choices": [{"index": 0, "delta": piece, "finish_reason": finish, "logprobs": None}]} | more)
 
     sent = ""
     try:
@@ -161,14 +159,12 @@ async def _streamed(call: Call, asked: Asked, run_id: str) -> AsyncGenerator[Ser
                         yield delta({"content": text if not sent else f"\n\n{text}"})
                     yield delta({}, "stop", detent=detent)
                     if asked.usage:
-                        yield ServerSentEvent(encode(head | {"choices": [], "usage": usage_of(item)}).decode())
+                        yield event(head | {"choices": [], "usage": usage_of(item)})
                 elif isinstance(item, str):
                     raise Refused(503, "stopped", item)
-        yield ServerSentEvent("[DONE]")
+        yield b"data: [DONE]\n\n"
     except Refused as refused:
-        yield ServerSentEvent(
-            encode({"error": {"message": str(refused), "type": "server_error", "code": refused.problem.code, "param": None}}).decode()
-        )
+        yield event({"error": {"message": str(refused), "type": "server_error", "code": refused.problem.code, "param": None}})
 
 
 async def models(call: Call) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 
-from detent.core.codec import encode
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Chunk
 from detent.server.below import asking_below, begun_at
+from detent.server.events import event as framed
 from detent.server.events import merged, sse
 from detent.server.openai import stretches
 from detent.server.openai.conversations import ANY, operation, page_of
@@ -102,12 +102,12 @@ def _stream(call: Call, run_id: str, begin: int, *, after: int) -> EventSourceRe
     return sse(call, _events(call, run_id, begin, after), run_id)
 
 
-async def _events(call: Call, run_id: str, begin: int, after: int) -> AsyncGenerator[ServerSentEvent]:
+async def _events(call: Call, run_id: str, begin: int, after: int) -> AsyncGenerator[bytes]:
     """Yield the events of a response behind number `after`, as they happen."""
     made, written_to, pieces = Stretch(begin, await _ends(call, run_id)), dict[str, str](), 0
 
-    def event(number: int, kind: str, data: dict[str, Any]) -> ServerSentEvent:
-        return ServerSentEvent(encode({"type": kind, "sequence_number": number} | data).decode(), event=kind)
+    def event(number: int, kind: str, data: dict[str, Any]) -> bytes:
+        return framed({"type": kind, "sequence_number": number} | data, kind)
 
     if after < 0:
         head = await shown(call, run_id, begin, Stretch(begin))

@@ -17,7 +17,7 @@ from detent.core.errors import ConfigError, RunNotFound, StoreBusy, StoreError, 
 from detent.ports import Signal
 from detent.ports.processes import renew_in_children
 from detent.ports.stores import refuse_erased
-from detent.stores.bells import Bell
+from detent.stores.bells import Bell, News
 from detent.stores.daemon_threads import Threads
 from detent.stores.files.logs import Logs
 from detent.stores.files.parts import Claims, Inboxes, Recorded, sync_directory
@@ -53,7 +53,8 @@ class StoreDirectory:
         self._logs = Logs(self.path)
         self._reserved = Reserved(self.path / ".reserved", now=now)
         self._inboxes = Inboxes(self.path / ".inbox", self._logs.consumed, self._logs.consumed_on_disk, self._logs.has)
-        self._bell = Bell(self.path / ".bells")
+        self._bell, self._appends = Bell(self.path / ".bells"), 0
+        self._news = News(lambda: self._appends, elsewhere=False)
         self._open = False
         self._owed = Owed(self._give_up)
         self._pending: dict[str, asyncio.Future[Any]] = {}

@@ -105,6 +105,7 @@ class FileStore(FileDue):
                 self._posted(name, signal, wait_s)
 
         await self._do(run_id, action, threaded=durable)
+        self._appends += 1
 
     async def spent(self, tenant: str, since: str) -> Spent:
         """Return what the tenant has used since that day, in all processes."""
@@ -209,9 +210,9 @@ class FileStore(FileDue):
         await self._do(run_id, action, threaded=True)
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
-        """Wait until a process of this host posts a signal, at most so many seconds; see `Wakes`."""
+        """Wait until a process of this host posts a signal, or this one records something, at most so many seconds; see `Wakes`."""
         self._file("_", "")
-        await self._bell.wait(timeout_s, records=records)
+        await (self._news if records else self._bell).wait(timeout_s)
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
         """Return the waiting signals of these runs, oldest first. If no signal waits anywhere, this lists one directory."""

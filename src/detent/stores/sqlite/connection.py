@@ -14,7 +14,7 @@ from detent.core.records import RunHead
 from detent.ports import store_files
 from detent.ports.processes import renew_in_children
 from detent.ports.sqlite_files import RAISED, Db, is_busy, translate
-from detent.stores.bells import Bell
+from detent.stores.bells import Bell, News
 from detent.stores.daemon_threads import Opening
 from detent.stores.heartbeat import LEASE_S, STUCK_S
 from detent.stores.locks import BUSY_TIMEOUT_S, Holder
@@ -55,7 +55,7 @@ class SqliteConnection:
         claims = Path(f"{self.path}-claims")
         self._holder = Holder(claims, host=host, lease_s=lease_s, stuck_s=stuck_s, now=now, monotonic=monotonic)
         self._holder.give_back = self._let_go
-        self._bell = Bell(self._holder.directory)
+        self._bell, self._news = Bell(self._holder.directory), News(self._commits, elsewhere=True)
         self._opening = Opening()
         self._db: Db | None = None
         self._real: str
@@ -199,6 +199,15 @@ class SqliteConnection:
         if operation.error is not None:
             raise operation.error
         return True
+
+    def _commits(self) -> object:
+        """Return what a commit changes, of this connection or of any other one; None if that cannot be read now."""
+        db = self._connection()
+        try:
+            with db.using:
+                return db.total_changes, db.execute("PRAGMA data_version").fetchone()
+        except RAISED:
+            return None
 
     async def _rows(self, run_id: str, sql: str, values: Sequence[Any] | dict[str, Any]) -> list[Any]:
         """Return the rows of a read that runs after all queued operations of this run."""

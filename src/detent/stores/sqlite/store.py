@@ -249,9 +249,9 @@ class SqliteStore(SqliteFleet):
         self._bell.ring()
 
     async def changed(self, timeout_s: float, *, records: bool = False) -> None:
-        """Wait until a process of this host posts a signal, at most so many seconds; see `Wakes`."""
+        """Wait until a process of this host posts a signal, or records something, at most so many seconds; see `Wakes`."""
         self._connection()
-        await self._bell.wait(timeout_s, records=records)
+        await (self._news if records else self._bell).wait(timeout_s)
 
     async def signals(self, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
         """Return the waiting signals of these runs, oldest first. If no signal waits anywhere, this is one short query."""

@@ -18,6 +18,7 @@ import contextlib
 import json
 import multiprocessing
 import platform
+import re
 import socket
 import statistics
 import tempfile
@@ -32,6 +33,7 @@ import uvicorn
 from detent import Agent, Budget, Engine, FinalAnswer, ToolCall, tool
 from detent.extend import Plan
 from detent.server import Caller, ServerSettings, app
+from detent.workers.in_process import InProcessHost
 
 ANSWERER, TICKER = Agent(name="answerer"), Agent(name="ticker", tools=["tick"])
 CALLER = Caller(principal="bench", roles=("see", "run", "approve", "operate"))
@@ -42,6 +44,9 @@ SETTINGS = ServerSettings(rate=1e6, burst=1_000_000, streams=10_000)
 async def tick(n: int) -> int:
     """Do nothing."""
     return n
+
+
+_SEQ, _AT = re.compile(rb'"seq":([0-9]+)'), re.compile(rb'"at":"([^"]+)"')
 
 
 class Planner:
@@ -59,7 +64,7 @@ class Planner:
 
 def engine_at(store: str) -> Engine:
     """Return the engine of a server."""
-    return Engine(store=store, agents=[ANSWERER, TICKER], planner=Planner(), tools=[tick])
+    return Engine(store=store, agents=[ANSWERER, TICKER], planner=Planner(), tools=[tick], worker_host=InProcessHost(concurrency=1_000))
 
 
 def serve(store: str, port: int) -> None:
@@ -129,20 +134,28 @@ async def without(store: str, runs: int, clients: int) -> float:
         return runs / took
 
 
-async def followed(client: Any, run_id: str, lags: list[float], path: str = "/runs/{run}/events") -> int:
-    """Follow a run to its end, and return how many records came in their order, each once."""
-    records = 0
-    async with client.stream("GET", path.format(run=run_id)) as stream:
-        async for line in stream.aiter_lines():
-            if line.startswith("data: ") and '"seq":' in line[:200]:
-                record = json.loads(line[6:])
-                if record["envelope"]["run"] != run_id:
+async def followed(client: httpx2.AsyncClient, run_id: str, lags: list[float], path: str = "/runs/{run}/events") -> int:
+    """Follow a run to its end, and return how many records came in their order, each once. It reads the socket itself, to be cheaper than the server."""
+    records, rest, at = 0, b"", client.base_url
+    reader, writer = await asyncio.open_connection(at.host, at.port, limit=1 << 22)
+    request = f"GET {path.format(run=run_id)} HTTP/1.1\r\nHost: {at.host}:{at.port}\r\nAuthorization: Bearer x\r\n\r\n"
+    writer.write(request.encode())
+    mine = f'"run":"{run_id}"'.encode()
+    try:
+        while piece := await reader.read(1 << 20):
+            *events, rest = (rest + piece).split(b"\n\n")
+            for event in events:
+                if mine not in event or (seq := _SEQ.search(event)) is None:
                     continue
-                records += record["envelope"]["seq"] == records + 1
-                if record["event"]["type"] == "run_finished":
+                records += int(seq[1]) == records + 1
+                if b'"type":"run_finished"' in event:
                     return records
-                if record["event"]["type"] == "tool_finished":  # the last one of its turn, which is committed then
-                    lags.append(time.time() - datetime.fromisoformat(record["envelope"]["at"]).timestamp())
+                if (
+                    b'"type":"tool_finished"' in event and (made := _AT.search(event)) is not None
+                ):  # the last one of its turn, which is committed then
+                    lags.append(time.time() - datetime.fromisoformat(made[1].decode()).timestamp())
+    finally:
+        writer.close()
     return records
 
 

@@ -16,7 +16,7 @@ import pytest
 from amounts import crossed
 from detent import Agent, Engine, FinalAnswer, ToolCall
 from detent.extend import Plan
-from detent.server import cursors, events, many
+from detent.server import cursors, many
 from detent.server import served as server_module
 from server.serving import Client, engine_of, serving
 
@@ -177,7 +177,6 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (many, server_module):
         monkeypatch.setattr(module, "wait_for_news", nothing)
-    monkeypatch.setattr(events, "LOOK_S", 3_600.0)
 
 
 def gated(tmp_path: Path, body: Callable[[Engine, Client, asyncio.Event], Awaitable[None]], *, token: str = "ann") -> None:
@@ -226,24 +225,30 @@ def test_a_record_of_this_process_reaches_each_stream_at_once(
     gated(tmp_path, body, token=token)
 
 
-def test_a_record_of_another_process_reaches_the_stream_of_a_run_as_the_store_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream itself does not look again: one look for all readers of the process finds whose run has more, while others commit."""
-    monkeypatch.setattr(events, "LOOK_S", 3_600.0)
+def test_a_record_of_another_process_reaches_the_stream_of_a_run_as_the_store_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look for all readers of the process finds whose run has more, while other runs are recorded."""
 
     async def body(engine: Engine, url: str, client: Client) -> None:
         run = (await client.post("/runs", json={"agent": "payer", "goal": "x", "wait_s": 20})).json()
         run_id, answer = run["run_id"], {name: run["approvals"][0][name] for name in ("call_id", "digest")}
         found: list[int] = []
-        async with serving(engine_of(engine.store.url), works=False) as elsewhere, Client(elsewhere, "ann") as second:
-            async with events_of(second, f"/runs/{run_id}/events") as stream, events_of(second, f"/runs/{run_id}/events") as again:
-                async for kind, name, data in stream:
-                    if kind == "end":
-                        break
-                    found.append(int(name))
-                    if data["event"]["type"] == "run_waiting":
-                        await talked(client, 2)
-                        assert (await client.post(f"/runs/{run_id}/approve", json=answer)).status_code == 200
-                assert [int(name) async for kind, name, _ in again if kind == "record"] == found
+        path = f"/runs/{run_id}/events"
+        async with (
+            serving(engine_of(engine.store.url), works=False) as elsewhere,
+            Client(elsewhere, "ann") as second,
+            events_of(second, path) as stream,
+            events_of(second, path) as again,
+        ):
+            async for kind, name, data in stream:
+                if kind == "end":
+                    break
+                found.append(int(name))
+                if data["event"]["type"] == "run_waiting":
+                    await talked(client, 2)
+                    assert (await client.post(f"/runs/{run_id}/approve", json=answer)).status_code == 200
+            assert [int(name) async for kind, name, _ in again if kind == "record"] == found
         assert found == list(range(1, (await engine.load(run_id)).state.seq + 1))
 
     served(tmp_path, body)

@@ -36,6 +36,8 @@ CHANGED_LINES = 20
 class Progress:
     """Shows a run on stderr. `verbosity` as in `OutputConfig`; diffs leave out what matches `redact`. Use as `with Progress(...) as progress:`."""
 
+    only_reads = True
+
     def __init__(
         self,
         output: Output,

@@ -24,6 +24,8 @@ WIDTH = 160
 class WorkerLines:
     """Use as `with WorkerLines(invocation, shown=...) as lines:`. With -v every call has a line, with -vv every record."""
 
+    only_reads = True
+
     def __init__(self, invocation: Invocation, *, shown: bool) -> None:
         self._invocation, self._shown = invocation, shown
         self._live: LiveLines | None = None

@@ -16,9 +16,11 @@ from detent.ports.interpreting import Interpreter
 from detent.ports.remembering import Governor
 
 if TYPE_CHECKING:
+    from detent.observers import composite
     from detent.tools import registry
     from detent.tools.mcp import servers
 
+    CompositeObserver = composite.CompositeObserver
     Registry = registry.Registry
     Servers = servers.Servers
 
@@ -87,7 +89,7 @@ def one_of(observers: Sequence[Observer]) -> tuple[Observer, ...]:
     return (fan_out(observers),) if observers else ()
 
 
-def fan_out(observers: Sequence[Observer]) -> Observer:
+def fan_out(observers: Sequence[Observer]) -> CompositeObserver:
     """Return one observer that calls them all. A failing observer is reported once and fails nothing. Raise `ConfigError` for a non-observer."""
     from detent.observers.composite import CompositeObserver
 

@@ -9,6 +9,7 @@ from detent.core.errors import ConfigError
 from detent.core.records import Record
 from detent.core.state import RunState
 from detent.ports import Chunk, Observer
+from detent.ports.copies import ours
 from detent.ports.options import takes
 from detent.ports.telling import Fan, Listener
 
@@ -24,6 +25,11 @@ class CompositeObserver(Fan):
         self.observers = tuple(_checked(o) for o in observers if o is not None)
         self._records = tuple(Listener(o.on_record, o) for o in self.observers)
         self._chunks = tuple(Listener(o.on_chunk, o) for o in self.observers)
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether all of them are our own, and neither keep nor pass on what they are given: these get no copies."""
+        return all(ours(type(one)) and getattr(one, "only_reads", False) for one in self.observers)
 
     def on_record(self, record: Record, state: RunState) -> Awaitable[None] | None:
         """Call all observers. If this returns an awaitable (some observer is asynchronous), you must await it."""

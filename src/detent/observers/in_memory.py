@@ -23,6 +23,8 @@ EventT = TypeVar("EventT")
 class InMemoryObserver:
     """Keeps every record and chunk, in order; with `limit`, only the latest `limit` of each."""
 
+    only_reads = True
+
     def __init__(self, *, limit: int | None = None) -> None:
         self._records: deque[tuple[Envelope, bytes | None, str]] = deque(maxlen=limit)
         self._chunks: deque[Chunk] = deque(maxlen=limit)

@@ -78,6 +78,8 @@ class OtelObserver:
     the version whose names spans have.
     """
 
+    only_reads = True
+
     def __init__(
         self, *, tracer_provider: Any = None, meter_provider: Any = None, content: bool = False, conventions: n.Version = n.VERSION
     ) -> None:

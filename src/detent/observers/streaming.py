@@ -59,6 +59,8 @@ class StreamingObserver:
     reader. You can stop reading at any time; `close()` frees the queue.
     """  # row K102
 
+    only_reads = True
+
     def __init__(
         self,
         *,

@@ -59,7 +59,6 @@ from detent.running.live import MAKING, LiveWorld
 from detent.running.parts import Parts, digests_of, links_of, make_run, tools_of, ways_of
 from detent.running.patience import patience_of
 from detent.running.people import poster
-from detent.running.phase_hooks import apart
 from detent.running.posting import asked_parent
 from detent.running.preparing import preparing_of
 from detent.running.scheduling import ScheduledWorld
@@ -220,7 +219,7 @@ class Advancing:
 
     def journal(self, state: RunState, *, told: bool = True) -> Journal:
         """Return a journal that continues after `state`. If it is not `told`, no observer and no hook gets its records."""
-        parts, sinks = self.parts, [apart(sink) for sink in self._sinks] if told else []
+        parts, sinks = self.parts, [*self._sinks] if told else []
         if told and parts.hooks is not noop_hooks:
             sinks.append(LifecycleHooks(parts.hooks).on_record)
         make = partial(SnapshotJournal, parts.store, state, self.control.effects, clock=parts.clock, ids=parts.ids)

@@ -39,6 +39,7 @@ from detent.running import admission
 from detent.running.advancing import ADVANCED, Advancing, due
 from detent.running.parts import Parts, kernel_of, nameless
 from detent.running.people import poster
+from detent.running.phase_hooks import apart
 from detent.running.results import Approval, Result, approvals_of, result_of
 from detent.running.rules import cancels
 from detent.running.snapshots import load_run
@@ -235,7 +236,7 @@ class Runtime:
         """Advance a run under its claim, in its own task, with this engine's observers and its limit; its awaiter then forgets it."""
         self.parts.watcher.refuse_held(run_id)
         told = fan_out((*self._observers, *observers)) if observers or self._observers else None
-        sinks, chunk = ([told.on_record], told.on_chunk) if told else ([], None)
+        sinks, chunk = ([told.on_record if told.only_reads else apart(told.on_record)], told.on_chunk) if told else ([], None)
         advancing = Advancing(self.parts, run_id, planner_for or self.planner_of_run, sinks=sinks, chunk=chunk, inline=inline)
         work = self._under_claim(advancing, begin, turns, (slot and self._limit) or UNLIMITED)
         task = asyncio.create_task(work, name=run_id, context=watched_by(observers))

@@ -29,8 +29,8 @@ from detent.server.problems import Problem, Refused, told
 from detent.server.served import Reader
 from detent.server.shapes import Strict, run_of
 
-LOOK_S = 2.0
-"""How often the store is looked at beside what the hub tells."""
+LOOK_S = 0.5
+"""How often the runs below one are looked at, where another process may advance them, for what they ask people."""
 TOGETHER_BYTES = 65_536
 """So much of what comes together is sent at once."""
 
@@ -219,7 +219,7 @@ def _stops(call: Call, reader: Reader) -> Generator[None]:
 
     async def stopped() -> None:
         await call.served.stopping.wait()
-        reader.queue.put_nowait("the server stops; come back with the last event id")
+        reader.tell("the server stops; come back with the last event id")
 
     stopper = asyncio.create_task(stopped())
     try:
@@ -271,9 +271,10 @@ async def _of_run(
             yield [await call.served.rested(run_id, call.caller.host)]
             return
         rests = status or rests
-        if asks and rests == "waiting_for_subagent" and (looked or status) and (asking := await asking_below(call, run_id)):
+        below = asks and rests == "waiting_for_subagent"
+        if below and (looked or status) and (asking := await asking_below(call, run_id)):
             yield [asking]
-        told = await reader.take(LOOK_S) or (None,)
+        told = await reader.take(LOOK_S if below else None) or (None,)
 
 
 OPERATIONS = (

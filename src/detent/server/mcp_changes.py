@@ -108,4 +108,4 @@ class Changes:
 
     async def _stops(self, reader: Reader) -> None:
         await self._served.stopping.wait()
-        reader.put("the server stops")
+        reader.tell("the server stops")

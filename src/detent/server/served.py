@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from typing import Any, Literal, cast
 
 from detent.core.agent import Host
-from detent.core.errors import DetentError, RunNotFound
+from detent.core.errors import DetentError
 from detent.core.records import Record
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
@@ -41,39 +41,46 @@ FLEET_RUNS, FLEET_S = 12, 10.0
 
 
 class Reader:
-    """What a stream was told and has not taken yet: records, chunks, and None when it should look at the store.
+    """What a stream was told and has not taken yet: records, chunks, why it stops, and None when it should look at the store.
 
     `missed` has the runs of which a record found no room.
     """
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[Any] = asyncio.Queue()
         self.missed: set[str] = set()
+        self._items: deque[Any] = deque()
+        self._waits: asyncio.Future[None] | None = None
         self._looks = False
 
     def put(self, item: Any, run_id: str = "") -> None:
-        """Take an item, or note whose record was left out."""
-        if self.queue.qsize() < MOST_BEHIND:
-            self.queue.put_nowait(item)
-        elif run_id:
+        """Take a record or a chunk. If there is no room, a chunk is dropped, and the stream finds a record in the store."""
+        if len(self._items) < MOST_BEHIND:
+            self.tell(item)
+        elif isinstance(item, Record):
             self.missed.add(run_id)
+            self.look()
 
     def look(self) -> None:
         """Have the stream look at the store, once for all that was said before it does."""
         if not self._looks:
             self._looks = True
-            self.queue.put_nowait(None)
+            self.tell(None)
+
+    def tell(self, item: Any) -> None:
+        """Take an item for which there is always room."""
+        self._items.append(item)
+        if self._waits is not None and not self._waits.done():
+            self._waits.set_result(None)
 
     async def take(self, timeout_s: float | None = None) -> Sequence[Any]:
         """Wait, at most so many seconds, and return what there is: what one commit told comes together. Nothing if the time is up."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                found = [await self.queue.get()]
-        except TimeoutError:
-            return ()
-        while not self.queue.empty():
-            found.append(self.queue.get_nowait())
-        self._looks = False
+        if not self._items:
+            self._waits = asyncio.get_running_loop().create_future()
+            if timeout_s is None:
+                await self._waits
+            else:
+                await asyncio.wait((self._waits,), timeout=timeout_s)
+        found, self._items, self._looks = self._items, deque(), False
         return found
 
 
@@ -86,6 +93,8 @@ class Hub:
 
     A record of another process, or one that was dropped because its reader is far behind, is read from the store.
     """
+
+    only_reads = True
 
     def __init__(self) -> None:
         self._readers: dict[Topic, set[Reader]] = {}
@@ -103,7 +112,7 @@ class Hub:
         self._tenants[run_id] = state.host.tenant
         if len(self._tenants) > MOST_CALLERS:
             self._tenants.popitem(last=False)
-        if far := self._of(("tree", state.goal_id), ("tenant", state.host.tenant)):
+        if far := (*self._readers.get(("tree", state.goal_id), ()), *self._readers.get(("tenant", state.host.tenant), ())):
             there = placed(record, state.agent.name, state.parent)
             for reader in far:
                 reader.put(there, run_id)
@@ -113,11 +122,9 @@ class Hub:
         topics: list[Topic] = [("run", chunk.run_id), ("tree", chunk.goal_id)]
         if (tenant := self._tenants.get(chunk.run_id)) is not None:
             topics.append(("tenant", tenant))
-        for reader in self._of(*topics):
-            reader.put(chunk)
-
-    def _of(self, *topics: Topic) -> Sequence[Reader]:
-        return [reader for topic in topics for reader in self._readers.get(topic, ())]
+        for topic in topics:
+            for reader in self._readers.get(topic, ()):
+                reader.put(chunk)
 
     async def watch(self, store: EventStore) -> None:
         """Have the readers of runs that other processes advance look at the store when it has more records of them. Without readers it sleeps."""
@@ -158,6 +165,8 @@ class Hub:
 
 class Began:
     """An observer that tells the hub, and says when the first record of its run is committed."""
+
+    only_reads = True
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -234,7 +243,8 @@ class Served:
         if self._again:
             self.stopping = asyncio.Event()
         async with self.engine, self.mcp.running() if self.mcp is not None else contextlib.nullcontext():
-            watch = asyncio.create_task(self.hub.watch(self.engine.store))
+            watch = asyncio.create_task(self.hub.watch(self.engine.store), name="looking for records of other processes")
+            watch.add_done_callback(self._over)
             for hook in self.settings.webhooks:
                 self.begin(Sender(self.engine, hook, self.stopping).work(), name=f"webhooks to {hook.url}")
             if self._works:
@@ -307,12 +317,11 @@ class Served:
 
     async def rested(self, run_id: str, host: Host) -> Result[Any]:
         """Return the result of a run once it has ended or waits."""
-        if self._works:
+        runtime = self.engine.runtime
+        while True:
             await self._resting(run_id)
-        async for item in self.engine.follow(run_id, host=host):
-            if not isinstance(item, Record):
-                return item
-        raise RunNotFound(run_id, "this server")
+            if (state := await runtime.standing(run_id, host)).status in AT_REST:
+                return runtime.result(state)
 
     async def _resting(self, run_id: str) -> None:
         """Return when a run may have come to rest: this process says so, or the store does. It spares a look at the log for each record of any run."""

@@ -27,7 +27,7 @@ from detent.history.traces import Tracer
 from detent.policies.tiers import TieredPolicy
 from detent.ports import Call, Verdict
 from detent.server import ServerSettings
-from detent.server.pages import routes, run
+from detent.server.pages import routes
 from detent.testing import ScriptedPlanner
 from server.pages.visiting import COUNTER, ECHO, HOSTILE, IBAN, Visitor, ended, engine_at, invoiced, look_up, pay, shown, tick, words
 from server.serving import CAL, callers, serving
@@ -316,10 +316,6 @@ def test_the_news_have_what_another_process_records(tmp_path: Path) -> None:
         assert "event: over" in told and f"paid 412.5 to {IBAN}" in "".join(told)
 
     shown(tmp_path, body, works=False)
-
-
-def test_a_store_is_looked_at_again_soon_but_one_that_answers_slowly_less_often() -> None:
-    assert [run.pause_after(took_s) for took_s in (0, 0.001, 0.005, 1)] == [0.05, 0.05, 0.1, 0.2]
 
 
 def test_looking_at_a_run_again_reads_what_is_new_and_not_the_whole_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,7 @@ from detent.server.pages.rendering import render
 from detent.server.pages.timeline import Timeline, drawn
 from detent.server.pages.visits import HEADERS, Page, Visit
 from detent.server.problems import Refused
-from detent.server.served import Served
-
-LOOK_S, LONGEST_LOOK_S, SHARE = 0.05, 0.2, 20
-"""How soon the store is looked at for records of other processes. A look that takes long is followed by a pause that is so many times as long."""
+from detent.server.served import Reader, Served
 
 
 async def reading_of(visit: Visit) -> Reading:
@@ -188,8 +185,7 @@ async def live(visit: Visit) -> Response:
     async def news() -> AsyncGenerator[ServerSentEvent]:
         sent, here = known, reading
         with served.hub.reading("run", reading.run_id) as news_of:
-            queue = news_of.queue
-            stopper = asyncio.create_task(_stopped(served, queue))
+            stopper = asyncio.create_task(_stopped(served, news_of))
             try:
                 looked = time.monotonic()
                 while not served.stopping.is_set():
@@ -201,9 +197,7 @@ async def live(visit: Visit) -> Response:
                             return
                         if now.tenant != visit.caller.tenant or "see" not in now.roles:
                             return
-                    began = time.monotonic()
                     here = await served.readings.of(served.engine, here.run_id, host=visit.caller.host)
-                    pause_s = pause_after(time.monotonic() - began)
                     if here.sequence > sent:
                         parts = await _parts(visit, here, sent)
                         sent = here.sequence
@@ -211,10 +205,7 @@ async def live(visit: Visit) -> Response:
                     if here.state.status in TERMINAL:
                         yield ServerSentEvent("", event="over")
                         return
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(queue.get(), pause_s)
-                    while not queue.empty():
-                        queue.get_nowait()
+                    await news_of.take(served.settings.heartbeat_s)
             finally:
                 stopper.cancel()
 
@@ -228,14 +219,9 @@ async def live(visit: Visit) -> Response:
     return EventSourceResponse(counted(), sep="\n", ping=settings.heartbeat_s, send_timeout=settings.send_s, headers={**HEADERS})
 
 
-def pause_after(look_s: float) -> float:
-    """Return how long to wait after a look at the store that took so long. A file store reads the whole log for each, SQLite one row."""
-    return min(LONGEST_LOOK_S, max(LOOK_S, SHARE * look_s))
-
-
-async def _stopped(served: Served, queue: asyncio.Queue[Any]) -> None:
+async def _stopped(served: Served, reader: Reader) -> None:
     await served.stopping.wait()
-    queue.put_nowait(None)
+    reader.look()
 
 
 async def _parts(visit: Visit, reading: Reading, sent: int) -> str:

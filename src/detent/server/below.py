@@ -10,12 +10,15 @@ import contextlib
 
 import msgspec
 
+from detent.core.agent import Host
 from detent.core.errors import DetentError, RunNotFound
 from detent.core.state import RunState
 from detent.ports import EventStore
 from detent.ports.delegation import has_parent
+from detent.running.results import approvals_of
 from detent.server.operations import Call
 from detent.server.problems import Refused
+from detent.server.served import BELOW, Served
 
 _MARK = "stretch-"
 _ABOUT = {"approval": "call", "reply": "ask_id"}
@@ -24,9 +27,9 @@ Asking = tuple[RunState, ...]
 """Runs below one, each with the approvals and questions that wait for people."""
 
 
-async def asking_below(call: Call, run_id: str) -> Asking:
+async def asking_below(served: Served, run_id: str, host: Host) -> Asking:
     """Return the runs below one that ask people something. What somebody has answered, and is not decided yet, is left out."""
-    engine, host, found = call.served.engine, call.caller.host, list[RunState]()
+    engine, found = served.engine, list[RunState]()
     open_: dict[str, set[str]] = {}
     for one in await engine.waits(run_id, host=host):
         if one.on == "person" and one.run_id != run_id:
@@ -41,6 +44,16 @@ async def asking_below(call: Call, run_id: str) -> Asking:
             if approvals or asks:
                 found.append(msgspec.structs.replace(state, approvals=approvals, asks=asks))
     return tuple(found)
+
+
+async def waits_for(served: Served, state: RunState, host: Host) -> str:
+    """Say what a run waits for; if that is its children, what these wait for, each with the agents from the top to it."""
+    if calls := [f"{one.tool} ({one.reason})" for one in approvals_of(state)]:
+        return f"approval of {', '.join(calls)}"
+    if asks := [ask.question for ask in state.asks.values()]:
+        return "; ".join(asks)
+    waits = await served.engine.waits(state.run_id, host=host) if state.status == BELOW else ()
+    return "; ".join(f"{one.what} ({' / '.join(one.path)})" for one in waits) or state.status.replace("_", " ")
 
 
 async def below(call: Call, root: RunState, run_id: str) -> str:

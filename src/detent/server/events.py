@@ -21,12 +21,13 @@ from detent.core.records import Record
 from detent.core.state import TERMINAL, WAITING
 from detent.ports import Chunk
 from detent.running.results import Result
+from detent.running.snapshots import load_run
 from detent.server.below import Asking, asking_below
 from detent.server.cursors import Cursor
 from detent.server.many import Following, OfTenant, OfTree, Runs, ends_of
 from detent.server.operations import Call, Operation, token_of
 from detent.server.problems import Problem, Refused, told
-from detent.server.served import Reader
+from detent.server.served import BELOW, Below, Reader
 from detent.server.shapes import Strict, run_of
 
 LOOK_S = 0.5
@@ -191,26 +192,14 @@ async def merged(
 ) -> AsyncGenerator[Record | Chunk | Result | Asking | str]:
     """Yield the records of a run, and between them the chunks of this process; a text at the end says why the stream stops early.
 
-    With `waits` it continues while the run waits, until it has ended. With `asks` it also yields what runs below ask people, while the run waits for them.
+    With `waits` it continues while the run waits, until it has ended; without, until the run waits and nothing below it continues. With `asks` it also
+    yields what runs below ask people, while the run waits for them.
     """
     async with contextlib.aclosing(_told(call, run_id, after, waits=waits, asks=asks)) as batches:
         async for batch in batches:
             for item in batch:
                 if chunks or not isinstance(item, Chunk):
                     yield item
-
-
-class _Below(Reader):
-    """Has the reader of a run look again, for which None stands, when another run of its tree comes to rest: that one may ask somebody."""
-
-    def __init__(self, reader: Reader, run_id: str) -> None:
-        super().__init__()
-        self._reader, self._run_id = reader, run_id
-
-    def put(self, item: Any, run_id: str = "") -> None:
-        """Take an item of the tree."""
-        if isinstance(item, Record) and run_id != self._run_id and item.envelope.status in WAITING:
-            self._reader.look()
 
 
 @contextlib.contextmanager
@@ -232,10 +221,10 @@ async def _told(
     call: Call, run_id: str, after: int, *, waits: bool = True, asks: bool = False
 ) -> AsyncGenerator[Sequence[Record | Chunk | Result | Asking | str]]:
     """Yield what happens in one run, together what comes together: what the store has, then what the hub tells. See `merged`."""
-    hub, head = call.served.hub, await call.served.engine.store.head(run_id) if asks else None
+    hub, head = call.served.hub, await call.served.engine.store.head(run_id) if asks or not waits else None
     with hub.reading("run", run_id) as reader, _stops(call, reader), contextlib.ExitStack() as tree:
         if head is not None:
-            tree.enter_context(hub.reading("tree", head.goal_id, reader=_Below(reader, run_id)))
+            tree.enter_context(hub.reading("tree", head.goal_id, reader=Below(reader, run_id)))
         async with contextlib.aclosing(_of_run(call, run_id, after, reader, waits=waits, asks=asks)) as batches:
             async for batch in batches:
                 yield batch
@@ -267,14 +256,16 @@ async def _of_run(
             yield batch
         if any(isinstance(item, str) for item in batch):
             return
-        if status in TERMINAL or (status in WAITING and not waits):
+        rests, below = status or rests, (status or rests) == BELOW
+        rest = status in TERMINAL or (not waits and rests in WAITING and not below)
+        if not rest and below and (looked or status):
+            if asks and (asking := await asking_below(call.served, run_id, call.caller.host)):
+                yield [asking]
+            rest = not waits and not await call.served.moves_below(await load_run(store, run_id))
+        if rest:
             yield [await call.served.rested(run_id, call.caller.host)]
             return
-        rests = status or rests
-        below = asks and rests == "waiting_for_subagent"
-        if below and (looked or status) and (asking := await asking_below(call, run_id)):
-            yield [asking]
-        told = await reader.take(LOOK_S if below else None) or (None,)
+        told = await reader.take(LOOK_S if below and (asks or not waits) else None) or (None,)
 
 
 OPERATIONS = (

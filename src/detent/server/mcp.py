@@ -34,10 +34,11 @@ from detent.core.errors import DetentError
 from detent.core.records import Record
 from detent.core.state import Ask, RunState
 from detent.ports import Signal, wait_for_news, wakes
-from detent.running.results import Answered, Result, approvals_of
+from detent.running.results import Answered, Result
+from detent.server.below import waits_for
 from detent.server.callers import Caller
 from detent.server.mcp_changes import Changes
-from detent.server.mcp_tasks import Tasks, takes_tasks
+from detent.server.mcp_tasks import OpenAsk, Tasks, open_asks, takes_tasks
 from detent.server.operations import token_of
 from detent.server.problems import Refused, answer, told
 from detent.server.served import Served
@@ -155,13 +156,12 @@ class _Tools:
         """Wait until a run has ended, or waits for people, and ask the host's user what it asks."""
         while True:
             result = await self._rested(ctx, caller, run_id)
-            ask = next((ask for ask in result.state.asks.values() if ask.to == "user"), None)
-            if ask is None or result.state.terminal or result.status != "waiting_for_user":
-                return _result(result)
-            if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
-                return _asks(result.run_id, ask)
-            if not await self._elicited(ctx, caller, result.run_id, ask):
-                return _result(result)
+            state: RunState = result.state
+            asked = next(iter(await open_asks(self._served, state, caller.host)), None)
+            if asked is not None and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                return _asks(state.run_id, asked)
+            if asked is None or not await self._elicited(ctx, caller, state.run_id, asked):
+                return _result(result, "" if state.terminal else await waits_for(self._served, state, caller.host))
 
     async def _started(self, caller: Caller, params: t.CallToolRequestParams) -> str:
         said: dict[str, Any] = params.arguments or {}
@@ -174,33 +174,34 @@ class _Tools:
 
     async def _continued(self, caller: Caller, params: t.CallToolRequestParams) -> str:
         """Give the run the reply that a client sends with its state, if it still asks; without a reply it asks again."""
-        run_id, _, ask_id = (params.request_state or "").partition("\n")
+        run_id, ask_id, *asker = (params.request_state or "").split("\n")
         responses = cast("dict[str, Any]", params.input_responses or {})
         said: Any = responses.get("reply")
         loaded = await self._served.engine.load(run_id, host=caller.host)
-        ask = loaded.state.asks.get(ask_id)
+        asks = await self._served.engine.load(asker[0], host=caller.host) if asker else loaded
+        ask = asks.state.asks.get(ask_id)
         if ask is not None and isinstance(said, t.ElicitResult):
-            await self._answer(caller, loaded.run_id, ask, said, f"mcp-{secrets.token_hex(16)}")
+            await self._answer(caller, loaded.run_id, (asks.run_id, ask), said, f"mcp-{secrets.token_hex(16)}")
         return loaded.run_id
 
-    async def _answer(self, caller: Caller, run_id: str, ask: Ask, said: t.ElicitResult, name: str) -> Answered | None:
-        """Reply to a question of a run, or end the run if its user does not want to."""
+    async def _answer(self, caller: Caller, run_id: str, asked: OpenAsk, said: t.ElicitResult, name: str) -> Answered | None:
+        """Reply to a question of a run, or of one below it; end the run if its user does not want to."""
         engine, host = self._served.engine, caller.host
         if said.action != "accept":
             await engine.cancel(run_id, by=caller.principal, why="the user did not answer", host=host)
             return None
         reply = (said.content or {}).get("reply")
         return await engine.signal(
-            run_id, Signal(id=name, kind="reply", by=caller.principal, payload={"ask_id": ask.ask_id, "reply": reply}), host=host
+            asked[0], Signal(id=name, kind="reply", by=caller.principal, payload={"ask_id": asked[1].ask_id, "reply": reply}), host=host
         )
 
-    async def _elicited(self, ctx: Any, caller: Caller, run_id: str, ask: Ask) -> bool:
+    async def _elicited(self, ctx: Any, caller: Caller, run_id: str, asked: OpenAsk) -> bool:
         """Ask the host's user, and pass the answer on. Return False if the host cannot ask, or the answer does not fit."""
         capabilities = ctx.session.client_capabilities
         if capabilities is None or capabilities.elicitation is None:
             return False
-        said: t.ElicitResult = await ctx.session.elicit_form(ask.question, cast("Any", REPLY), related_request_id=ctx.request_id)
-        answered = await self._answer(caller, run_id, ask, said, f"mcp-{secrets.token_hex(16)}")
+        said: t.ElicitResult = await ctx.session.elicit_form(asked[1].question, cast("Any", REPLY), related_request_id=ctx.request_id)
+        answered = await self._answer(caller, run_id, asked, said, f"mcp-{secrets.token_hex(16)}")
         return answered is None or answered.outcome != "refused"
 
     async def _rested(self, ctx: Any, caller: Caller, run_id: str) -> Result[Any]:
@@ -278,12 +279,14 @@ def _asked(ask: Ask) -> t.ElicitRequest:
     return t.ElicitRequest(params=t.ElicitRequestFormParams(message=ask.question, requested_schema=REPLY))
 
 
-def _asks(run_id: str, ask: Ask) -> t.InputRequiredResult:
-    return t.InputRequiredResult(input_requests={"reply": _asked(ask)}, request_state=f"{run_id}\n{ask.ask_id}")
+def _asks(run_id: str, asked: OpenAsk) -> t.InputRequiredResult:
+    asker, ask = asked
+    state = f"{run_id}\n{ask.ask_id}" + (f"\n{asker}" if asker != run_id else "")
+    return t.InputRequiredResult(input_requests={"reply": _asked(ask)}, request_state=state)
 
 
-def _result(result: Result[Any]) -> t.CallToolResult:
-    """Return a run as the result of a call."""
+def _result(result: Result[Any], waits: str = "") -> t.CallToolResult:
+    """Return a run as the result of a call; `waits` says what one waits for that has not ended."""
     state: RunState = result.state
     about = {"run_id": result.run_id, "status": result.status, "reason": result.reason, "output": result.output}
     if result.status == "completed":
@@ -292,8 +295,6 @@ def _result(result: Result[Any]) -> t.CallToolResult:
         return t.CallToolResult(content=[t.TextContent(text=text)], structured_content=about)
     if state.terminal:
         return _failed(f"run {result.run_id} {result.status}: {result.error or result.reason}", about)
-    calls = ", ".join(f"{one.tool} ({one.reason})" for one in approvals_of(state))
-    waits = f"approval of {calls}" if calls else result.status.replace("_", " ")
     text = f"run {result.run_id} waits for {waits}. It continues when somebody decides; the resource detent://runs/{result.run_id} has its status"
     return t.CallToolResult(content=[t.TextContent(text=text)], structured_content=about)
 

@@ -6,7 +6,7 @@ decided by the caller's token, and another tenant's task does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import mcp_types as t
@@ -14,15 +14,19 @@ from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from detent.core.agent import Host
 from detent.core.errors import DetentError, NotAllowedNow
 from detent.core.state import Ask, RunState
-from detent.running.results import Answered, approvals_of
+from detent.running.results import Answered
+from detent.server.below import asking_below, waits_for
 from detent.server.callers import Caller
 from detent.server.keys import digest_of
 from detent.server.problems import told
-from detent.server.served import Served
+from detent.server.served import BELOW, Served
 
 EXTENSION = "io.modelcontextprotocol/tasks"
+OpenAsk = tuple[str, Ask]
+"""The id of a run that asks its user something, and the question."""
 POLL_MS = 1_000
 MOST_ANSWERS = 100
 
@@ -54,7 +58,7 @@ class Tasks:
         caller_of: Callable[[Any, Any], Caller],
         *,
         asked: Callable[[Ask], t.ElicitRequest],
-        answered: Callable[[Caller, str, Ask, t.ElicitResult, str], Awaitable[Answered | None]],
+        answered: Callable[[Caller, str, OpenAsk, t.ElicitResult, str], Awaitable[Answered | None]],
         shown: Callable[[Any], t.CallToolResult],
     ) -> None:
         self._served, self._caller_of = served, caller_of
@@ -70,15 +74,16 @@ class Tasks:
     async def created(self, caller: Caller, run_id: str) -> dict[str, Any]:
         """Return what is answered to a call instead of its result."""
         state = (await self._served.engine.load(run_id, host=caller.host)).state
-        return self._about(state) | {"resultType": "task"}
+        return await self._about(state, caller, bool(await open_asks(self._served, state, caller.host))) | {"resultType": "task"}
 
     async def get(self, ctx: Any, params: TaskParams) -> dict[str, Any]:
         """Return a task as it stands: what it asks for, or its result."""
-        loaded = await self._loaded(ctx, params, "see")
+        loaded, caller = await self._loaded(ctx, params, "see"), self._caller_of(ctx, "see")
         state: RunState = loaded.state
-        found = self._about(state) | {"resultType": "complete"}
-        if found["status"] == "input_required":
-            found["inputRequests"] = {ask.ask_id: _dumped(self._asked(ask)) for ask in _open(state)}
+        asks = await open_asks(self._served, state, caller.host)
+        found = await self._about(state, caller, bool(asks)) | {"resultType": "complete"}
+        if asks:
+            found["inputRequests"] = {_key(state, one): _dumped(self._asked(one[1])) for one in asks}
         elif found["status"] == "completed":
             found["result"] = _dumped(self._shown(loaded))
         return found
@@ -89,7 +94,7 @@ class Tasks:
         loaded = await self._loaded(ctx, params, "run")
         if len(params.input_responses) > MOST_ANSWERS:
             raise MCPError(t.INVALID_PARAMS, f"more than {MOST_ANSWERS} answers at once")
-        asks = {ask.ask_id: ask for ask in _open(loaded.state)}
+        asks = {_key(loaded.state, one): one for one in await open_asks(self._served, loaded.state, caller.host)}
         for key, said in params.input_responses.items():
             if key not in asks:
                 continue
@@ -129,30 +134,37 @@ class Tasks:
         except DetentError as error:
             raise MCPError(t.INVALID_PARAMS, told(str(error), self._served.engine.store.url)) from error
 
-    def _about(self, state: RunState) -> dict[str, Any]:
-        found: dict[str, Any] = {"taskId": state.run_id, "status": _status(state), "ttlMs": None, "pollIntervalMs": POLL_MS}
+    async def _about(self, state: RunState, caller: Caller, asks: bool) -> dict[str, Any]:
+        found: dict[str, Any] = {"taskId": state.run_id, "status": _status(state, asks=asks), "ttlMs": None, "pollIntervalMs": POLL_MS}
         for name, at in (("createdAt", state.started_at), ("lastUpdatedAt", state.updated_at)):
             found[name] = at.isoformat() if at is not None else ""
-        if said := _message(state):
-            found["statusMessage"] = said
+        if state.terminal:
+            found["statusMessage"] = state.status.replace("_", " ")
+        elif state.status == "running":
+            found["statusMessage"] = f"turn {max(1, state.usage.iterations)}"
+        else:
+            found["statusMessage"] = f"waits for {await waits_for(self._served, state, caller.host)}"
         return found
 
 
-def _open(state: RunState) -> list[Ask]:
-    return [ask for ask in state.asks.values() if ask.to == "user"] if state.status == "waiting_for_user" else []
+async def open_asks(served: Served, state: RunState, host: Host) -> Sequence[OpenAsk]:
+    """Return the questions that a run, or those below it, ask its user, each with the run that asks."""
+    asking = (
+        (state,) if state.status == "waiting_for_user" else await asking_below(served, state.run_id, host) if state.status == BELOW else ()
+    )
+    return [(one.run_id, ask) for one in asking for ask in one.asks.values() if ask.to == "user" or one is not state]
 
 
-def _status(state: RunState) -> str:
+def _key(state: RunState, asked: OpenAsk) -> str:
+    run_id, ask = asked
+    return ask.ask_id if run_id == state.run_id else f"{run_id}/{ask.ask_id}"
+
+
+def _status(state: RunState, *, asks: bool) -> str:
     """Return the status of a task. A run that failed is a result that says so: `failed` is for calls that could not be made."""
     if state.terminal:
         return "cancelled" if state.reason == "cancelled" else "completed"
-    return "input_required" if _open(state) else "working"
-
-
-def _message(state: RunState) -> str:
-    if calls := [f"{one.tool} ({one.reason})" for one in approvals_of(state)]:
-        return f"waits for approval of {', '.join(calls)}"
-    return state.status.replace("_", " ") if state.status != "running" else f"turn {max(1, state.usage.iterations)}"
+    return "input_required" if asks else "working"
 
 
 def _dumped(value: Any) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from detent.core.errors import DetentError
 from detent.core.records import Record
 from detent.core.state import TERMINAL, WAITING, RunState
 from detent.engine import Engine
-from detent.ports import Chunk, EventStore, Observer, wait_for_news
+from detent.ports import Chunk, EventStore, Observer, wait_for_news, wakes
 from detent.ports.observing import placed
 from detent.running.health import Fresh
+from detent.running.joining import can_move, ended_children
 from detent.running.results import Result
 from detent.server.callers import Authenticate, Caller
 from detent.server.problems import Refused
@@ -32,6 +33,7 @@ MOST_BEHIND = 1_000
 """How many items a reader may be behind. Further chunks are dropped, because these are best effort, and further records are read from the store."""
 MOST_CALLERS = 10_000
 AT_REST = (*TERMINAL, *WAITING)
+BELOW = "waiting_for_subagent"
 SOON_S, LATER_S = 0.05, 0.4
 """How soon the store is asked whether a run that somebody waits for rests: another process may have it."""
 MOST_OF_A_TENANT = 16
@@ -82,6 +84,24 @@ class Reader:
                 await asyncio.wait((self._waits,), timeout=timeout_s)
         found, self._items, self._looks = self._items, deque(), False
         return found
+
+
+class Below(Reader):
+    """Has the reader of a run look again when another run of its tree comes to rest: that one may have ended, or ask somebody."""
+
+    def __init__(self, reader: Reader, run_id: str) -> None:
+        super().__init__()
+        self._reader, self._run_id = reader, run_id
+
+    def put(self, item: Any, run_id: str = "") -> None:
+        """Take an item of the tree."""
+        if run_id != self._run_id and _says_rest(item):
+            self._reader.look()
+
+
+def _says_rest(item: Any) -> bool:
+    """Whether a run may have come to rest: its record says so, or the store has to be looked at."""
+    return item is None or (isinstance(item, Record) and item.envelope.status in AT_REST)
 
 
 Topic = tuple[Literal["run", "tree", "tenant"], str]
@@ -316,23 +336,27 @@ class Served:
         return task, began.run.result() if began.run.done() else ""
 
     async def rested(self, run_id: str, host: Host) -> Result[Any]:
-        """Return the result of a run once it has ended or waits."""
-        runtime = self.engine.runtime
-        while True:
-            await self._resting(run_id)
-            if (state := await runtime.standing(run_id, host)).status in AT_REST:
-                return runtime.result(state)
-
-    async def _resting(self, run_id: str) -> None:
-        """Return when a run may have come to rest: this process says so, or the store does. It spares a look at the log for each record of any run."""
-        pause_s = SOON_S
-        with self.hub.reading("run", run_id) as reader:
-            while (head := await self.engine.store.head(run_id)) is not None and head.status not in AT_REST:
+        """Return the result of a run once it has ended, or waits and nothing below it continues."""
+        runtime, pause_s = self.engine.runtime, SOON_S
+        with self.hub.reading("run", run_id) as reader, contextlib.ExitStack() as tree:
+            while True:
+                head = await self.engine.store.head(run_id)
+                if head is None or head.status in AT_REST:
+                    state = await runtime.standing(run_id, host)
+                    if state.status == BELOW:
+                        tree.enter_context(self.hub.reading("tree", state.goal_id, reader=Below(reader, run_id)))
+                    if state.status in AT_REST and not (state.status == BELOW and await self.moves_below(state)):
+                        return runtime.result(state)
                 until = time.monotonic() + pause_s
-                while (told := await reader.take(until - time.monotonic())) and None not in told:
-                    if any(isinstance(item, Record) and item.envelope.status in AT_REST for item in told):
-                        return
+                while (told := await reader.take(until - time.monotonic())) and not any(map(_says_rest, told)):
+                    pass
                 pause_s = min(2 * pause_s, LATER_S)
+
+    async def moves_below(self, state: RunState) -> bool:
+        """Whether a run that waits for its children can go on without people, because something below it continues, ended, or was answered."""
+        store = self.engine.store
+        posted = (await store.signals([state.run_id])).get(state.run_id, ())
+        return any(map(wakes, posted)) or await can_move(store, state) or bool(await ended_children(store, state))
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

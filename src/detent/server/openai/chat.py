@@ -13,7 +13,8 @@ import msgspec
 from detent.core.codec import encode
 from detent.core.state import RunState
 from detent.ports import Chunk, RunQuery
-from detent.running.results import Result, approvals_of
+from detent.running.results import Result
+from detent.server.below import waits_for
 from detent.server.events import event, merged, sse
 from detent.server.keys import digest_of, id_of
 from detent.server.openai.requests import AGAIN_S, flag, is_repeated, message_of, refuse_others, same_sender, schema_of, streamed, text_of
@@ -97,7 +98,7 @@ async def create(call: Call) -> Any:
         return sse(call, _streamed(call, asked, run_id), run_id)
     with call.served.streaming(call.caller):  # whoever waits takes a place, as whoever reads
         result = await call.served.rested(run_id, call.caller.host)
-    text, detent = said(call, result)
+    text, detent = await said(call, result)
     choice = {"index": 0, "message": {"role": "assistant", "content": text, "refusal": None}, "finish_reason": "stop", "logprobs": None}
     data = _head(asked, run_id, "chat.completion") | {"choices": [choice], "usage": usage_of(result), "detent": detent}
     return written(data, 200, headers | {"X-Detent-Status": result.status})
@@ -107,7 +108,7 @@ def _head(asked: Asked, run_id: str, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{run_id}", "object": kind, "created": int(time.time()), "model": asked.model}
 
 
-def said(call: Call, result: Result[Any]) -> tuple[str, dict[str, Any]]:
+async def said(call: Call, result: Result[Any]) -> tuple[str, dict[str, Any]]:
     """Return what a client reads of a run as it stands, and the field `detent`."""
     state: RunState = result.state
     detent: dict[str, Any] = {"run_id": result.run_id, "status": result.status, "reason": result.reason}
@@ -120,9 +121,7 @@ def said(call: Call, result: Result[Any]) -> tuple[str, dict[str, Any]]:
             500 if result.status == "failed" else 409, result.reason or result.status,
             f"run {result.run_id} {result.status}: {result.error or result.reason}. {link} has its record",
         )  # fmt: skip
-    asks = [ask.question for ask in state.asks.values()]
-    calls = [f"{one.tool} ({one.reason})" for one in approvals_of(state)]
-    waits = f"approval of {', '.join(calls)}" if calls else "; ".join(asks) or result.status.replace("_", " ")
+    waits = await waits_for(call.served, state, call.caller.host)
     return f"This waits for {waits}. See {link}", detent | {"link": link}
 
 
@@ -154,7 +153,7 @@ async def _streamed(call: Call, asked: Asked, run_id: str) -> AsyncGenerator[byt
                     sent += "\n\n"
                     yield delta({"content": "\n\n"})
                 elif isinstance(item, Result):
-                    text, detent = said(call, item)
+                    text, detent = await said(call, item)
                     if not sent.rstrip().endswith(text.strip()):
                         yield delta({"content": text if not sent else f"\n\n{text}"})
                     yield delta({}, "stop", detent=detent)

@@ -82,7 +82,9 @@ async def shown(call: Call, run_id: str, begin: int, stretch: Stretch | None = N
     made = stretch or await _stretch(call, run_id, begin)
     state: RunState = loaded.state
     used = made.usage
-    asked = requests_of(await asking_below(call, run_id)) if stretch is None and made.status == "in_progress" else ()
+    asked = (
+        requests_of(await asking_below(call.served, run_id, call.caller.host)) if stretch is None and made.status == "in_progress" else ()
+    )
     return {
         "id": stretches.id_of(run_id, begin), "object": "response", "status": made.status, "model": state.agent.name, "output": [*made.items, *asked],
         "created_at": state.started_at.timestamp() if state.started_at else time.time(), "error": made.error, "incomplete_details": None,

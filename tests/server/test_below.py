@@ -7,14 +7,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import mcp_types as t
 import openai
 import pytest
+from mcp.client import Client as Host
+from mcp.client.streamable_http import streamable_http_client
 
-from detent import Agent, AskUser, Engine, FinalAnswer, ToolCall
+from detent import Agent, AskUser, Engine, FinalAnswer, ToolCall, tool
 from detent.server.agui_events import plain
 from detent.testing import ScriptedPlanner
 from server.serving import ALL, EVERYBODY, Caller, Client, callers, pay, serving
 from server.test_agui import stretch, user
+from server.test_mcp_tasks import Tasks, about, connected, until
 
 
 class Team:
@@ -32,6 +37,8 @@ class Team:
                 FinalAnswer(content="paid twice"),
             ],
             "chief": [ToolCall(tool="agent_helper", args={"goal": "ask"}), FinalAnswer(content=f"done: {last}")],
+            "leader": [ToolCall(tool="agent_worker", args={"goal": "work"}), FinalAnswer(content=f"done: {last}")],
+            "worker": [ToolCall(tool="rest", args={}), FinalAnswer(content="worked")],
         }
         if view.agent.name == "helper":
             step: Any = FinalAnswer(content=view.transcript[-1].text) if len(view.transcript) > 1 else AskUser(question="Which colour?")
@@ -40,13 +47,20 @@ class Team:
         return await ScriptedPlanner([step]).plan(view)
 
 
+@tool(side_effect="read")
+async def rest() -> None:
+    """Work for so long that whoever waits for the run above looks at it meanwhile."""
+    await asyncio.sleep(0.3)
+
+
 def team(tmp_path: Path) -> Engine:
     """Return an engine with it."""
-    clerk, helper = Agent(name="clerk", tools=[pay]), Agent(name="helper", tools=())
+    clerk, helper, worker = Agent(name="clerk", tools=[pay]), Agent(name="helper", tools=()), Agent(name="worker", tools=[rest])
     middle = Agent(name="middle", tools=(), subagents={"clerk": clerk})
     agents = [
         Agent(name="boss", tools=(), subagents={"middle": middle}),
         Agent(name="chief", tools=(), subagents={"helper": helper}),
+        Agent(name="leader", tools=(), subagents={"worker": worker}),
         clerk,
     ]
     return Engine(store=f"sqlite:///{tmp_path}/runs.db", agents=agents, planner=Team())
@@ -241,5 +255,68 @@ def test_an_approval_of_a_grandchild_is_an_approval_request_of_the_response(tmp_
             before = await sdk.responses.retrieve(first.id)
             assert (before.status, [one for one in before.output if one.type == "message"]) == ("completed", [])
             assert await paid(engine) == ["paid 7", "paid 8"]
+
+    led(tmp_path, body)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_chat_completion_waits_for_what_works_below_and_says_what_asks(tmp_path: Path, streamed: bool) -> None:
+    """That a run waits for its children is no answer: the answer is that of the whole tree, or what somebody below waits for."""
+
+    async def body(engine: Engine, url: str, client: Client) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as sdk:
+
+            async def answered(model: str) -> str:
+                messages: Any = [{"role": "user", "content": "go"}]
+                if not streamed:
+                    return (await sdk.chat.completions.create(model=model, messages=messages)).choices[0].message.content or ""
+                pieces = [one async for one in await sdk.chat.completions.create(model=model, messages=messages, stream=True)]
+                return "".join(one.choices[0].delta.content or "" for one in pieces if one.choices)
+
+            assert await answered("leader") == "done: worked"
+            assert (await answered("boss")).startswith("This waits for approval of pay (boss / middle / clerk). See ")
+            assert (await answered("chief")).startswith("This waits for an answer: Which colour? (chief / helper). See ")
+            made = (await client.post("/runs", json={"agent": "leader", "goal": "go", "wait_s": 50})).json()
+            assert (made["status"], made["output"]) == ("completed", "done: worked")
+
+    led(tmp_path, body)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_an_mcp_host_is_asked_what_a_child_asks(tmp_path: Path, mode: Any) -> None:
+    """By elicitation, as a result that asks for input, or as a task, as the host has it; the reply goes to the child."""
+    asked: list[str] = []
+
+    async def answered(context: Any, params: Any) -> t.ElicitResult:
+        asked.append(params.message)
+        return t.ElicitResult(action="accept", content={"reply": "blue"})
+
+    async def body(engine: Engine, url: str, client: Client) -> None:
+        async with (
+            httpx2.AsyncClient(headers={"Authorization": "Bearer ann"}, timeout=30) as http,
+            Host(streamable_http_client(f"{url}/mcp", http_client=http), mode=mode, elicitation_callback=answered) as host,
+        ):
+            made = await host.call_tool("chief", {"goal": "paint"})
+            assert (made.content[0].text, asked) == ("done: blue", ["Which colour?"])  # type: ignore[union-attr]
+            assert (await host.call_tool("leader", {"goal": "go"})).content[0].text == "done: worked"  # type: ignore[union-attr]
+            waits = await host.call_tool("boss", {"goal": "pay"})
+            assert "waits for approval of pay (boss / middle / clerk)" in waits.content[0].text  # type: ignore[union-attr]
+
+    led(tmp_path, body)
+
+
+def test_a_task_asks_what_a_child_asks(tmp_path: Path) -> None:
+    """Each question has a key of its own, which names the run."""
+
+    async def body(engine: Engine, url: str, client: Client) -> None:
+        async with connected(url, "ann", Tasks()) as host:
+            made = await host.call_tool("chief", {"goal": "paint"})
+            task_id = made.content[0].text  # type: ignore[union-attr]
+            asking = await until(host, task_id, "input_required")
+            ((key, request),) = asking["inputRequests"].items()
+            assert request["params"]["message"] == "Which colour?"
+            assert asking["statusMessage"] == "waits for an answer: Which colour? (chief / helper)"
+            await about(host, "update", task_id, input_responses={key: t.ElicitResult(action="accept", content={"reply": "red"})})
+            assert (await until(host, task_id, "completed"))["result"]["content"][0]["text"] == "done: red"
 
     led(tmp_path, body)

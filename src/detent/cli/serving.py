@@ -225,7 +225,7 @@ def _serve(setup: o.Setup, wanted: _Wanted, *, drain_s: float | None = None) -> 
         served: Served = made.state.served
         served.ended = server.stop
         invocation.stops.ends = served.stop
-        for line in _lines(invocation, host, listening.getsockname()[1], token, len(engine.agents)):
+        for line in _lines(invocation, host, listening.getsockname()[1], token, wanted):
             invocation.output.say(line)
         if wanted.browser:
             address = doors.enter_context(_door(f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}"))
@@ -261,9 +261,10 @@ def _open(address: str, invocation: Invocation) -> None:
         invocation.output.say("  there is no browser here that can be opened: open the address above, on this machine or through a tunnel")
 
 
-def _lines(invocation: Invocation, host: str, port: int, token: str, agents: int) -> list[str]:
-    shown = f"[{host}]" if ":" in host else host
-    lines = [f"serving {counted(agents, 'agent')} from {invocation.engine.store.url} at http://{shown}:{port}"]
+def _lines(invocation: Invocation, host: str, port: int, token: str, wanted: _Wanted) -> list[str]:
+    shown, engine = f"[{host}]" if ":" in host else host, invocation.engine
+    many = f", {counted(getattr(engine.worker_host, 'concurrency', 1), 'run')} at once" if wanted.works else ""
+    lines = [f"serving {counted(len(engine.agents), 'agent')} from {engine.store.url} at http://{shown}:{port}{many}"]
     if token:
         lines.append(f"  open http://{shown}:{port}/#token={token}")
         lines.append("  the token ends with this process; `detent tokens add NAME` makes one that lasts")

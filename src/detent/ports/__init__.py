@@ -19,6 +19,7 @@ from detent.ports.holding import Hold
 from detent.ports.interpreting import ProgramAnswer, ProgramLimits, ProgramMove
 from detent.ports.json_data import MOST_EXACT, MOST_NESTED, json_problem, nests_too_deep, read_json, unstorable, written
 from detent.ports.models import ModelAnswer, Models
+from detent.ports.news import wait_for_news, wake_workers
 from detent.ports.observing import PATIENCE, Abort, Chunk, KernelHooks, Observer, PhaseHook, Skip, awaited, noop_hooks
 from detent.ports.phases import PhaseContext
 from detent.ports.planning import (
@@ -70,8 +71,6 @@ from detent.ports.stores import (
     refuse_erased,
     refuse_overfull,
     refuse_without_claim,
-    wait_for_news,
-    wake_workers,
     wakes,
     written_signal,
 )

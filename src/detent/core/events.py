@@ -523,6 +523,13 @@ class Planned(Event, frozen=True, kw_only=True):
     files: tuple[ArtifactRef, ...] = ()
     provenance: Literal["planner", "program"] = "planner"
 
+    @property
+    def wanted(self) -> tuple[ToolCall, ...]:
+        """The calls that the turn makes: the embedded one, or the batch."""
+        if self.embedded is not None:
+            return (self.embedded,)
+        return cast("tuple[ToolCall, ...]", self.actions) if isinstance(self.actions[0], ToolCall) else ()
+
 
 class PlanRejected(Event, frozen=True, kw_only=True):
     """The planner's answer is not a plan. `attempt` counts the answers of the turn."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, assert_never, cast
 import msgspec
 
 from detent.core import events as e
-from detent.core.actions import Abstain, FinalAnswer, Stop, ToolCall, snake
+from detent.core.actions import Abstain, FinalAnswer, Stop, snake
 from detent.core.budget import NOTHING, UNBOUNDED, Exhausted, Usage
 from detent.core.errors import IllegalEvent, RunErased
 from detent.core.history import Seq
@@ -633,7 +633,7 @@ def _planned(state: RunState, scope: str, event: e.Planned) -> RunState:
         raise IllegalEvent(state.run_id, f"turn {before.iteration} of pass {scope!r} has a plan already")
     iteration = before.iteration
     steps = before.steps.append(Item(kind="model", iteration=iteration, text=event.text, plan=event))
-    wanted: tuple[Any, ...] = (event.embedded,) if event.embedded else event.actions if isinstance(event.actions[0], ToolCall) else ()
+    wanted = event.wanted
     provenance = "text" if event.embedded else event.provenance
     calls: dict[str, CallState] = {}
     for i, call in enumerate(wanted + event.dropped if event.dropped else wanted):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -34,6 +34,7 @@ SOURCES = {
 
 ABSENT = {"not_happened": "it did not happen", "told": "it may or may not have happened"}
 """How a call in doubt ended that did not succeed."""
+_OF_MODEL = frozenset((e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed))
 
 
 class Call(msgspec.Struct, kw_only=True, gc=False):
@@ -130,11 +131,10 @@ class Trace(msgspec.Struct, kw_only=True):
     """What it waits for now, down to the runs below it: `run_id`, `path`, `on` (`person`, `parent`, `time`, `work`), `status`, `what` and `about`."""
 
 
-class Tracer:
-    """Reads the records of a run, each once, as they come."""
+class Turns:
+    """Reads the records of a run, each once, as they come: its turns with their calls, without the state after them, so nothing is folded."""
 
-    def __init__(self, run_id: str, base: RunState | None) -> None:
-        self.state = base or RunState(run_id=run_id)
+    def __init__(self) -> None:
         self.iterations: list[Iteration] = []
         self.open: dict[str, Iteration] = {}
         self.calls: dict[str, Call] = {}
@@ -143,106 +143,42 @@ class Tracer:
         self.approvals: dict[str, dict[str, Any]] = {}
         self.resumptions: list[dict[str, Any]] = []
         self.openings: list[dict[str, Any]] = []
-        self._last: Iteration | None = None
-        if base is not None:
-            self._begin(base)
-
-    def _begin(self, base: RunState) -> None:
-        """Add the turns in which a fork began, with the calls that it still has to execute."""
-        for known in base.open_passes:
-            left = [c for c in known.calls.values() if c.item is None]
-            if known.iteration and (left or known.plan is None or not known.acted):
-                turn = Iteration(iteration=known.iteration, scope=known.scope, at=base.updated_at, seq=0, models=[], calls=[], events=[])  # type: ignore[arg-type]
-                turn.calls = [Call(call_id=c.call_id, tool=c.tool, args=c.args, notes=[], records=[]) for c in left]
-                self.calls |= {call.call_id: call for call in turn.calls}
-                self.iterations.append(turn)
-                self.open[known.scope] = turn
 
     def read(self, record: Record) -> None:
-        """Take in the next record. Raise `IllegalEvent`."""
-        before, self.state = self.state, evolve(self.state, record)
-        envelope, event = record.envelope, record.event
-        if isinstance(event, e.TurnStarted):
+        """Take in the next record."""
+        envelope, event = record.envelope, cast("Any", record.event)
+        kind = type(record.event)  # compared as in the fold: `isinstance` is slow where it is false
+        if kind is e.TurnStarted:
             turn = Iteration(
                 iteration=event.iteration, scope=envelope.scope, at=envelope.at, seq=envelope.seq, models=[], calls=[], events=[]
             )
             self.iterations.append(turn)
             self.open[envelope.scope] = turn
-        elif isinstance(event, (e.Planned, e.PlanRejected)):
+        elif kind is e.Planned or kind is e.PlanRejected:
             self._plan(self.open[envelope.scope], event, envelope.seq)
-        elif isinstance(event, (e.ModelCallStarted, e.ModelCallFinished, e.ModelCallFailed)) and envelope.scope in self.open:
+        elif kind in _OF_MODEL and envelope.scope in self.open:
             take_model_call(self.open[envelope.scope].models, event)
         elif not self._call(event, envelope.at, envelope.seq):
             self._other(event, envelope.at, envelope.scope)
-        turn = self.open.get(envelope.scope) or (self.iterations[-1] if self.iterations else None)
-        if turn is not self._last:
-            self._summarise(before)
-            self._last = turn
-
-    def _summarise(self, state: RunState) -> None:
-        """Set the summary of the turn that the last record was about: `state` is the one after it."""
-        if self._last is not None:
-            self._last.state = summary(state, self._last.scope)
-
-    def trace(self) -> Trace:
-        """Return what was read so far."""
-        state = self.state
-        self._summarise(state)
-        above = state.delegated
-        audit = Audit(
-            status=state.status,
-            reason=state.reason,
-            error=state.error,
-            dimension=state.dimension,
-            limit=state.limit,
-            used=state.used,
-            tracebacks=tracebacks(state),
-            in_doubt=state.in_doubt,
-            approvals=list(self.approvals.values()),
-            resumptions=self.resumptions,
-            openings=self.openings,
-            bounds=list(_bounds(state)),
-            running_ms=state.running_ms,
-            records=state.seq,
-            digest=state.digest,
-        )
-        return Trace(
-            run_id=state.run_id,
-            title=title_of(state),
-            goal=state.goal,
-            agent=state.agent.name,
-            tenant=state.host.tenant,
-            started_at=state.started_at,
-            variables=state.variables,
-            before=self.before,
-            iterations=self.iterations,
-            output=state.output,
-            artifacts=files_of(state),
-            partial=state.partial,
-            audit=audit,
-            receipt=receipt_of(state),
-            parent=above and {"run": state.parent, "call": above.call, "root": above.root, "path": list(above.path)},
-            children=[{"run": one.child, "agent": one.agent, "status": one.status, "goal": one.goal} for one in state.children.values()],
-            reserved=state.held,
-        )
 
     def _plan(self, turn: Iteration, event: e.Planned | e.PlanRejected, sequence: int) -> None:
         if isinstance(event, e.PlanRejected):
             turn.events.append(f"plan rejected (attempt {event.attempt}): {event.problem}")
             return
-        turn.decision = "; ".join(_said(action) for action in event.actions)
+        turn.decision = "; ".join([_said(action) for action in event.actions])
         turn.text, turn.thinking, turn.model = event.text, event.thinking, event.model
-        turn.events += [f"made {file.media_type}, {file.size_bytes} bytes: artifact {file.key}" for file in event.files]
+        if event.files:
+            turn.events += [f"made {file.media_type}, {file.size_bytes} bytes: artifact {file.key}" for file in event.files]
         if event.dropped:
             turn.events.append(f"not run beside that: {', '.join(call.tool for call in event.dropped)}")
-        for call in self.state.passes[turn.scope].calls.values():
-            planned = event.embedded or event.actions[min(call.index, len(event.actions) - 1)]
-            shown = Call(call_id=call.call_id, tool=call.tool, args=call.args, why=planned.reason, notes=[], records=[sequence])
+        for index, call in enumerate((*event.wanted, *event.dropped)):
+            planned, call_id = event.embedded or event.actions[min(index, len(event.actions) - 1)], f"{turn.scope}.{turn.iteration}.{index}"
+            shown = Call(call_id=call_id, tool=call.tool, args=call.args, why=planned.reason, notes=[], records=[sequence])
             if isinstance(planned, ToolCall) and planned.mends:
                 shown.notes += [f"written: {planned.written}", f"repaired: {'; '.join(planned.mends)}"]
             turn.calls.append(shown)
-            self.calls[call.call_id] = shown
-            self.turn_of[call.call_id] = turn
+            self.calls[call_id] = shown
+            self.turn_of[call_id] = turn
 
     def _call(self, event: Any, at: datetime, sequence: int) -> bool:
         """Add an event about one call; return whether it was one."""
@@ -253,6 +189,8 @@ class Tracer:
         match event:
             case e.PolicyDecided():
                 call.decision, call.rule, call.decided = event.decision, event.rule, event.reason
+            case e.ToolFinished() | e.ToolReconciled():
+                self._outcome(call, event)
             case e.ToolStarted():
                 call.attempts, call.side_effect = event.attempt, event.side_effect
                 if event.attempt > 1:
@@ -265,8 +203,6 @@ class Tracer:
             case e.SubagentJoined():
                 call.outcome, call.error, call.output = "ok" if event.error is None else "failed", fault(event.error), event.output
                 call.after = len(turn.events) if (turn := self.turn_of.get(call.call_id)) else 0
-            case e.ToolFinished() | e.ToolReconciled():
-                self._outcome(call, event)
             case e.ToolInDoubt():
                 call.outcome, call.error, call.latency_ms = "in doubt", event.why, event.latency_ms
             case e.MetaToolAnswered():
@@ -338,9 +274,89 @@ class Tracer:
         (turn.events if turn else self.before).append(line)
 
 
+class Tracer(Turns):
+    """Reads the records of a run, each once, as they come, with the state after each turn."""
+
+    def __init__(self, run_id: str, base: RunState | None) -> None:
+        super().__init__()
+        self.state = base or RunState(run_id=run_id)
+        self._last: Iteration | None = None
+        if base is not None:
+            self._begin(base)
+
+    def _begin(self, base: RunState) -> None:
+        """Add the turns in which a fork began, with the calls that it still has to execute."""
+        for known in base.open_passes:
+            left = [c for c in known.calls.values() if c.item is None]
+            if known.iteration and (left or known.plan is None or not known.acted):
+                turn = Iteration(iteration=known.iteration, scope=known.scope, at=base.updated_at, seq=0, models=[], calls=[], events=[])  # type: ignore[arg-type]
+                turn.calls = [Call(call_id=c.call_id, tool=c.tool, args=c.args, notes=[], records=[]) for c in left]
+                self.calls |= {call.call_id: call for call in turn.calls}
+                self.iterations.append(turn)
+                self.open[known.scope] = turn
+
+    def read(self, record: Record) -> None:
+        """Take in the next record. Raise `IllegalEvent`."""
+        before, self.state = self.state, evolve(self.state, record)
+        super().read(record)
+        turn = self.open.get(record.envelope.scope) or (self.iterations[-1] if self.iterations else None)
+        if turn is not self._last:
+            self._summarise(before)
+            self._last = turn
+
+    def _summarise(self, state: RunState) -> None:
+        """Set the summary of the turn that the last record was about: `state` is the one after it."""
+        if self._last is not None:
+            self._last.state = summary(state, self._last.scope)
+
+    def trace(self) -> Trace:
+        """Return what was read so far."""
+        state = self.state
+        self._summarise(state)
+        above = state.delegated
+        audit = Audit(
+            status=state.status,
+            reason=state.reason,
+            error=state.error,
+            dimension=state.dimension,
+            limit=state.limit,
+            used=state.used,
+            tracebacks=tracebacks(state),
+            in_doubt=state.in_doubt,
+            approvals=list(self.approvals.values()),
+            resumptions=self.resumptions,
+            openings=self.openings,
+            bounds=list(_bounds(state)),
+            running_ms=state.running_ms,
+            records=state.seq,
+            digest=state.digest,
+        )
+        return Trace(
+            run_id=state.run_id,
+            title=title_of(state),
+            goal=state.goal,
+            agent=state.agent.name,
+            tenant=state.host.tenant,
+            started_at=state.started_at,
+            variables=state.variables,
+            before=self.before,
+            iterations=self.iterations,
+            output=state.output,
+            artifacts=files_of(state),
+            partial=state.partial,
+            audit=audit,
+            receipt=receipt_of(state),
+            parent=above and {"run": state.parent, "call": above.call, "root": above.root, "path": list(above.path)},
+            children=[{"run": one.child, "agent": one.agent, "status": one.status, "goal": one.goal} for one in state.children.values()],
+            reserved=state.held,
+        )
+
+
 def told(event: Any) -> str | None:  # noqa: PLR0911, PLR0912 - one case an event
     """Return the text for an event that is not about a call; None for events that are shown elsewhere."""
     match event:
+        case e.PassStarted() | e.PassFinished() | e.RunStarted():  # of every run, so first
+            return None
         case e.RunResumed(stopped=why) if why:
             return f"stopped: {why}"
         case e.RunResumed():

@@ -14,6 +14,7 @@ import pytest
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.core.errors import ConfigError
 from detent.evals import GRADERS, Case, Graded, Grader, state_of
+from detent.evals.folding import Ended
 from detent.evals.graders import grade_by, graders_of, normal, numbers, verdict_of
 from detent.evals.grades import MOST_SHOWN
 from detent.history.traces import make_trace
@@ -67,7 +68,7 @@ def of(answer: Any, *, expected: Any = None, workspace: Path | None = None) -> G
     records, state = run()
     state = msgspec.structs.replace(state, output=answer)
     return Graded(
-        case=Case(id="c", goal=state.goal, expected=expected), records=records, state=state, trace=make_trace(records), workspace=workspace
+        case=Case(id="c", goal=state.goal, expected=expected), records=records, state=state, read=Ended(records, state), workspace=workspace
     )
 
 
@@ -293,3 +294,11 @@ def test_a_wrong_option_is_named() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             graders_of([{"kind": "numeric", **table}], {}, where="here")
+
+
+def test_a_grader_sees_the_state_after_each_turn_although_it_is_folded_for_nobody_else() -> None:
+    records, _ = run()
+    seen = of("x")
+    assert seen.trace == make_trace(records) and seen.trace is seen.trace
+    assert seen.calls == [call for turn in seen.trace.iterations for call in turn.calls]
+    assert [turn.state["tool_calls"] for turn in seen.trace.iterations] == [1, 2, 3, 3, 3]

@@ -13,14 +13,18 @@ import msgspec
 import pytest
 
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
-from detent.core.errors import ConfigError, PlannerFailed
-from detent.evals import Case, Evaluation, Suite, User, Variant, compare, evaluate, grade_runs, load_suite, summarised
+from detent.core.codec import encode_event, read_log, seal, tombstone
+from detent.core.errors import ConfigError, CorruptLog, PlannerFailed
+from detent.core.fold import fold
+from detent.evals import Case, Evaluation, Suite, User, Variant, compare, evaluate, folding, grade_runs, load_suite, summarised
 from detent.evals import trials as trials_module
+from detent.evals.folding import ended
 from detent.evals.grades import Grade, Graded, Grader
 from detent.evals.reports import _share  # pyright: ignore[reportPrivateUsage]
 from detent.evals.suites import load_cases
 from detent.evals.trials import Trial, traced
 from detent.evals.writing import html
+from detent.history.traces import Tracer
 from detent.ports import RunQuery
 from detent.stores import open_store
 from detent.testing import Crash, CrashingStore, FakeClock, ScriptedPlanner
@@ -242,6 +246,79 @@ def test_a_fork_is_graded_with_what_it_took_from_its_parent_and_a_damaged_log_en
             after = {trial.run_id: trial for trial in await grade_runs(engine, graders)}
             assert {name: trial.standing for name, trial in after.items()} == {"parent": "machinery", fork: "machinery", "sound": "passed"}
             assert "is damaged at record 1: its digest" in after["parent"].error
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("store", ["ram:", "sqlite:///{}/runs", "file:{}"])
+def test_the_state_of_this_process_is_graded_only_if_it_is_that_of_the_log(store: str, tmp_path: Path) -> None:
+    """What graders see is the same whether the log is folded or not. A state that the log does not end with, and one of a fork, is not used."""
+
+    async def run() -> None:
+        async with engine_of(store.format(tmp_path)) as engine:
+            made = (await engine.run(ADDER, "1 and 1", run_id="one")).state
+            other = (await engine.run(ADDER, "3 and 1", run_id="two")).state
+            records, read = await ended(engine.store, "one", made) or ([], None)
+            again, tracer = await traced(engine.store, "one")
+            assert read is not None and read.state is made
+            assert (records, read.state, read.calls, read.trace()) == (again, tracer.state, tracer.calls, tracer.trace())
+            assert [(turn.calls, turn.events) for turn in read.iterations] == [(turn.calls, turn.events) for turn in tracer.iterations]
+            for stale in (fold(records[:-1]), other, msgspec.structs.replace(made, digest="")):
+                assert await ended(engine.store, "one", stale) is None
+            fork = (await engine.fork("one", at=len(records) - 1)).run_id
+            forked = (await engine.resume(fork)).state
+            assert await ended(engine.store, fork, forked) is None and (await traced(engine.store, fork))[1].state == forked
+            await engine.erase("two")
+            assert await ended(engine.store, "two", other) is None
+
+    asyncio.run(run())
+
+
+def test_a_state_behind_which_a_snapshot_may_be_is_folded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with engine_of("ram:") as engine:
+            made = (await engine.run(ADDER, "1 and 1", run_id="one")).state
+            monkeypatch.setattr(folding, "EVERY", made.seq)
+            assert await ended(engine.store, "one", made) is None
+            monkeypatch.setattr(folding, "EVERY", made.seq + 1)
+            assert await ended(engine.store, "one", made) is not None
+
+    asyncio.run(run())
+
+
+def test_a_log_that_was_changed_after_its_run_ended_is_no_trial_that_passed(tmp_path: Path) -> None:
+    """A changed record and a missing end are found, although this process knows how the run ended; another log with sound digests is what is graded."""
+    path = tmp_path / "runs.db"
+
+    async def run() -> None:
+        async with engine_of(f"sqlite:///{path}") as engine:
+            made = (await engine.run(ADDER, "1 and 1", run_id="one")).state
+            known = await engine.store.read("one")
+            for change, why in (
+                ("UPDATE records SET data = CAST(replace(data, 'noted', 'wrote') AS BLOB)", "its digest does not match"),
+                ("DELETE FROM records WHERE key = (SELECT max(key) FROM records)", "the record is missing"),
+            ):
+                with sqlite3.connect(path) as db:
+                    kept = db.execute("SELECT key, data FROM records").fetchall()
+                    db.execute(change)
+                with pytest.raises(CorruptLog, match=why):
+                    await ended(engine.store, "one", made)
+                with sqlite3.connect(path) as db:
+                    db.executemany("INSERT OR REPLACE INTO records (key, data) VALUES (?, ?)", kept)
+            with sqlite3.connect(path) as db:
+                db.execute("UPDATE records SET data=? WHERE data=?", (tombstone(known[4]), known[4]))
+            assert await ended(engine.store, "one", made) is None
+            previous, lines = "", list[bytes]()
+            for record in read_log("one", known):
+                body = encode_event(record.event).replace(b"noted", b"wrote")  # type: ignore[arg-type]
+                line, previous = seal(record.envelope, body, previous=previous, salt="00")
+                lines.append(line)
+            with sqlite3.connect(path) as db:
+                keys = [key for (key,) in db.execute("SELECT key FROM records ORDER BY key")]
+                db.executemany("UPDATE records SET data=? WHERE key=?", [*zip(lines, keys, strict=True)])
+                db.execute("UPDATE runs SET head = CAST(replace(head, ?, ?) AS BLOB)", (made.digest, previous))
+            _, tracer = await ended(engine.store, "one", made) or await traced(engine.store, "one")
+            assert isinstance(tracer, Tracer) and [call.output for call in tracer.calls.values()] == ["wrote one"]
 
     asyncio.run(run())
 

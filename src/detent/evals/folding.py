@@ -9,25 +9,53 @@ import msgspec
 from detent.core.budget import NOTHING
 from detent.core.codec import read_log
 from detent.core.errors import RunNotFound
-from detent.core.events import Forked, RunFinished
+from detent.core.events import Forked, RunFinished, RunStarted
 from detent.core.records import Record
 from detent.core.state import RunState
-from detent.history.traces import Tracer
+from detent.history.traces import Trace, Tracer, Turns
 from detent.ports import EventStore
 from detent.running.artifacts import read_whole
 from detent.running.branching import branch
 from detent.running.conversing import run_of
 from detent.running.lineage import Segment, segments
+from detent.running.snapshots import EVERY
 
 
 def folded(records: Sequence[Record]) -> Tracer:
     """Return the state and trace of records as `running.lineage.history` returns them: those of a fork's ancestors first. There is at least one."""
     tracer = Tracer(records[0].envelope.run, None)
     for record in records:
-        if isinstance(record.event, Forked):
+        if type(record.event) is Forked:
             tracer.state = branch(tracer.state, record.event, record.envelope.run)
         tracer.read(record)
     return tracer
+
+
+class Ended(Turns):
+    """The turns of a run whose last state is known. The states before it are folded only for a trace."""
+
+    def __init__(self, records: Sequence[Record], state: RunState) -> None:
+        super().__init__()
+        self.state, self._records = state, records
+        for record in records:
+            self.read(record)
+
+    def trace(self) -> Trace:
+        """Return the trace."""
+        return folded(self._records).trace()
+
+
+async def ended(store: EventStore, run_id: str, state: RunState) -> tuple[list[Record], Ended] | None:
+    """Return the records of a run and its turns. `state` is what this process has of it after it has advanced it; None if it may not be the fold of the log.
+
+    The digests of the log are checked. Its last digest covers all of it, and that of a state covers what was folded into it. A fork continues from records
+    of others, and what is erased cannot be read. Raise `CorruptLog`, `NewerVersion`.
+    """
+    if state.seq >= EVERY:  # so long a log may have had a snapshot, which no digest of the log covers
+        return None
+    records = list(read_log(run_id, await store.read(run_id)))
+    same = bool(records) and isinstance(records[0].event, RunStarted) and records[-1].digest == state.digest
+    return (records, Ended(records, state)) if same and all(record.event is not None for record in records) else None
 
 
 async def traced(store: EventStore, run_id: str) -> tuple[list[Record], Tracer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +13,10 @@ import msgspec
 from detent.core.errors import ConfigError, Explained
 from detent.core.records import Record
 from detent.core.state import RunState
+from detent.evals.folding import Ended
 from detent.evals.suites import Case
 from detent.expressions.display import as_text, clean
-from detent.history.traces import Call, Trace
+from detent.history.traces import Call, Trace, Tracer
 
 Verdict = Literal["passed", "failed", "unknown"]
 MOST_SHOWN = 300
@@ -70,13 +72,13 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     measured: tuple[Measured, ...] = ()
 
 
-class Graded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a grader looks at: the case, the run's records and state, what it did, and its workspace if it had one."""
+class Graded(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What a grader looks at: the case, the run's records and state, what it did as it was `read`, and its workspace if it had one."""
 
     case: Case
     records: Sequence[Record]
     state: RunState
-    trace: Trace
+    read: Tracer | Ended
     workspace: Path | None = None
 
     @property
@@ -84,10 +86,15 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
         """The answer of the run, or the text that it had so far."""
         return self.state.output if self.state.output is not None else self.state.partial
 
+    @cached_property
+    def trace(self) -> Trace:
+        """What it did, with the state after each turn."""
+        return self.read.trace()
+
     @property
     def calls(self) -> list[Call]:
         """Its calls, in their order."""
-        return [call for turn in self.trace.iterations for call in turn.calls]
+        return [call for turn in self.read.iterations for call in turn.calls]
 
 
 class Grader(msgspec.Struct, metaclass=Explained, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

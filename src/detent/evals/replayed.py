@@ -36,7 +36,7 @@ async def replayed(
     first = changes[0]
     same = list(takewhile(lambda one: (one.envelope.run, one.envelope.seq) != (first.run_id, first.sequence), records))
     tracer = folded(same)
-    of = Graded(case=case, records=same, state=tracer.state, trace=tracer.trace())
+    of = Graded(case=case, records=same, state=tracer.state, read=tracer)
     for call in of.calls:
         if call.call_id == first.call_id:
             call.decision, call.rule, call.decided = first.new, first.new_rule, first.reason

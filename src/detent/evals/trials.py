@@ -28,7 +28,7 @@ from detent.core.state import TERMINAL, RunState
 from detent.engine import Agent, Engine
 from detent.evals.effects import Effects, effects_of
 from detent.evals.faults import OURS, Chance, MakeEngine, disturbed
-from detent.evals.folding import traced, traced_talk, worked_ms
+from detent.evals.folding import Ended, ended, traced, traced_talk, worked_ms
 from detent.evals.graders import graded, graders_of, verdict_of
 from detent.evals.grades import JUDGES, Grade, Graded, Grader, Judge, Verdict
 from detent.evals.judging import is_judge, judges_of
@@ -200,17 +200,19 @@ async def tried(setting: Setting, place: Place, workspace: Path | None, grading:
     suite, variant = setting.suite, setting.suite.variants[place.variant]
     seed = f"{suite.seed} {place.run_id.removeprefix(f'eval-{setting.id}')}"  # the same in every evaluation, so that two are compared under the same faults
     chance = Chance(faults=variant.faults, rate=variant.rate, seed=seed, attacks=suite.attacks)
-    user = None
+    user = known = None
     try:
         try:
             if variant.faults and setting.make_engine is not None:
-                user = await disturbed(chance, engine.store, setting.make_engine, lambda other: _ended(setting, other, place, chance))
+                user, known = await disturbed(
+                    chance, engine.store, setting.make_engine, lambda other: _ended(setting, other, place, chance)
+                )
             else:
-                user = await _ended(setting, engine, place, chance)
+                user, known = await _ended(setting, engine, place, chance)
         except (DetentError, OSError) as error:
             if _leaves(error) or place.case.user is not None or not await has_ended(setting.engine, place.run_id):
                 raise
-        place, records, tracer = await _told(engine.store, place)
+        place, records, tracer = await _told(engine.store, place, known)
         case, graders = grading()
         trial = await trial_of(msgspec.structs.replace(place, case=case), records, tracer, graders, workspace)
         trial = msgspec.structs.replace(trial, user=user) if user is not None else trial
@@ -246,10 +248,12 @@ async def graded_trial(engine: Engine, place: Place, grading: Grading, *, worksp
     return await trial_of(msgspec.structs.replace(place, case=case), records, tracer, graders, workspace)
 
 
-async def _told(store: EventStore, place: Place) -> tuple[Place, list[Record], Tracer]:
+async def _told(store: EventStore, place: Place, known: RunState | None = None) -> tuple[Place, list[Record], Tracer | Ended]:
     """Return what a trial's run, or all runs of its talk, say; the place has the id of the last one. Raise `RunNotFound` without any."""
     if place.case.user is None:
-        return place, *(await traced(store, place.run_id))
+        found = None if known is None else await ended(store, place.run_id, known)
+        records, read = found or await traced(store, place.run_id)
+        return place, records, read
     records, tracer = await traced_talk(store, trial_of_run(place.run_id))
     return msgspec.structs.replace(place, run_id=tracer.state.run_id), records, tracer
 
@@ -272,12 +276,12 @@ def agent_of(setting: Setting, engine: Engine, variant: Variant) -> Agent[Any]:
     return Agent(**{**{field: getattr(made, field) for field in made.__struct_fields__}, **changes})
 
 
-async def _ended(setting: Setting, engine: Engine, place: Place, chance: Chance) -> Simulated | None:
-    """Run a trial, or talk with its simulated user, to the end, or until it waits for something else. Return how the user did."""
+async def _ended(setting: Setting, engine: Engine, place: Place, chance: Chance) -> tuple[Simulated | None, RunState | None]:
+    """Run a trial, or talk with its simulated user, to the end, or until it waits for something else. Return how the user did, or the state of the run."""
     case, variant, run_id = place.case, setting.suite.variants[place.variant], place.run_id
     agent = agent_of(setting, engine, variant)
     if case.user is not None:
-        return await Talking(
+        talking = Talking(
             engine,
             setting.engine,
             agent,
@@ -286,7 +290,8 @@ async def _ended(setting: Setting, engine: Engine, place: Place, chance: Chance)
             budget=variant.budget,
             approve=setting.approve,
             settle=lambda state: _settled(engine, state, chance),
-        ).talked()
+        )
+        return await talking.talked(), None
     options: dict[str, Any] = {"variables": case.variables or None, "attachments": case.attachments, "budget": variant.budget}
     result = await engine.run(agent, case.goal, run_id=run_id, **options)
     for _ in range(MOST_ANSWERS):
@@ -297,7 +302,7 @@ async def _ended(setting: Setting, engine: Engine, place: Place, chance: Chance)
             decide = engine.approve if setting.approve else engine.deny
             await decide(run_id, call, digest=asked.digest, by="evaluation", resume=False)
         result = await engine.resume(run_id)
-    return None
+    return None, result.state
 
 
 async def _settled(engine: Engine, state: RunState, chance: Chance) -> bool:
@@ -315,7 +320,7 @@ async def _settled(engine: Engine, state: RunState, chance: Chance) -> bool:
 
 
 async def trial_of(
-    place: Place, records: Sequence[Record], tracer: Tracer, graders: Sequence[tuple[Grader, Judge]], workspace: Path | None
+    place: Place, records: Sequence[Record], tracer: Tracer | Ended, graders: Sequence[tuple[Grader, Judge]], workspace: Path | None
 ) -> Trial:
     """Return the graded trial of a run. One that a fault ended, as the machinery could have, has failed."""
     state = tracer.state
@@ -328,7 +333,7 @@ async def trial_of(
     elif state.reason == "cancelled" and not left(records):
         standing = "cancelled"
     else:
-        grades = await graded(Graded(case=place.case, records=records, state=state, trace=tracer.trace(), workspace=workspace), graders)
+        grades = await graded(Graded(case=place.case, records=records, state=state, read=tracer, workspace=workspace), graders)
         verdict: Verdict = verdict_of(grades)
         standing = verdict
     return place.trial(

@@ -61,6 +61,7 @@ class Receiver:
         """Serve it."""
         made = Starlette(routes=[Route("/{path:path}", self.__call__, methods=["POST", "GET"])])
         server, listening = Quiet(uvicorn.Config(made, log_level="error")), socket.socket()
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listening.bind(("127.0.0.1", 0))
         listening.listen(64)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/hook"

@@ -34,6 +34,7 @@ class Guarded:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def log_message(self, *_: Any, **__: Any) -> None: ...
 

@@ -84,9 +84,9 @@ class BacklogContract:
         await _submitted(host, pile, "hangs", gate=asyncio.Event())
         await _submitted(host, pile, *(f"r{n}" for n in range(6)))
         working = asyncio.ensure_future(host.work(pile))
-        await until(lambda: len(pile.ended) == 6, maker)
+        await until(lambda: len(pile.ended) >= 6, maker)
         await _stopped(working, maker)
-        assert len(pile.ended) == 6, f"one run hangs, and of six others only {pile.ended} ended"
+        assert sorted(pile.ended) == [f"r{n}" for n in range(6)], f"one run hangs, and of six others {pile.ended} ended"
 
     async def test_a_run_that_fails_holds_up_no_other(self, maker: WorkerHostMaker) -> None:
         """Whatever an attempt raises, even if nothing can be recorded about it, the other runs are advanced."""

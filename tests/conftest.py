@@ -1,5 +1,7 @@
 """What every test stands on: the same search for examples each time, and an environment without settings of one's own."""
 
+# ruff: noqa: E402 - what is set before the imports is how they are compiled
+
 from __future__ import annotations
 
 import atexit
@@ -9,11 +11,25 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+
+# Where nothing compiled may be kept beside the sources, it is kept with pytest's cache: else every process that starts compiles it all.
+if sys.dont_write_bytecode and sys.pycache_prefix is None:
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(ROOT / ".pytest_cache" / "bytecode")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+# What is imported and collected stays to the end, so nothing is garbage until the tests run.
+gc.disable()
+
 from hypothesis import HealthCheck, settings
 
 from amounts import PROFILE, combined, left_out, thin, times
@@ -21,9 +37,6 @@ from stores.postgres.cluster import own_postgres, pgvector, postgres, postgres_u
 from workers.restate_server import own_restate, restate
 
 __all__ = ["own_postgres", "own_restate", "pgvector", "postgres", "postgres_url", "restate"]  # fixtures
-
-TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
 
 # Two runs of the suite try the same examples, so that what was green is green again; `many` draws more of them, and `soak` looks further,
 # with new ones each time (`amounts`).
@@ -59,14 +72,6 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 signal.signal(signal.SIGINT, _interrupted)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Where nothing compiled may be kept beside the sources, keep it with pytest's cache: else every process that starts compiles it all."""
-    if sys.dont_write_bytecode and sys.pycache_prefix is None and hasattr(config, "cache"):
-        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(config.cache.mkdir("bytecode"))
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        sys.dont_write_bytecode = False
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many processes run the tests: one more than there are processors, because a third of the time a test waits; at most four."""
@@ -85,6 +90,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """With `-m quick`, import nothing else: collecting the other tests takes longer than running these."""
     wanted = config.getoption("markexpr") != "quick" or collection_path == TESTS or TESTS not in collection_path.parents
     return None if wanted or _quick(collection_path) else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each worker begin with other folders: in a fresh checkout, what one has compiled the others need not compile."""
+    report = yield
+    if collector.path == TESTS and isinstance(report.result, list):
+        number, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:], os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+        first = len(report.result) * int(number) // int(workers)
+        report.result = [*report.result[first:], *report.result[:first]]
+    return report
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -107,6 +123,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Of the latter two, what is asked for by its whole name is all that there is of it, and runs. Where nothing but the former is asked for, it
     stays, to be skipped with its reason.
     """
+    items.sort(key=lambda item: item.path.parts)  # whatever was collected first
     gone = {item for item in items if left_out(item)}
     if len(gone) == len(items):
         gone = set()
@@ -126,6 +143,7 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector what has been imported and collected: it stays to the end. Of the rest it finds enough when it looks seldom."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    gc.enable()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -14,6 +14,8 @@ sys.path.append(str(SCRIPTS))
 from capacity_model import Costs, Fleet, Found, Load, Processor, Simulation  # noqa: E402 - a program for developers, not installed
 from capacity_sizing import Question, fullest, most_of_one, rate_of, shards_by_tenant, sized, uses  # noqa: E402
 
+sys.path.remove(str(SCRIPTS))  # its `docs.py` is not the folder of tests
+
 KNOWN = msgspec.json.decode((SCRIPTS / "capacity_costs.json").read_bytes(), type=list[Costs])
 POSTGRES = next(costs for costs in KNOWN if costs.store == "postgres")
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import times
 from cli.desk import Desk
 from detent.core.errors import ConfigError
 from detent.evals import Case, Evaluation, Suite, compare, load_suite, summarised, writing
@@ -72,8 +73,8 @@ def test_cases_that_all_come_out_alike_do_not_show_that_nothing_differs() -> Non
     """A always passes, b in 93 of 100: of 20 cases a quarter of all results shows no failure. At most 2.5 of 100 may say that b is not worse by 0.02."""
     a = [trial(case, 1, passed=True, cost=1.0) for case in range(20)]
     drawing = random.Random(1)
-    tried = [compare(a, [trial(case, 1, passed=drawing.random() < 0.93, cost=0.5) for case in range(20)]) for _ in range(200)]
-    assert sum(one.metrics[0].not_worse for one in tried) <= 200 * 0.025
+    tried = [compare(a, [trial(case, 1, passed=drawing.random() < 0.93, cost=0.5) for case in range(20)]) for _ in range(times(200))]
+    assert sum(one.metrics[0].not_worse for one in tried) <= len(tried) * 0.025
     same = compare(a, a)
     assert (same.word, same.metrics[0].more_clusters) == ("not enough data", 189 - 20)
     enough = [trial(case, 1, passed=True) for case in range(189)]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amounts import times
 from detent.core.errors import ConfigError
 from detent.evals import statistics as stats
 
@@ -60,10 +61,10 @@ def test_intervals_cover_the_truth_in_93_to_97_of_100_suites(cases: int) -> None
 
 def test_without_a_difference_few_comparisons_say_that_there_is_one() -> None:
     drawing = random.Random(11)
-    values = [stats.permutation([drawing.choice((-1.0, 0.0, 1.0)) for _ in range(20)], rounds=400, seed=n) for n in range(600)]
+    values = [stats.permutation([drawing.choice((-1.0, 0.0, 1.0)) for _ in range(20)], rounds=400, seed=n) for n in range(times(600))]
     for level in (0.01, 0.05, 0.2):
         share = fmean(float(value <= level) for value in values)
-        assert share <= level + 2.6 * math.sqrt(level * (1 - level) / 600)
+        assert share <= level + 2.6 * math.sqrt(level * (1 - level) / len(values))
     assert stats.permutation([]) == 1.0 and stats.permutation([1.0] * 10) == 2 / 2**10
 
 

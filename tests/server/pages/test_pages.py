@@ -485,8 +485,8 @@ def test_whatever_a_goal_a_tool_or_an_argument_says_is_text(tmp_path: Path) -> N
         for number, text in enumerate(HOSTILE):
             await invoiced(engine, f"run-{number}", f"Pay {text} of {text}: 1")
         async with Visitor(url, "ann") as ann:
-            for number in range(len(HOSTILE)):
-                for path in PAGES:
+            for path in PAGES:
+                for number in range(len(HOSTILE) if "{run_id}" in path else 1):  # the others show all runs, or none
                     answer = await ann.get(at(path, f"run-{number}"))
                     if not answer.headers["content-type"].startswith("text/html"):
                         continue

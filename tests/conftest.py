@@ -123,7 +123,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Of the latter two, what is asked for by its whole name is all that there is of it, and runs. Where nothing but the former is asked for, it
     stays, to be skipped with its reason.
     """
-    items.sort(key=lambda item: item.path.parts)  # whatever was collected first
+    # Whatever was collected first, those that read the whole source come first: at the end they would be split, and each worker would read it.
+    items.sort(key=lambda item: (item.path.parent != TESTS, item.path.parts))
     gone = {item for item in items if left_out(item)}
     if len(gone) == len(items):
         gone = set()

@@ -74,8 +74,8 @@ signal.signal(signal.SIGINT, _interrupted)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes run the tests: one more than there are processors, because a third of the time a test waits; at most four."""
-    return min(4, (os.cpu_count() or 1) + 1)
+    """Return how many processes run the tests: two more than there are processors, because a third of the time a test waits; at most four."""
+    return min(4, (os.cpu_count() or 1) + 2)
 
 
 QUICK = ("contract", "core", "kernel", "laws", "config", "policies", "secrecy", "meta_tools", "capabilities", "strategies", "observers")

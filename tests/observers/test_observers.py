@@ -118,6 +118,45 @@ def test_in_memory_gives_copies() -> None:
     assert (seen.records, seen.chunks, seen.events) == ((), (), ())
 
 
+class Kept(InMemoryObserver):
+    """One of a program, made from ours."""
+
+
+@pytest.mark.parametrize("way", ["a class of its own", "a method of its own", "ours", "ours beside another"])
+def test_only_what_is_ours_as_it_is_gets_the_originals(way: str) -> None:
+    """A program that makes its own of one of ours can spoil nothing with it; ours itself spares the copies."""
+
+    def spoil(record: Record, state: RunState) -> None:
+        if isinstance(record.event, e.Planned) and isinstance(record.event.actions[0], ToolCall):
+            record.event.actions[0].args["a"] = 40
+
+    class Spoils:
+        def on_record(self, record: Record, state: RunState) -> None:
+            spoil(record, state)
+
+        def on_chunk(self, chunk: Chunk) -> None: ...
+
+    class OfOurs(Kept):
+        def on_record(self, record: Record, state: RunState) -> None:
+            spoil(record, state)
+
+    replaced = InMemoryObserver()
+    replaced.on_record = spoil  # type: ignore[method-assign]
+    observers = {
+        "a class of its own": [OfOurs()],
+        "a method of its own": [replaced],
+        "ours": [InMemoryObserver()],
+        "ours beside another": [InMemoryObserver(), Spoils()],
+    }[way]
+
+    async def work(engine: Engine) -> Any:
+        result = await engine.run(AGENT, "go")
+        return [call.args for call in result.tool_calls], [bytes(call.result) for call in result.tool_calls]
+
+    assert run(work, observers=observers) == ([{"a": 1, "b": 2}], [b'{"sum":3}'])
+    assert CompositeObserver(*observers).only_reads == (way == "ours")
+
+
 def test_in_memory_can_be_bounded() -> None:
     """With a limit only the latest are kept."""
     seen = InMemoryObserver(limit=2)

@@ -320,32 +320,3 @@ def test_a_task_asks_what_a_child_asks(tmp_path: Path) -> None:
             assert (await until(host, task_id, "completed"))["result"]["content"][0]["text"] == "done: red"
 
     led(tmp_path, body)
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_question_of_a_child_ends_the_response_and_the_next_request_is_the_reply(tmp_path: Path, streamed: bool) -> None:
-    """Sent again under its key, the reply is the same response."""
-
-    async def body(engine: Engine, url: str, client: Client) -> None:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as sdk:
-
-            async def made(**asked: Any) -> Any:
-                if not streamed:
-                    return await sdk.responses.create(model="chief", **asked)
-                events = [event async for event in await sdk.responses.create(model="chief", stream=True, **asked)]
-                numbers = [event.sequence_number for event in events]
-                assert numbers == sorted(set(numbers))
-                return events[-1].response  # type: ignore[union-attr]
-
-            first = await made(input="paint")
-            assert (first.status, first.output_text) == ("completed", "Which colour?")
-            again = await sdk.responses.retrieve(first.id)
-            assert (again.status, again.output) == (first.status, first.output)
-            reply: Any = {"input": "blue", "previous_response_id": first.id, "extra_headers": {"Idempotency-Key": "k"}}
-            second, twice = [await made(**reply) for _ in range(2)]
-            assert (second.status, second.output_text) == ("completed", "done: blue")
-            assert (twice.id, twice.output_text) == (second.id, second.output_text) != (first.id, first.output_text)
-            with pytest.raises(openai.ConflictError):
-                await made(**(reply | {"input": "red"}))
-
-    led(tmp_path, body)

@@ -228,15 +228,26 @@ def test_a_record_of_this_process_reaches_each_stream_at_once(
 def test_a_record_of_another_process_reaches_the_stream_of_a_run_as_the_store_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One look for all readers of the process finds whose run has more, while other runs are recorded."""
+    """One look for all readers of the process finds whose run has more, while other runs are recorded, also where a look has failed."""
 
     async def body(engine: Engine, url: str, client: Client) -> None:
         run = (await client.post("/runs", json={"agent": "payer", "goal": "x", "wait_s": 20})).json()
         run_id, answer = run["run_id"], {name: run["approvals"][0][name] for name in ("call_id", "digest")}
         found: list[int] = []
-        path = f"/runs/{run_id}/events"
+        path, reading = f"/runs/{run_id}/events", engine_of(engine.store.url)
+        head, failing = reading.store.head, 3
+
+        async def fails(run_id: str) -> Any:
+            nonlocal failing
+            task = asyncio.current_task()
+            if failing and task is not None and task.get_name().startswith("looking"):
+                failing -= 1
+                raise OSError("once more")
+            return await head(run_id)
+
+        reading.store.head = fails  # type: ignore[method-assign]
         async with (
-            serving(engine_of(engine.store.url), works=False) as elsewhere,
+            serving(reading, works=False) as elsewhere,
             Client(elsewhere, "ann") as second,
             events_of(second, path) as stream,
             events_of(second, path) as again,
@@ -249,6 +260,7 @@ def test_a_record_of_another_process_reaches_the_stream_of_a_run_as_the_store_te
                     await talked(client, 2)
                     assert (await client.post(f"/runs/{run_id}/approve", json=answer)).status_code == 200
             assert [int(name) async for kind, name, _ in again if kind == "record"] == found
+        assert failing == 0
         assert found == list(range(1, (await engine.load(run_id)).state.seq + 1))
 
     served(tmp_path, body)

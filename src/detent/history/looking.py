@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -107,16 +108,17 @@ async def looks(store: EventStore, run_id: str, every_s: float = POLL_S) -> Asyn
     """
     state = await base_of(store, run_id, await store.read(run_id, limit=1)) or RunState(run_id=run_id)
     while True:
-        new: list[tuple[Record, RunState]] = []
+        began, new = time.monotonic(), list[tuple[Record, RunState]]()
         for record in read_log(run_id, await store.read(run_id, after=state.seq), previous=state.digest, after=state.seq):
             state = evolve(state, record)
             new.append((record, state))
         if not new and await store.head(run_id) is None:
             raise RunNotFound(run_id, store.url)
+        looked_s = time.monotonic() - began
         yield state, new
         if state.terminal:
             return
-        await wait_for_news(store, every_s, records=True)
+        await wait_for_news(store, every_s, records=True, looked_s=looked_s)
 
 
 async def artifact(runtime: Runtime, run_id: str, key: str, *, host: Host | None = None) -> bytes:

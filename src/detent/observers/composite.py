@@ -29,7 +29,7 @@ class CompositeObserver(Fan):
     @property
     def only_reads(self) -> bool:
         """Whether all of them are our own, and neither keep nor pass on what they are given: these get no copies."""
-        return all(ours(type(one)) and getattr(one, "only_reads", False) for one in self.observers)
+        return all(ours(type(one)) and ours(one.on_record) and getattr(one, "only_reads", False) for one in self.observers)
 
     def on_record(self, record: Record, state: RunState) -> Awaitable[None] | None:
         """Call all observers. If this returns an awaitable (some observer is asynchronous), you must await it."""

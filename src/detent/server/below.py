@@ -43,7 +43,7 @@ async def asking_below(served: Served, run_id: str, host: Host) -> Asking:
             asks = {name: one for name, one in state.asks.items() if name in about}
             if approvals or asks:
                 found.append(msgspec.structs.replace(state, approvals=approvals, asks=asks))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda one: (str(one.updated_at), one.run_id)))  # who asked first stays the first
 
 
 async def waits_for(served: Served, state: RunState, host: Host) -> str:

@@ -206,15 +206,24 @@ class _Tools:
 
     async def _rested(self, ctx: Any, caller: Caller, run_id: str) -> Result[Any]:
         """Follow the run until it has ended or waits, and report its turns. An answer that was given and is not recorded yet is waited for."""
-        engine, told = self._served.engine, 0
+        engine, seen = self._served.engine, 0
+
+        async def report(*, through_waits: bool) -> None:
+            nonlocal seen
+            async for item in engine.follow(run_id, after=seen, through_waits=through_waits, host=caller.host):
+                if isinstance(item, Record):
+                    if isinstance(item.event, e.TurnStarted):
+                        await ctx.session.report_progress(float(item.event.iteration), None, f"turn {item.event.iteration}")
+                    seen = item.envelope.seq
+
         while True:
-            async for item in engine.follow(run_id, after=told, host=caller.host):
-                if not isinstance(item, Record):
-                    break
-                told = item.envelope.seq
-                if isinstance(item.event, e.TurnStarted):
-                    await ctx.session.report_progress(float(item.event.iteration), None, f"turn {item.event.iteration}")
-            result = await self._served.rested(run_id, caller.host)
+            reporting = asyncio.create_task(report(through_waits=True))
+            try:
+                result = await self._served.rested(run_id, caller.host)
+            finally:
+                reporting.cancel()
+                await asyncio.gather(reporting, return_exceptions=True)
+            await report(through_waits=False)
             waiting = (await engine.store.signals([result.state.run_id])).get(result.state.run_id, ())
             if result.state.terminal or not any(wakes(signal) for signal in waiting):
                 return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -30,8 +31,8 @@ from detent.running.advancing import Advancing
 from detent.server.webhooks import Kind, Webhook
 
 log = logging.getLogger("detent.server")
-LOOK_S, PAUSE_S, TAKE_S = 2.0, 0.5, 2.0
-"""How often a sender looks for news, how long it rests between two looks, and how often it tries to be the one that sends."""
+LOOK_S, PAUSE_S, TAKE_S, SLICE_S = 2.0, 0.5, 2.0, 0.2
+"""How often a sender looks without news, how long it rests between two looks, how often it tries to be the one that sends, and how soon it hears of a stop."""
 LATE_S, WHOLE_S, SOON_S = 300.0, 30.0, 5.0
 """A record may be committed so much later than its time says, by another clock: so far back a look begins every `WHOLE_S`, and the others so far."""
 SEND_S, LONGEST_PAUSE_S, GIVE_UP_S = 15.0, 300.0, 86_400.0
@@ -97,12 +98,16 @@ class Sender:
                 if oldest - reached.cursor > timedelta(seconds=LATE_S / 10):
                     await self._keep(msgspec.structs.replace(reached, cursor=oldest))
                 await self._rest(PAUSE_S)
-                news = asyncio.ensure_future(wait_for_news(self._store, LOOK_S, records=True))
-                stopped = asyncio.ensure_future(self._stopping.wait())
-                await asyncio.wait({news, stopped}, return_when=asyncio.FIRST_COMPLETED, timeout=LOOK_S)
-                for one in (news, stopped):
-                    one.cancel()
-                await asyncio.gather(news, stopped, return_exceptions=True)
+                await self._news()
+
+    async def _news(self) -> None:
+        """Wait for news or the stop in this task: a store knows what was recorded since a task last waited."""
+        until = time.monotonic() + LOOK_S
+        while not self._stopping.is_set() and (left_s := min(SLICE_S, until - time.monotonic())) > 0:
+            began = time.monotonic()
+            await wait_for_news(self._store, left_s, records=True)
+            if time.monotonic() - began < left_s:
+                return
 
     async def _read(self) -> _Reached:
         data = await self._store.get_blob(self._place, "reached")

@@ -151,19 +151,28 @@ class Hub:
         looked_s = 0.0
         while True:
             await self._read.wait()
-            await wait_for_news(store, LATER_S, records=True, looked_s=looked_s)
-            began = time.monotonic()
-            for kind, run_id in tuple(self._readers):
-                seq, at = self._told.get(run_id, (0, 0.0))
-                if kind != "run" or began - at < LATER_S:  # this process advances it
-                    continue
-                with contextlib.suppress(DetentError):  # the reader finds it when it looks itself
-                    head = await store.head(run_id)
-                    if (there := 0 if head is None else head.records) != seq:
-                        self._told[run_id] = there, 0.0
-                        for reader in self._readers.get((kind, run_id), ()):
-                            reader.look()
-            looked_s = time.monotonic() - began
+            try:
+                await wait_for_news(store, LATER_S, records=True, looked_s=looked_s)
+                looked_s = await self._look(store)
+            except Exception:  # a store may raise anything, and all streams depend on this
+                log.exception("looking for records of other processes failed; it is tried again")
+                await asyncio.sleep(LATER_S)
+
+    async def _look(self, store: EventStore) -> float:
+        """Look once, and return how long it took."""
+        began = time.monotonic()
+        for kind, run_id in tuple(self._readers):
+            seq, at = self._told.get(run_id, (-1, 0.0))
+            if kind != "run" or began - at < LATER_S:  # this process advances it
+                continue
+            with contextlib.suppress(DetentError):  # it cannot be read now
+                head = await store.head(run_id)
+                readers = self._readers.get((kind, run_id), ())
+                if (there := 0 if head is None else head.records) != seq and readers:
+                    self._told[run_id] = there, 0.0
+                    for reader in readers:
+                        reader.look()
+        return time.monotonic() - began
 
     @contextlib.contextmanager
     def reading(self, *topic: Any, reader: Reader | None = None) -> Generator[Reader]:
@@ -337,13 +346,14 @@ class Served:
 
     async def rested(self, run_id: str, host: Host) -> Result[Any]:
         """Return the result of a run once it has ended, or waits and nothing below it continues."""
-        runtime, pause_s = self.engine.runtime, SOON_S
+        runtime, pause_s, follows = self.engine.runtime, SOON_S, False
         with self.hub.reading("run", run_id) as reader, contextlib.ExitStack() as tree:
             while True:
                 head = await self.engine.store.head(run_id)
                 if head is None or head.status in AT_REST:
                     state = await runtime.standing(run_id, host)
-                    if state.status == BELOW:
+                    if state.status == BELOW and not follows:
+                        follows = True
                         tree.enter_context(self.hub.reading("tree", state.goal_id, reader=Below(reader, run_id)))
                     if state.status in AT_REST and not (state.status == BELOW and await self.moves_below(state)):
                         return runtime.result(state)

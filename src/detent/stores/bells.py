@@ -39,7 +39,7 @@ class News:
         self._waiting = 0
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until something is committed, or was since this task last waited, at most so many seconds."""
+        """Wait until something is committed, or was since this task last waited, at most so many seconds. A new task knows of nothing before."""
         task, time = asyncio.current_task(), asyncio.get_running_loop().time
         assert task is not None  # noqa: S101 - a coroutine runs in a task
         heard, until = self._heard.get(task, self._commits()), time() + min(timeout_s, self._most_s)

@@ -25,7 +25,7 @@ from detent.server.openai.conversations import ANY, operation, page_of
 from detent.server.openai.reading import read
 from detent.server.openai.requests import unsupported
 from detent.server.openai.sending import decided, sent
-from detent.server.openai.stretches import EACH, PIECES, Stretch, asked_below, item_events, message_item, read_id, stretch_of, turn
+from detent.server.openai.stretches import EACH, PIECES, Stretch, item_events, message_item, read_id, requests_of, stretch_of, turn
 from detent.server.operations import Call, written
 from detent.server.problems import Refused
 
@@ -66,7 +66,7 @@ async def _ended(call: Call, run_id: str, begin: int) -> None:
     with call.served.streaming(call.caller):  # whoever waits takes a place, as whoever reads
         async with contextlib.aclosing(merged(call, run_id, 0, chunks=False, asks=True)) as items:
             async for item in items:
-                if isinstance(item, tuple):
+                if isinstance(item, tuple) and any(requests_of(item)):
                     return
                 if isinstance(item, str):
                     raise Refused(503, "stopped", item)
@@ -82,11 +82,11 @@ async def shown(call: Call, run_id: str, begin: int, stretch: Stretch | None = N
     made = stretch or await _stretch(call, run_id, begin)
     state: RunState = loaded.state
     used = made.usage
-    open_ = stretch is None and made.status == "in_progress"
-    asked, over = asked_below(run_id, await asking_below(call.served, run_id, call.caller.host) if open_ else ())
+    asked = (
+        requests_of(await asking_below(call.served, run_id, call.caller.host)) if stretch is None and made.status == "in_progress" else ()
+    )
     return {
-        "id": stretches.id_of(run_id, begin), "object": "response", "status": "completed" if over else made.status,
-        "model": state.agent.name, "output": [*made.items, *asked],
+        "id": stretches.id_of(run_id, begin), "object": "response", "status": made.status, "model": state.agent.name, "output": [*made.items, *asked],
         "created_at": state.started_at.timestamp() if state.started_at else time.time(), "error": made.error, "incomplete_details": None,
         "instructions": None, "metadata": {}, "parallel_tool_calls": True, "temperature": None, "top_p": None, "tool_choice": "auto", "tools": [],
         "background": False, "text": {"format": {"type": "text"}},
@@ -119,13 +119,12 @@ async def _events(call: Call, run_id: str, begin: int, after: int) -> AsyncGener
     async with contextlib.aclosing(merged(call, run_id, 0, asks=True)) as items:
         async for item in items:
             if isinstance(item, tuple):
-                asked, over = asked_below(run_id, item)
-                found = [one for n, asks in enumerate(asked, len(made.items)) for one in item_events(n, asks)]
-                found += [("response.completed", {"response": await shown(call, run_id, begin)})] if over else []
+                found = [one for n, asked in enumerate(requests_of(item), len(made.items)) for one in item_events(n, asked)]
                 for kind, data in found:  # known from no record of this run, so whoever comes back gets them once more
                     number = max(number + 1, (made.seq + 1) * EACH - PIECES)
                     yield event(number, kind, data)
-                return
+                if found:
+                    return
             elif isinstance(item, Chunk):
                 if item.run_id != run_id or item.kind != "text" or not isinstance(item.content, str) or pieces >= EACH - 2 * PIECES:
                     continue

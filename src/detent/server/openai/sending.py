@@ -7,17 +7,16 @@ of the run: the message's, or the signal's.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from detent.core.errors import DetentError
 from detent.core.events import RunWaiting
-from detent.core.records import Record, RunHead
+from detent.core.records import Record
 from detent.core.state import RunState
 from detent.history.sessions import Session
 from detent.ports import RunQuery, Signal
-from detent.server.below import asking_below, begun_at, below, keep
+from detent.server.below import begun_at, below, keep
 from detent.server.keys import another, digest_of, id_of
 from detent.server.openai import stretches
 from detent.server.openai.reading import Asked
@@ -26,7 +25,6 @@ from detent.server.openai.stretches import read_id
 from detent.server.openings import Openings
 from detent.server.operations import Call
 from detent.server.problems import Refused, not_begun
-from detent.server.served import BELOW
 
 MOST_ALIKE = 10
 Place = tuple[str, int]
@@ -49,10 +47,8 @@ async def sent(call: Call, asked: Asked) -> Place:
     session = await _session(call, asked)
     said, name = asked.parts[-1], _begins(call) + (digest_of(call.body) if call.key else secrets.token_hex(8))
     runs = await session.runs()
-    if runs and runs[-1].status in ("waiting_for_user", BELOW) and not said.attachments:
-        replied = await _replied(call, runs[-1], said.text, name)
-        if replied is not None:
-            return replied
+    if runs and runs[-1].status == "waiting_for_user" and not said.attachments:
+        return await _replied(call, runs[-1].run_id, said.text, name)
     _, run_id = await call.served.begun(
         lambda observers: session.send(
             said.text or "Look at what is attached.", message_id=name, attachments=said.attachments, by=call.caller.principal,
@@ -67,22 +63,14 @@ async def sent(call: Call, asked: Asked) -> Place:
     return run_id, runs[-1].records if runs and runs[-1].run_id == run_id else 0
 
 
-async def _replied(call: Call, run: RunHead, text: str, name: str) -> Place | None:
-    """Reply to what a run asks its user, or one below it; return None for a run whose children ask nothing."""
-    served, host = call.served, call.caller.host
-    state: RunState = (await served.engine.load(run.run_id, host=host)).state
-    asking = await asking_below(served, run.run_id, host) if run.status == BELOW else (state,)
-    asks = [(one.run_id, ask) for one in asking for ask in one.asks.values() if ask.to == "user" or one is not state]
-    if not asks and run.status == BELOW:
-        return None
-    if not asks:
+async def _replied(call: Call, run_id: str, text: str, name: str) -> Place:
+    state: RunState = (await call.served.engine.load(run_id, host=call.caller.host)).state
+    ask = next((ask for ask in state.asks.values() if ask.to == "user"), None)
+    if ask is None:
         raise Refused(409, "already_replied", "the question of this conversation has been answered meanwhile; send the message again")
-    (asker, ask), signal = asks[0], f"{stretches.ANSWERED}{name}"
     payload = {"ask_id": ask.ask_id, "reply": text}
-    await _signalled(call, asker, Signal(id=signal, kind="reply", by=call.caller.principal, payload=payload))
-    if asker != run.run_id:
-        await keep(served.engine.store, run.run_id, f"{signal}-{int(time.time())}", state.seq)
-    return run.run_id, state.seq
+    await _signalled(call, run_id, Signal(id=f"{stretches.ANSWERED}{name}", kind="reply", by=call.caller.principal, payload=payload))
+    return run_id, state.seq
 
 
 async def _signalled(call: Call, run_id: str, signal: Signal) -> None:
@@ -158,12 +146,6 @@ async def _in_session(call: Call, session: Session) -> Place | None:
         if key and found[0] != f"{stretches.ANSWERED}{wanted}":
             raise another(key)
         return runs[-1].run_id, found[1]
-    for mark, at in (await begun_at(call.served.engine.store, runs[-1].run_id)).items() if runs else ():
-        signal, _, seconds = mark.rpartition("-")
-        if signal.startswith(f"{stretches.ANSWERED}{begins}") and (key or float(seconds) >= since.timestamp()):
-            if key and signal != f"{stretches.ANSWERED}{wanted}":
-                raise another(key)
-            return runs[-1].run_id, at
     for _, run_id in reversed(said):
         state = (await call.served.engine.load(run_id, host=call.caller.host)).state
         if key or (state.host.principal == call.caller.principal and state.started_at is not None and state.started_at >= since):

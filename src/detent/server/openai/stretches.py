@@ -7,7 +7,7 @@ their own in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -190,14 +190,6 @@ def requests_of(asking: Iterable[RunState]) -> Iterator[dict[str, Any]]:
     """Yield the approval requests of runs below. The label has the agents from the top to the one that asks."""
     for one in (one for state in asking for one in approvals_of(state)):
         yield _request(one.run_id, one.call_id, one.digest, tool=one.tool, args=one.args or {}, label="/".join((LABEL, *one.path)))
-
-
-def asked_below(run_id: str, asking: Sequence[RunState]) -> tuple[list[dict[str, Any]], bool]:
-    """Return what runs below ask, as items, and whether that ends the response: approvals do not, a question does. Questions are asked one by one."""
-    if requests := list(requests_of(asking)):
-        return requests, False
-    questions = [message_item(run_id, f"ask-{one.run_id}-{ask.ask_id}", ask.question) for one in asking for ask in one.asks.values()]
-    return questions[:1], bool(questions)
 
 
 def item_events(index: int, item: dict[str, Any], *, opened: bool = False, rest: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:

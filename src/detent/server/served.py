@@ -63,7 +63,7 @@ class Reader:
             self.look()
 
     def look(self) -> None:
-        """Have the stream look at the store, once for all that was said before it does."""
+        """Have the stream look at the store, once for all requests before it looks."""
         if not self._looks:
             self._looks = True
             self.tell(None)
@@ -363,7 +363,7 @@ class Served:
                 pause_s = min(2 * pause_s, LATER_S)
 
     async def moves_below(self, state: RunState) -> bool:
-        """Whether a run that waits for its children can go on without people, because something below it continues, ended, or was answered."""
+        """Whether a run that waits for its children can continue without people, because something below it continues, ended, or was answered."""
         store = self.engine.store
         posted = (await store.signals([state.run_id])).get(state.run_id, ())
         return any(map(wakes, posted)) or await can_move(store, state) or bool(await ended_children(store, state))

@@ -47,14 +47,15 @@ class Team:
         return await ScriptedPlanner([step]).plan(view)
 
 
-@tool(side_effect="read")
-async def rest() -> None:
-    """Work for so long that whoever waits for the run above looks at it meanwhile."""
-    await asyncio.sleep(0.3)
-
-
 def team(tmp_path: Path) -> Engine:
     """Return an engine with it."""
+
+    @tool(side_effect="read")
+    async def rest() -> None:
+        """Work until the log of the leader says that it waits."""
+        while not any(head.status == "waiting_for_subagent" for head in await engine.list_runs(agent="leader")):
+            await asyncio.sleep(0)
+
     clerk, helper, worker = Agent(name="clerk", tools=[pay]), Agent(name="helper", tools=()), Agent(name="worker", tools=[rest])
     middle = Agent(name="middle", tools=(), subagents={"clerk": clerk})
     agents = [
@@ -63,7 +64,8 @@ def team(tmp_path: Path) -> Engine:
         Agent(name="leader", tools=(), subagents={"worker": worker}),
         clerk,
     ]
-    return Engine(store=f"sqlite:///{tmp_path}/runs.db", agents=agents, planner=Team())
+    engine = Engine(store=f"sqlite:///{tmp_path}/runs.db", agents=agents, planner=Team())
+    return engine
 
 
 def led(tmp_path: Path, body: Callable[[Engine, str, Client], Awaitable[None]], **options: Any) -> None:

@@ -174,11 +174,11 @@ class _Tools:
 
     async def _continued(self, caller: Caller, params: t.CallToolRequestParams) -> str:
         """Give the run the reply that a client sends with its state, if it still asks; without a reply it asks again."""
-        run_id, ask_id, *asker = (params.request_state or "").split("\n")
+        run_id, ask_id, asker = f"{params.request_state or ''}\n\n".split("\n")[:3]
         responses = cast("dict[str, Any]", params.input_responses or {})
         said: Any = responses.get("reply")
         loaded = await self._served.engine.load(run_id, host=caller.host)
-        asks = await self._served.engine.load(asker[0], host=caller.host) if asker else loaded
+        asks = await self._served.engine.load(asker, host=caller.host) if asker else loaded
         ask = asks.state.asks.get(ask_id)
         if ask is not None and isinstance(said, t.ElicitResult):
             await self._answer(caller, loaded.run_id, (asks.run_id, ask), said, f"mcp-{secrets.token_hex(16)}")

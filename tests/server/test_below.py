@@ -286,12 +286,16 @@ def test_a_chat_completion_waits_for_what_works_below_and_says_what_asks(tmp_pat
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 def test_an_mcp_host_is_asked_what_a_child_asks(tmp_path: Path, mode: Any) -> None:
-    """By elicitation, as a result that asks for input, or as a task, as the host has it; the reply goes to the child."""
+    """By elicitation, as a result that asks for input, or as a task, as the host has it; the reply goes to the child. All turns are told."""
     asked: list[str] = []
+    told: list[str | None] = []
 
     async def answered(context: Any, params: Any) -> t.ElicitResult:
         asked.append(params.message)
         return t.ElicitResult(action="accept", content={"reply": "blue"})
+
+    async def progressed(progress: float, total: float | None, message: str | None) -> None:
+        told.append(message)
 
     async def body(engine: Engine, url: str, client: Client) -> None:
         async with (
@@ -300,7 +304,8 @@ def test_an_mcp_host_is_asked_what_a_child_asks(tmp_path: Path, mode: Any) -> No
         ):
             made = await host.call_tool("chief", {"goal": "paint"})
             assert (made.content[0].text, asked) == ("done: blue", ["Which colour?"])  # type: ignore[union-attr]
-            assert (await host.call_tool("leader", {"goal": "go"})).content[0].text == "done: worked"  # type: ignore[union-attr]
+            made = await host.call_tool("leader", {"goal": "go"}, progress_callback=progressed)
+            assert (made.content[0].text, told) == ("done: worked", ["turn 1", "turn 2"])  # type: ignore[union-attr]
             waits = await host.call_tool("boss", {"goal": "pay"})
             assert "waits for approval of pay (boss / middle / clerk)" in waits.content[0].text  # type: ignore[union-attr]
 

@@ -217,13 +217,16 @@ class _Tools:
                     seen = item.envelope.seq
 
         while True:
-            reporting = asyncio.create_task(report(through_waits=True))
+            reporting, ended = asyncio.create_task(report(through_waits=True)), False
             try:
                 result = await self._served.rested(run_id, caller.host)
+                ended = result.state.terminal
             finally:
-                reporting.cancel()
+                if not ended:  # else it ends by itself, with the last turn
+                    reporting.cancel()
                 await asyncio.gather(reporting, return_exceptions=True)
-            await report(through_waits=False)
+            if not ended:
+                await report(through_waits=False)
             waiting = (await engine.store.signals([result.state.run_id])).get(result.state.run_id, ())
             if result.state.terminal or not any(wakes(signal) for signal in waiting):
                 return result

@@ -4,8 +4,9 @@
 
 `runs over http` are short runs that `clients` start with POST /runs and wait for; `runs without http` are the same runs with `submit` and a worker in one
 process. `lag` is the time from the last record of a turn, made just before its commit, to its event at a reader: for one reader of a run, of its tree and
-of its tenant, and for many. Each of many follows a run of its own that records 20 times a second, and must get every record. All of it is on loopback, in
-two processes.
+of its tenant, and for many. Each of many follows a run of its own that records 20 times a second, and must get every record: `many` while the server's
+process also advances these runs, `served` while another process records them (their logs are made before, and appended at that pace). All of it is on
+loopback.
 
 `telemetry` is what `OtelObserver` adds to a record: with OpenTelemetry's API alone, and with its SDK, spans and metrics, and an exporter that does nothing.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import multiprocessing
 import platform
@@ -23,16 +25,20 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime
+from multiprocessing.connection import Connection
 from typing import Any
 
 import httpx2
 import uvicorn
 
 from detent import Agent, Budget, Engine, FinalAnswer, ToolCall, tool
+from detent.core.records import RunHead
 from detent.extend import Plan
 from detent.server import Caller, ServerSettings, app
+from detent.stores import open_store
+from detent.stores.ram import RamStore
 from detent.workers.in_process import InProcessHost
 
 ANSWERER, TICKER = Agent(name="answerer"), Agent(name="ticker", tools=["tick"])
@@ -47,6 +53,24 @@ async def tick(n: int) -> int:
 
 
 _SEQ, _AT = re.compile(rb'"seq":([0-9]+)'), re.compile(rb'"at":"([^"]+)"')
+
+
+RATE = 20
+PACE_S = 4 / RATE
+"""Records a second of each of many runs, and of a turn of the ticker, which has about four records."""
+Arrived = tuple[str, int, bytes, float]
+"""A record at a reader: its run and sequence, its event, and when it came."""
+
+
+def shown(what: str, lags: list[float], there: int, came: int, took: float) -> dict[str, float]:
+    """Return the figures of some streams."""
+    lags = sorted(lags)
+    return {
+        f"{what}: lag p50 ms": statistics.median(lags) * 1e3,
+        f"{what}: lag p95 ms": lags[int(len(lags) * 0.95)] * 1e3,
+        f"{what}: records a second": there / took,
+        f"{what}: records lost": float(there - came),
+    }
 
 
 class Planner:
@@ -67,10 +91,79 @@ def engine_at(store: str) -> Engine:
     return Engine(store=store, agents=[ANSWERER, TICKER], planner=Planner(), tools=[tick], worker_host=InProcessHost(concurrency=1_000))
 
 
-def serve(store: str, port: int) -> None:
+def serve(store: str, port: int, *, works: bool = True) -> None:
     """Be the server's process."""
-    made = app(engine_at(store), tokens=lambda _: CALLER, settings=SETTINGS)
+    made = app(engine_at(store), tokens=lambda _: CALLER, settings=SETTINGS, works=works)
     uvicorn.run(made, host="127.0.0.1", port=port, log_level="error", backlog=4096)
+
+
+class Noting(RamStore):
+    """Notes what was appended, in its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: dict[str, list[tuple[int, Sequence[bytes], RunHead]]] = {}
+
+    async def append(self, run_id: str, expected_seq: int, records: Sequence[bytes], *, head: RunHead, **given: Any) -> None:
+        """Append and note."""
+        await super().append(run_id, expected_seq, records, head=head, **given)
+        self.noted.setdefault(run_id, []).append((expected_seq, records, head))
+
+
+async def recorded(store: str, streams: int, turns: int, pipe: Connection) -> None:
+    """Make logs, say which, and when told append them at their pace; then tell the time of each commit."""
+    noting, goal = Noting(), json.dumps([turns, 0])
+    async with Engine(store=noting, planner=Planner(), tools=[tick]) as engine:
+        for n in range(streams):
+            await engine.run(TICKER, goal, run_id=f"served-{n}", budget=Budget(max_iterations=turns + 10))
+    target, times = open_store(store), dict[tuple[str, int], float]()
+    await target.open()
+
+    async def put(run_id: str, commit: tuple[int, Sequence[bytes], RunHead]) -> None:
+        expected, records, head = commit
+        await target.append(run_id, expected, records, head=head)
+        times[run_id, expected + len(records)] = time.time()
+
+    async def at_pace(run_id: str, commits: list[tuple[int, Sequence[bytes], RunHead]], began: float) -> None:
+        for commit in commits:
+            if (left_s := began + commit[0] / RATE - time.monotonic()) > 0:
+                await asyncio.sleep(left_s)
+            await put(run_id, commit)
+
+    for run_id, commits in noting.noted.items():
+        await put(run_id, commits[0])
+    pipe.send(list(noting.noted))
+    await asyncio.to_thread(pipe.recv)
+    began = time.monotonic()
+    paces = [at_pace(run_id, commits[1:], began + PACE_S * n / streams) for n, (run_id, commits) in enumerate(noting.noted.items())]
+    await asyncio.gather(*paces)
+    pipe.send((times, time.monotonic() - began))
+    await target.close()
+
+
+def record(*given: Any) -> None:
+    """Be the process that records."""
+    asyncio.run(recorded(*given))
+
+
+async def served(store: str, streams: int, seconds: float) -> dict[str, float]:
+    """Return the lag of readers of runs that another process records, and the records that they lost."""
+    mine, other = multiprocessing.Pipe()
+    given = (store, streams, max(3, round(seconds / PACE_S)), other)
+    process = multiprocessing.get_context("spawn").Process(target=record, args=given, daemon=True)
+    async with server(store, functools.partial(serve, works=False)) as client:
+        process.start()
+        arrived: list[Arrived] = []
+        followers = [asyncio.create_task(followed(client, run_id, arrived)) for run_id in await asyncio.to_thread(mine.recv)]
+        while len({run_id for run_id, *_ in arrived}) < streams:  # noqa: ASYNC110 - each has its first commit; readers set no event
+            await asyncio.sleep(0.05)
+        arrived.clear()
+        mine.send("go")
+        records = await asyncio.gather(*followers)
+        times, took = await asyncio.to_thread(mine.recv)
+    process.join(20)
+    lags = [now - times[run_id, seq] for run_id, seq, _, now in arrived if (run_id, seq) in times]
+    return shown("served", lags, sum(dict(list(times)).values()), sum(records), took)
 
 
 @contextlib.asynccontextmanager
@@ -134,7 +227,7 @@ async def without(store: str, runs: int, clients: int) -> float:
         return runs / took
 
 
-async def followed(client: httpx2.AsyncClient, run_id: str, lags: list[float], path: str = "/runs/{run}/events") -> int:
+async def followed(client: httpx2.AsyncClient, run_id: str, arrived: list[Arrived], path: str = "/runs/{run}/events") -> int:
     """Follow a run to its end, and return how many records came in their order, each once. It reads the socket itself, to be cheaper than the server."""
     records, rest, at = 0, b"", client.base_url
     reader, writer = await asyncio.open_connection(at.host, at.port, limit=1 << 22)
@@ -144,16 +237,14 @@ async def followed(client: httpx2.AsyncClient, run_id: str, lags: list[float], p
     try:
         while piece := await reader.read(1 << 20):
             *events, rest = (rest + piece).split(b"\n\n")
+            now = time.time()
             for event in events:
                 if mine not in event or (seq := _SEQ.search(event)) is None:
                     continue
                 records += int(seq[1]) == records + 1
+                arrived.append((run_id, int(seq[1]), event, now))
                 if b'"type":"run_finished"' in event:
                     return records
-                if (
-                    b'"type":"tool_finished"' in event and (made := _AT.search(event)) is not None
-                ):  # the last one of its turn, which is committed then
-                    lags.append(time.time() - datetime.fromisoformat(made[1].decode()).timestamp())
     finally:
         writer.close()
     return records
@@ -165,17 +256,19 @@ async def streamed(store: str, streams: int, seconds: float) -> dict[str, float]
     async with server(store) as client:
         whole = {"tree": "/runs/{run}/events?tree=true", "tenant": "/events"}
         for what, count in (("one", 1), ("tree", 1), ("tenant", 1), ("many", streams)):
-            turns = max(3, round(seconds * 20 / 4))
-            goal = json.dumps([turns, 4 / 20])  # a turn of the ticker has about four records
+            turns = max(3, round(seconds / PACE_S))
+            goal, began = json.dumps([turns, PACE_S]), time.perf_counter()
             started = await asyncio.gather(*(client.post("/runs", json={"agent": "ticker", "goal": goal}) for _ in range(count)))
             ids = [answer.json()["run_id"] for answer in started]
-            lags: list[float] = []
+            arrived: list[Arrived] = []
             path = whole.get(what, "/runs/{run}/events")
-            records = await asyncio.gather(*(followed(client, run_id, lags, path) for run_id in ids))
+            records = await asyncio.gather(*(followed(client, run_id, arrived, path) for run_id in ids))
+            took = time.perf_counter() - began
             there = [(await client.get(f"/runs/{run_id}")).json()["records"] for run_id in ids]
-            cut = sorted(lags[len(lags) // 4 :])
-            found |= {f"{what}: lag p50 ms": statistics.median(cut) * 1e3, f"{what}: lag p95 ms": cut[int(len(cut) * 0.95)] * 1e3}
-            found |= {f"{what}: records a second": sum(there) / seconds, f"{what}: records lost": float(sum(there) - sum(records))}
+            last = [one for one in arrived if b'"type":"tool_finished"' in one[2]]  # of its turn, which is committed then
+            made = [datetime.fromisoformat(at[1].decode()).timestamp() for one in last if (at := _AT.search(one[2])) is not None]
+            lags = [now - at for (_, _, _, now), at in zip(last, made, strict=True)]
+            found |= shown(what, lags[len(lags) // 4 :], sum(there), sum(records), took)
     return found
 
 
@@ -234,6 +327,7 @@ async def measured(args: argparse.Namespace) -> dict[str, Any]:
             "runs a second without http": await without(store("b"), args.runs, 16),
         }
         figures |= await streamed(store("c"), args.streams, args.seconds)
+        figures |= await served(store("d"), args.streams, args.seconds)
         return figures | await telemetry(50 if args.quick else 400)
 
 

@@ -237,6 +237,7 @@ LONG = {"core/events.py", "core/fold.py"}
 """The closed list of what can happen, and what each does to the state: one line after the other, and no part without the rest."""
 
 
+@in_check
 def test_no_file_has_more_than_500_lines_and_no_class_more_than_300() -> None:
     """What is longer holds two things."""
     found: dict[str, int] = {}
@@ -368,6 +369,7 @@ def reason(path: Path, node: ast.AST) -> bool:
     return len(re.findall(r"[a-z]{2,}", said)) >= 2
 
 
+@in_check
 def test_a_broad_except_says_why() -> None:
     """`except Exception` stands only around foreign code and in the worker loop, with the reason on its line.
 
@@ -394,6 +396,7 @@ def test_nothing_is_mocked() -> None:
     assert [f"{where(p, node)} imports {name}" for p, node, name in every if name == "mock" or name.startswith(mocks)] == []
 
 
+@in_check
 def test_nothing_sleeps_to_synchronise() -> None:
     """A wait is for the thing itself. Tests never call `time.sleep`; the package only where a comment on the line says what it polls."""
     wrong = []

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from amounts import in_check
 from source_code import PACKAGE, ROOT, dotted, modules, tree
 
 PAGE = ROOT / "docs" / "learn" / "decisions" / "0007-hidden-state.md"
@@ -48,6 +49,7 @@ def _holds(value: ast.expr | None) -> bool:
     return (isinstance(value, ast.Dict) and not value.keys) or (isinstance(value, ast.List) and not value.elts)
 
 
+@in_check
 def test_every_piece_of_hidden_state_is_on_the_page_with_its_reason() -> None:
     """By its room and its name; and the page has no row for what is gone."""
     there: set[tuple[str, str]] = set()

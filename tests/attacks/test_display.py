@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from amounts import stride
+from amounts import in_check, stride
 from cli.desk import Desk
 from cli.terminals import at_a_terminal
 from detent.cli import main
@@ -193,6 +193,7 @@ def commands(run: str, other: str) -> Iterator[tuple[str, ...]]:
     yield (f"no{HOSTILE}",)
 
 
+@in_check
 def test_no_command_writes_such_a_character(here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every text of a run (goal, tool names, arguments, results, replies, model text, tenant, errors, file names) steers the terminal or hides."""
     assert main.run(["run", f"look {HOSTILE}", "--run-id", "first"]) == 0

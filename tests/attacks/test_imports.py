@@ -134,6 +134,7 @@ def python(desk: Desk, words: Sequence[str], **environment: str) -> Done:
     return Done(process.returncode, process.stdout, process.stderr)
 
 
+@in_check
 def test_every_command_among_files_that_are_called_like_modules(trapped: Desk) -> None:
     """A file for each standard and each installed module lies in the working directory, and every command is run there."""
     assert set(COMMANDS) >= {name for commands in GROUPS.values() for name in commands}

@@ -282,6 +282,7 @@ def test_a_model_writes_down_all_that_a_value_may_be() -> None:
     assert card.content["cvv"] not in placeholders([own.arguments, page.content])
 
 
+@in_check
 @pytest.mark.parametrize("listed", [False, True], ids=["page", "list"])
 def test_a_page_is_full_of_what_is_hidden(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool's result holds 20,000 different addresses that a redact pattern matches: each of them costs a walk over all of it."""
@@ -313,6 +314,7 @@ def test_a_page_is_built_again_for_each_match() -> None:
     assert Redactor([KEYS], b"k").text(said) == said
 
 
+@in_check
 def test_a_text_of_too_many_matches_is_hidden_whole() -> None:
     """A text has so many matches that finding them takes the square of its length; what is found elsewhere keeps its own placeholders."""
     redactor = Redactor(["a[^b]*b|a"], b"k")

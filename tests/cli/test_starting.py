@@ -113,6 +113,7 @@ def test_what_demo_and_init_need_is_in_the_package() -> None:
     assert {path.name for path in packaged("templates").iterdir()} == set(TEMPLATES)
 
 
+@in_check
 def test_the_demo_can_be_read_and_proves_that_nothing_was_done_twice(desk: Desk) -> None:
     """In a pipe: lines of at most 80 columns that name the commands, the kill, the doubt, the approval, the plain loop and the checks.
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from amounts import sampled
+from amounts import in_check, sampled
 from cli.desk import Desk
 from cli.terminals import at_a_terminal
 from detent.cli.output import wrapped
@@ -26,6 +26,7 @@ def shell(desk: Desk, line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", script], cwd=desk.home, env=desk.environment, capture_output=True, text=True, check=False)
 
 
+@in_check
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_stdout_is_told_in_one_line(tmp_path: Path) -> None:
     """Exit 1, no traceback, and what the command did is done; a run that waits keeps its own code."""
@@ -47,6 +48,7 @@ def test_a_closed_stdout_is_told_and_no_file_takes_its_place(tmp_path: Path) -> 
     assert desk.detent("verify", "last").code == 0
 
 
+@in_check
 def test_a_reader_that_has_seen_enough_changes_neither_run_nor_exit_code(tmp_path: Path) -> None:
     """`| head` ends the output and nothing else: no message, and the code is that of the command."""
     desk = Desk(tmp_path)

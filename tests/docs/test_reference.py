@@ -126,6 +126,7 @@ def codes_of_calls() -> set[str]:
     return found
 
 
+@in_check
 def test_every_code_of_a_failed_call_is_described() -> None:
     """The table of codes has what the kernel gives, and nothing else."""
     section = (DOCS / "reference/errors.md").read_text(encoding="utf-8").split("## How a call fails")[1]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from amounts import times
+from amounts import in_check, times
 from cli.desk import Desk
 from detent.core.errors import ConfigError
 from detent.evals import Case, Evaluation, Suite, compare, load_suite, summarised, writing
@@ -55,6 +55,7 @@ def test_better_worse_and_the_cases_that_changed() -> None:
     assert found.metrics[0].p <= 4 * 1 / 10_001 + 1e-9, "Holm: four times the smallest p-value that 10,000 exchanges give"
 
 
+@in_check
 def test_where_quality_is_not_lower_the_cost_decides() -> None:
     """All trials pass in both; b costs half. Within the margin of cost it decides nothing."""
     a = [trial(case, 1, passed=True, cost=1.0) for case in range(200)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amounts import thinned
+from amounts import in_check, thinned
 from detent import Agent, Engine, FinalAnswer
 from detent.core.errors import ConfigError
 from detent.evals import Case, Suite, Variant, evaluate, summarised, writing
@@ -72,6 +72,7 @@ CONDITIONS = st.recursive(
 )
 
 
+@in_check
 @given(
     st.lists(st.sampled_from(["passed", "failed", "unknown"]), min_size=6, max_size=6),
     st.integers(min_value=3, max_value=6),

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import thinned
 from detent import Agent, Budget, Engine, FinalAnswer, SpawnSubagent, ToolCall, ToolContext, tool
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError
@@ -103,6 +104,7 @@ async def remembered(memory: Any) -> None:
     await memory.supersede(old.id, new, why="corrected", host="")
 
 
+@thinned
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_strikes_and_every_run_ends_with_nothing_repeated_or_lost(tmp_path: Path, fault: str) -> None:
     from detent.memories.ram import RamMemory

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amounts import times
+from amounts import in_check, times
 from detent.core.errors import ConfigError
 from detent.evals import statistics as stats
 
@@ -48,6 +48,7 @@ def test_the_score_interval_is_that_of_the_books() -> None:
     assert stats.wilson(0, 0).value is None and stats.wilson(0, 5).low == 0.0
 
 
+@in_check
 @pytest.mark.parametrize("cases", [20, 200])
 def test_intervals_cover_the_truth_in_93_to_97_of_100_suites(cases: int) -> None:
     """Cases have success rates of their own, so trials of one case depend on each other."""

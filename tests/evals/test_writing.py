@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
+from amounts import in_check
 from cli.desk import Desk
 from detent import Agent, Engine, FinalAnswer
 from detent.core.errors import ConfigError
@@ -56,6 +57,7 @@ def test_a_report_is_one_file_that_loads_nothing_and_runs_nothing() -> None:
     assert "<script>" not in text and "\\|" in text and "Lost: 3" in text
 
 
+@in_check
 def test_a_long_report_is_laid_out_in_parts_as_they_come_near_the_screen(tmp_path: Path) -> None:
     """In a browser: each row is there once, and most of them are laid out only after somebody scrolls to them."""
     pytest.importorskip("jinja2")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed, thinned
+from amounts import crossed, in_check, thinned
 from detent.core import events as e
 from detent.core.codec import read_record
 from detent.core.errors import CorruptLog, NotAllowedNow, RunBusy, RunErased, RunNotFound
@@ -516,6 +516,7 @@ def test_a_removal_that_died_keeps_its_run_from_being_forked_until_it_is_collect
     run_async(main)
 
 
+@in_check
 def test_forks_live_in_postgresql_too(postgres_url: str) -> None:
     """Made, taken on, compared and kept after their parent is gone."""
 

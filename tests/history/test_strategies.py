@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from detent import AskUser, FinalAnswer, Schedule, Stop, ToolCall, View
 from detent.core import events as e
 from detent.core.codec import read_record
@@ -44,6 +45,7 @@ def work(view: View) -> Any:
     return FinalAnswer(content=f"{view.task}: {view.results[1].content.split(' as ')[0]}")
 
 
+@in_check
 def test_a_run_of_many_passes_is_forked_at_every_record() -> None:
     """It comes to the same end, the replay is identical, nothing that was recorded is made again, and every open effect is refused."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from amounts import sampled, thinned, times
+from amounts import in_check, sampled, thinned, times
 from detent import Agent, Budget, Engine, FinalAnswer, Plan, View, tool
 from detent.core import events as e
 from detent.interpreters.monty import MontyInterpreter
@@ -176,6 +176,7 @@ def test_a_snapshot_at_every_call_continues_in_a_new_process_with_the_same_resul
     asyncio.run(main())
 
 
+@in_check
 @pytest.mark.parametrize("seed", range(times(10, soak=200)))
 def test_a_random_program_continues_from_a_snapshot_at_any_of_its_calls(seed: int) -> None:
     """In a new process, with the same calls from there and the same end: its value, its error, what it printed."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from detent import Usage
 from detent.core import events as e
 from detent.core.errors import ConfigError
@@ -54,6 +55,7 @@ def test_a_cost_is_that_of_the_price_list() -> None:
     assert Prices().cost("openai:gpt-5", "", usage) == pytest.approx(float(expected))
 
 
+@in_check
 def test_every_price_of_the_list_comes_out_as_the_library_has_it() -> None:
     """Also where a long prompt costs more a token than a short one, where prices depend on the day, and where each request costs."""
     from genai_prices import Usage as Counted

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from amounts import in_check
 from detent import Agent, ToolCall, View, tool
 from detent.core.errors import MalformedPlan
 from detent.ports import Chunk, ModelAnswer, ToolContext
@@ -185,6 +186,7 @@ def test_a_model_that_writes_one_character_without_end_is_shown(said: str) -> No
     assert len(shown) > 1_500 and shown + streamed.rest() == said
 
 
+@in_check
 @pytest.mark.parametrize("said", ['"' * 300_000, '{"pass": "s3cret"} ' * 50_000], ids=["quotes", "fields"])
 def test_a_long_text_that_comes_in_one_piece_is_looked_through_once(said: str) -> None:
     """Twice as long a text takes about twice as long; four times where each quote or field copies the rest of the text."""

@@ -40,6 +40,7 @@ def _holds(model: Model, *, states: int) -> None:
     assert found.states > states, "the model has become too small to say anything"
 
 
+@in_check
 @pytest.mark.parametrize("which", ALONE)
 def test_every_promise_holds_in_every_state(which: str) -> None:
     """An effect could happen twice, an outcome or an answer be lost, or a run be stuck, in an order of events that nobody has thought of."""

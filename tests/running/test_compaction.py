@@ -1201,6 +1201,7 @@ def test_the_earlier_conversation_makes_room_before_the_users_words_are_cut() ->
     asyncio.run(main())
 
 
+@in_check
 def test_a_long_reflexion_lives_in_its_window() -> None:
     """What an attempt sees of the earlier ones has its share of the window, and says how much is not shown; all rounds together have none."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed, in_check
+from amounts import crossed, in_check, thinned
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.config.groups import Bounds
 from detent.core.errors import RunBusy, RunNotFound, Suspended
@@ -161,6 +161,7 @@ def closed_under_a_claim(url: str, *, beside: bool) -> None:
         asyncio.run(asyncio.wait_for(store.close(), 20))
 
 
+@thinned
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("url", "beside"), [*itertools.product(STORES, (False, True)), ("postgresql", False)])
 def test_a_run_whose_loop_was_closed_is_free_for_others_although_its_engine_is_never_used_again(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from detent import Agent, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
 from kernel.runs import run_async
 
@@ -66,6 +67,7 @@ def weight() -> tuple[int, int]:
     return len(things), sum(map(sys.getsizeof, things))
 
 
+@in_check
 def test_a_run_in_progress_fits_into_what_is_promised(tmp_path: Path) -> None:
     """In its third turn, in a tool, what is known to the collector (most of the 30 KB of the target) is no more than this."""
 

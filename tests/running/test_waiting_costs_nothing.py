@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from amounts import times
+from amounts import in_check, times
 from detent import Agent, AskUser, Engine, FinalAnswer, Schedule, ToolCall, View, tool
 from detent.stores.sqlite.store import SqliteStore
 from detent.testing.clocks import FakeClock
@@ -45,6 +45,7 @@ def held() -> int:
     return sys.getallocatedblocks()
 
 
+@in_check
 def test_hundreds_of_waiting_runs_hold_no_memory_outside_of_the_store(tmp_path: Path) -> None:
     """Not a reference for each of them; and any one can be taken on, by this engine or another."""
 

@@ -111,6 +111,7 @@ def test_a_front_end_shows_text_calls_and_an_approval(tmp_path: Path) -> None:
     front_end(tmp_path, "payer", APPROVED, body)
 
 
+@in_check
 def test_a_front_end_decides_what_a_sub_agent_asks(tmp_path: Path) -> None:
     """The verifier takes every event; one that answers again joins what it began."""
 

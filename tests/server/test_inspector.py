@@ -52,6 +52,7 @@ def inspected(tmp_path: Path, transport: str, era: str, body: Callable[[Inspect]
     asyncio.run(run())
 
 
+@in_check
 def test_the_inspector_calls_an_agent(tmp_path: Path) -> None:
     """Over HTTP, in the stateless era."""
 

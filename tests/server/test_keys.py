@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from amounts import thinned
 from detent.core import events as e
 from detent.engine import Engine
 from detent.ports.remembering import MemoryItem
@@ -108,6 +109,7 @@ def test_every_post_of_the_api_has_a_test_of_its_key() -> None:
     assert posts == CASES.keys() | ELSEWHERE.keys()
 
 
+@thinned
 @pytest.mark.parametrize("name", CASES)
 def test_a_repeated_post_is_done_once_and_another_body_under_its_key_is_refused(tmp_path: Path, name: str) -> None:
     """The second answer is that of the first, and the log, or the store, has what was done once."""

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from amounts import in_check
 from cli.desk import Desk, told_by
 from cli.terminals import at_a_terminal
 from server.pages.browsing import browser, needs_chromium
@@ -45,6 +46,7 @@ def test_the_browser_is_started_without_the_token_and_a_file_of_this_user_leads_
         ui.communicate()
 
 
+@in_check
 def test_a_browser_comes_to_the_runs_through_that_file(tmp_path: Path) -> None:
     """It is signed in."""
     needs_chromium()

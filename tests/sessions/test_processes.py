@@ -144,6 +144,7 @@ async def clear(store: Any) -> None:
         await engine.session(AGENT, "trip").delete()
 
 
+@in_check
 def test_a_long_conversation_survives_many_deaths(tmp_path: Path) -> None:
     """A process that dies anywhere, again and again, is followed by one that continues with the same message."""
     messages, deaths = (500, 50) if PROFILE == "soak" else (30, 6)

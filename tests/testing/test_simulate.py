@@ -499,6 +499,7 @@ def test_a_slow_model_meets_the_bounds_of_time() -> None:
 # What a run waits for -----------------------------------------------------------------------------------------------------------
 
 
+@in_check
 def test_approvals_replies_and_schedules_are_given() -> None:
     """A run that waits is given what it waits for, at each fault point, without real time."""
     from detent import Schedule
@@ -608,6 +609,7 @@ def test_a_scripted_planner_goes_on_at_its_place() -> None:
     report.raise_for_problems()
 
 
+@in_check
 def test_the_effects_of_fake_tools_need_not_be_told() -> None:
     """A fake tool knows what it did: a planted bug is found without `effects` or `reset`."""
     for bug, found in {"": set(), "forgets_key": {"repeated"}}.items():

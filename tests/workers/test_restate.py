@@ -236,7 +236,8 @@ def test_a_worker_that_is_cut_off_from_restate_ends_its_runs(fleet: Fleet) -> No
         asyncio.run(main())
 
 
-@pytest.mark.parametrize("killed", ["worker", pytest.param("restate", marks=in_check)])
+@in_check
+@pytest.mark.parametrize("killed", ["worker", "restate"])
 def test_a_kill_under_load_loses_nothing_and_doubles_nothing(own_restate: RestateServer, tmp_path: Path, killed: str) -> None:
     """Two workers, and a SIGKILL of one of them, or of Restate, while runs are in progress: all end, each effect happens once."""
     fleet = Fleet(own_restate, f"sqlite:///{tmp_path}/runs.db", tmp_path, port=free_ports(1)[0], concurrency=4, max_attempts=9)
@@ -300,6 +301,7 @@ async def _late(engine: Engine, run_id: str) -> ToolReconciled:
         await asyncio.sleep(0.02)
 
 
+@in_check
 def test_a_worker_that_stood_still_for_longer_than_its_lease_has_lost_its_run(fleet: Fleet) -> None:
     """SIGSTOP amid a call, then SIGCONT: another worker continues, although Restate waits for the first; its append loses, and its call is on the log."""
     fleet.options |= {"lease_s": 1.5, "sweep_s": 0.2}
@@ -320,7 +322,8 @@ def test_a_worker_that_stood_still_for_longer_than_its_lease_has_lost_its_run(fl
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("away", ["store", pytest.param("restate", marks=in_check)])
+@in_check
+@pytest.mark.parametrize("away", ["store", "restate"])
 def test_a_worker_behind_a_network_that_is_cut_holds_up_nothing(
     restate: RestateServer, postgres: Cluster, postgres_url: str, tmp_path: Path, away: str
 ) -> None:

@@ -6,6 +6,7 @@ import secrets
 
 import pytest
 
+from amounts import thinned
 from detent.ports import WorkerHost
 from detent.testing.conformance.worker_host import WorkerHostContract, WorkerHostMaker
 from detent.workers.restate import RestateHost
@@ -33,6 +34,7 @@ class RestateMaker(WorkerHostMaker):
         )
 
 
+@thinned
 class TestRestateHost(WorkerHostContract):
     @pytest.fixture
     def maker(self, restate: RestateServer) -> WorkerHostMaker:

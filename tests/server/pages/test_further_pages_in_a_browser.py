@@ -113,6 +113,7 @@ def test_each_page_is_accessible_and_fits_a_narrow_screen(tmp_path: Path, dark: 
     asyncio.run(main())
 
 
+@in_check
 def test_a_conversation_and_an_operation_move_by_themselves(tmp_path: Path, store_url: str) -> None:
     """The answer and the progress come without loading the page again; what was typed meanwhile stays."""
     needs_chromium()
@@ -146,6 +147,7 @@ def test_a_conversation_and_an_operation_move_by_themselves(tmp_path: Path, stor
     asyncio.run(main())
 
 
+@in_check
 def test_the_progress_of_an_evaluation_moves_by_itself(tmp_path: Path, store_url: str) -> None:
     """What moves is fetched again; the page says that its figures are older, until somebody opens it again."""
     needs_chromium()

@@ -133,6 +133,7 @@ def test_the_tour_answers_its_four_questions_from_the_pages_alone(store_url: str
     shown(store_url, body)
 
 
+@in_check
 def test_two_people_who_decide_at_once_see_who_was_first(store_url: str) -> None:
     async def body(engine: Engine, url: str, started: Any) -> None:
         await invoiced(engine)

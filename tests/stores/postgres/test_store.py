@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 import virtual_time
-from amounts import sampled, thinned
+from amounts import in_check, sampled, thinned
 from detent.core.errors import CancelWaits, ClaimLost, ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.ports import RunQuery, Signal, Spent, Wakes, wait_for_news
 from detent.ports.passwords import without_password
@@ -950,6 +950,7 @@ async def body_of_a_current_store(store: PostgresStore) -> None:
     assert len(await store.read("run")) == 3
 
 
+@in_check
 def test_eight_processes_may_create_and_upgrade_at_once(postgres_url: str) -> None:
     """From nothing and from every earlier version: each migration is applied once, every process works, and nothing is lost."""
     schemas = ["new", *(f"from_{version}" for version in sampled(range(1, SCHEMA_VERSION), few=2))]

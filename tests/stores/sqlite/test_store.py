@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from amounts import in_check
 from detent.core.errors import ConfigError, Conflict, CorruptLog, NewerVersion, RunBusy, StoreBusy, StoreError
 from detent.core.records import RunHead
 from detent.ports import DueQuery, Reservation, RunQuery, Spent
@@ -429,6 +430,7 @@ def test_counts_never_hide_what_another_worker_wrote_of_the_run(wrote: dict[str,
     asyncio.run(test())
 
 
+@in_check
 def test_several_stores_of_a_process_lose_nothing_to_another_process_that_closes_the_database(tmp_path: Path) -> None:
     """It is not the last one to close it, and leaves the write-ahead log where it is: it, and whoever comes later, sees every record."""
     path = tmp_path / "runs.db"

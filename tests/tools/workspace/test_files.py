@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amounts import in_check
 from detent.core.errors import ToolFailed
 from detent.tools.workspace import files, reading, search
 from detent.tools.workspace.confine import Limits, Workspace
@@ -157,6 +158,7 @@ def test_what_is_not_utf_8_is_refused_with_its_size(workspace: Workspace) -> Non
             search.search_in_file(workspace, "f", "zz")
 
 
+@in_check
 def test_a_large_file_is_streamed(tmp_path: Path) -> None:
     """The last line of 200 MB (sparse) comes with the right count, in a process that may not have that much memory."""
     with (tmp_path / "big").open("wb") as file:

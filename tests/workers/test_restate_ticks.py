@@ -110,7 +110,8 @@ def test_a_tick_that_finds_no_room_is_passed_on_after_a_growing_pause() -> None:
         assert found[0] <= MOST_CROWDED_S + 1 / GRID, "after so many ticks in vain, a run has no other"
         gate.set()
         assert await first is None
-        assert await shift.tick("r", crowded) is None
+        await asyncio.sleep(0.1)
+        assert pile.taken == ["hangs", "r"], "there is room, and it need not wait for its next tick"
         await shift.stop()
 
     virtual_time.run(main())
@@ -141,6 +142,35 @@ def test_ticks_without_room_come_back_one_after_another_as_fast_as_runs_end(monk
         assert all(after - before >= 0.25 for before, after in pairwise(early)), pauses
         assert pauses[-1] <= host_module.MOST_TURN_S + 2 / GRID
         last.cancel()
+        await shift.stop()
+
+    virtual_time.run(main())
+
+
+def test_a_run_that_was_turned_away_is_advanced_as_soon_as_there_is_room() -> None:
+    """A burst is submitted slowly and ends fast: the turns that its ticks were given would leave the worker with nothing to do."""
+    passed_on: list[str] = []
+
+    class Noting(RestateHost):
+        async def submit(self, run_id: str) -> None:
+            passed_on.append(run_id)
+
+    async def main() -> None:
+        pile, gate = Waiting(), asyncio.Event()
+        shift = Shift(Noting(concurrency=1), pile)
+        pile.came_to = Advanced(status="waiting_for_schedule", waits_for="schedule", not_before=pile.now() + timedelta(hours=1))
+        first = asyncio.create_task(shift.tick(pile.add("hangs", gate=gate)))
+        await asyncio.sleep(0.1)
+        assert all([await shift.tick(pile.add(run_id)) for run_id in ("a", "b", "c")])
+        assert pile.taken == ["hangs"]
+        again = asyncio.create_task(shift.tick("b"))  # its own tick waits for room, and comes before those that were turned away
+        await asyncio.sleep(0.1)
+        gate.set()
+        assert await first is not None
+        assert await again is not None
+        await asyncio.sleep(1)
+        assert pile.taken == ["hangs", "b", "a", "c"]
+        assert passed_on == ["a", "c"], "their timers need a tick, and that of their turn may come later"
         await shift.stop()
 
     virtual_time.run(main())

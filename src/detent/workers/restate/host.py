@@ -43,6 +43,8 @@ ROOM_S, MOST_CROWDED_S, CROWD = 1.0, 8.0, 256
 
 Then it pauses, and tries again, there or elsewhere.
 """
+MOST_TURNED_AWAY = 10_000
+"""How many runs whose ticks found no room a worker remembers, to advance them before their next tick where there is room earlier."""
 ENDS, MOST_TURN_S = 32, 20.0
 """How many ends of runs tell how fast they follow each other, and how long at most a tick without room pauses until its turn comes at that rate."""
 EARLY_S = 0.005
@@ -155,6 +157,7 @@ class Shift:
         self._slots, self._asking = asyncio.Semaphore(host.concurrency), asyncio.Semaphore(ASKING)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._told: dict[str, asyncio.Future[Taken]] = {}
+        self._turned_away: dict[str, None] = {}
         self._waiting, self._stopped = 0, False
         self._ends, self._promised = deque([-math.inf], ENDS), -math.inf
 
@@ -174,7 +177,10 @@ class Shift:
     async def tick(self, run_id: str, crowded: int = 0) -> Next:
         """Advance the run for at most one tick, and return when the next one is due; `crowded`: how many ticks of it in a row made no progress."""
         if run_id not in self._tasks:
+            self._turned_away.pop(run_id, None)
             if not await self._finds_room():  # another worker may have some
+                if len(self._turned_away) < MOST_TURNED_AWAY:
+                    self._turned_away[run_id] = None
                 return self._later(run_id, self._turn(crowded), crowded + 1)
             if self._stopped:
                 self._slots.release()
@@ -226,21 +232,37 @@ class Shift:
         at = math.ceil((now + max(after_s, 1 / GRID)) * GRID) / GRID
         return at - now, token_for(run_id, at, exact=False), crowded
 
-    async def _take(self, run_id: str) -> None:
-        """Advance the run until it ends, waits or fails; each of its ticks is told what it came to."""
+    async def _take(self, run_id: str, *, early: bool = False) -> None:
+        """Advance the run until it ends, waits or fails; each of its ticks is told what it came to.
+
+        `early`: it was turned away, and its next tick may be far. If it waits for a time then, that is passed on by a tick of its own.
+        """
         try:
             while True:
                 taken = await self._host.take(self._backlog, run_id, within_s=self._host.tick_s)
-                if taken.busy and await self._buried(run_id):
+                if taken.busy and not early and await self._buried(run_id):
                     taken = await self._host.take(self._backlog, run_id, within_s=self._host.tick_s)
                 self._tell(run_id, taken)
                 if self._stopped or not self._goes_on(taken):
+                    if early and taken.came_to is not None and taken.came_to.not_before is not None:
+                        with suppress(Unreachable):
+                            await self._host.submit(run_id)
                     return
         finally:
-            self._slots.release()
             self._ends.append(asyncio.get_running_loop().time())
             del self._tasks[run_id]
             self._tell(run_id, Taken(again=self._backlog.now()))
+            self._give_on()
+
+    def _give_on(self) -> None:
+        """Give a place that has come free to a tick that waits for one, else to a run that was turned away: its turn may be later than it need be."""
+        while self._turned_away and not self._waiting and not self._stopped:
+            run_id = next(iter(self._turned_away))
+            del self._turned_away[run_id]
+            if run_id not in self._tasks:
+                self._tasks[run_id] = asyncio.create_task(self._take(run_id, early=True), name=run_id)
+                return
+        self._slots.release()
 
     def _goes_on(self, taken: Taken) -> bool:
         """Whether the run is in progress past the end of its tick; one that is not to begin before a time is not."""

@@ -235,7 +235,7 @@ class Shift:
     async def _take(self, run_id: str, *, early: bool = False) -> None:
         """Advance the run until it ends, waits or fails; each of its ticks is told what it came to.
 
-        `early`: it was turned away, and its next tick may be far. If it waits for a time then, that is passed on by a tick of its own.
+        `early`: it was turned away, and its next tick may be far. If it waits for a time then, or for another attempt, a tick of its own sees to that.
         """
         try:
             while True:
@@ -244,7 +244,8 @@ class Shift:
                     taken = await self._host.take(self._backlog, run_id, within_s=self._host.tick_s)
                 self._tell(run_id, taken)
                 if self._stopped or not self._goes_on(taken):
-                    if early and taken.came_to is not None and taken.came_to.not_before is not None:
+                    at = taken.again if taken.came_to is None else taken.came_to.not_before
+                    if early and at is not None and not taken.busy:
                         with suppress(Unreachable):
                             await self._host.submit(run_id)
                     return

@@ -163,7 +163,8 @@ async def served(store: str, streams: int, seconds: float) -> dict[str, float]:
         times, took = await asyncio.to_thread(mine.recv)
     process.join(20)
     lags = [now - times[run_id, seq] for run_id, seq, _, now in arrived if (run_id, seq) in times]
-    return shown("served", lags, sum(dict(list(times)).values()), sum(records), took)
+    there = sum(dict(list(times)).values())  # of each run, what its last commit came to
+    return shown("served", lags, there, sum(records), took)
 
 
 @contextlib.asynccontextmanager

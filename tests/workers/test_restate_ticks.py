@@ -162,6 +162,7 @@ def test_a_run_that_was_turned_away_is_advanced_as_soon_as_there_is_room() -> No
         first = asyncio.create_task(shift.tick(pile.add("hangs", gate=gate)))
         await asyncio.sleep(0.1)
         assert all([await shift.tick(pile.add(run_id)) for run_id in ("a", "b", "c")])
+        assert await shift.tick("nobody's") is not None
         assert pile.taken == ["hangs"]
         again = asyncio.create_task(shift.tick("b"))  # its own tick waits for room, and comes before those that were turned away
         await asyncio.sleep(0.1)
@@ -170,7 +171,34 @@ def test_a_run_that_was_turned_away_is_advanced_as_soon_as_there_is_room() -> No
         assert await again is not None
         await asyncio.sleep(1)
         assert pile.taken == ["hangs", "b", "a", "c"]
-        assert passed_on == ["a", "c"], "their timers need a tick, and that of their turn may come later"
+        assert passed_on == ["a", "c", "nobody's"], (
+            "their timers, and an attempt after a failure, need a tick; that of their turn may come later"
+        )
+        await shift.stop()
+
+    virtual_time.run(main())
+
+
+def test_whatever_ends_together_all_room_is_used_for_runs_that_were_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs end in the same moment, and one tick waits: it has one place, and a run that was turned away the other. A worker remembers so many of them."""
+    monkeypatch.setattr(host_module, "MOST_TURNED_AWAY", 2)
+
+    async def main() -> None:
+        pile, first, second = Pile(), asyncio.Event(), asyncio.Event()
+        shift = shift_of(pile, concurrency=2)
+        ticks = [asyncio.create_task(shift.tick(pile.add(run_id, gate=first))) for run_id in ("r", "s")]
+        await asyncio.sleep(0.1)
+        for run_id in ("a", "b", "c"):
+            assert await shift.tick(pile.add(run_id, gate=second)) is not None
+        ticks.append(asyncio.create_task(shift.tick(pile.add("w", gate=second))))
+        await asyncio.sleep(0.1)
+        first.set()
+        await asyncio.sleep(0.1)
+        assert set(pile.running) == {"w", "a"}
+        second.set()
+        assert await asyncio.gather(*ticks) == [None] * 3
+        await asyncio.sleep(0.1)
+        assert pile.ended[-1] == "b" and "c" not in pile.taken
         await shift.stop()
 
     virtual_time.run(main())

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from importlib.util import find_spec
@@ -157,7 +157,7 @@ class Shift:
         self._slots, self._asking = asyncio.Semaphore(host.concurrency), asyncio.Semaphore(ASKING)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._told: dict[str, asyncio.Future[Taken]] = {}
-        self._turned_away: dict[str, None] = {}
+        self._turned_away = OrderedDict[str, None]()
         self._waiting, self._stopped = 0, False
         self._ends, self._promised = deque([-math.inf], ENDS), -math.inf
 
@@ -248,22 +248,27 @@ class Shift:
                     if early and at is not None and not taken.busy:
                         with suppress(Unreachable):
                             await self._host.submit(run_id)
-                    return
+                    break
         finally:
+            self._slots.release()
             self._ends.append(asyncio.get_running_loop().time())
             del self._tasks[run_id]
             self._tell(run_id, Taken(again=self._backlog.now()))
-            self._give_on()
+        await asyncio.sleep(0)  # a tick to which the place was given takes it in this turn of the loop, and is no longer waiting
+        while self._turned_away and self._has_room():  # the turns of these runs may be later than they need be
+            await self._begin(self._turned_away.popitem(last=False)[0], early=True)
 
-    def _give_on(self) -> None:
-        """Give a place that has come free to a tick that waits for one, else to a run that was turned away: its turn may be later than it need be."""
-        while self._turned_away and not self._waiting and not self._stopped:
-            run_id = next(iter(self._turned_away))
-            del self._turned_away[run_id]
-            if run_id not in self._tasks:
-                self._tasks[run_id] = asyncio.create_task(self._take(run_id, early=True), name=run_id)
-                return
-        self._slots.release()
+    def _has_room(self) -> bool:
+        """Whether there is room that no tick waits for."""
+        return not self._stopped and not self._slots.locked()
+
+    async def _begin(self, run_id: str, *, early: bool = False) -> bool:
+        """Begin to advance a run in room that no tick waits for; return whether there is some, and it is not in progress."""
+        if run_id in self._tasks or not self._has_room():
+            return False
+        await self._slots.acquire()
+        self._tasks[run_id] = asyncio.create_task(self._take(run_id, early=early), name=run_id)
+        return True
 
     def _goes_on(self, taken: Taken) -> bool:
         """Whether the run is in progress past the end of its tick; one that is not to begin before a time is not."""
@@ -316,12 +321,9 @@ class Shift:
 
     async def _relieve(self, run_id: str) -> None:
         """Advance a run whose tick is with a worker that does nothing with it, if there is room; what follows it, a later tick sees to."""
-        if run_id in self._tasks or self._stopped or self._slots.locked():
-            return
-        await self._slots.acquire()
-        log.info("run %s can move, and the worker that Restate gave it to has not begun it: this one advances it", run_id)
-        self._tasks[run_id] = asyncio.create_task(self._take(run_id), name=run_id)
-        await self._host.submit(run_id)
+        if await self._begin(run_id):
+            log.info("run %s can move, and the worker that Restate gave it to has not begun it: this one advances it", run_id)
+            await self._host.submit(run_id)
 
     async def until_idle(self) -> None:
         """Tick the runs that can move, also those that have a tick, and return when there are no more and none is in progress here."""

@@ -212,7 +212,8 @@ class Shift:
                     await asyncio.wait_for(self._slots.acquire(), min(ROOM_S, self._host.tick_s))
                     return True
                 now = loop.time()
-                if self._waiting > CROWD or now - self._ends[-1] > ROOM_S or now - begun >= MOST_CROWDED_S:
+                crowded = self._waiting > CROWD or now - self._ends[-1] > ROOM_S or now - begun >= MOST_CROWDED_S
+                if crowded and self._slots.locked():
                     return False
         finally:
             self._waiting -= 1
@@ -232,22 +233,18 @@ class Shift:
         at = math.ceil((now + max(after_s, 1 / GRID)) * GRID) / GRID
         return at - now, token_for(run_id, at, exact=False), crowded
 
-    async def _take(self, run_id: str, *, early: bool = False) -> None:
-        """Advance the run until it ends, waits or fails; each of its ticks is told what it came to.
+    async def _take(self, run_id: str) -> None:
+        """Advance the run until it ends, waits or fails; each of its ticks is told what it came to. Then begin what was turned away, if there is room.
 
-        `early`: it was turned away, and its next tick may be far. If it waits for a time then, or for another attempt, a tick of its own sees to that.
+        What follows a run that was turned away, such as a timer, its delayed tick sees to: no later than if the run had waited for that tick.
         """
         try:
             while True:
                 taken = await self._host.take(self._backlog, run_id, within_s=self._host.tick_s)
-                if taken.busy and not early and await self._buried(run_id):
+                if taken.busy and await self._buried(run_id):
                     taken = await self._host.take(self._backlog, run_id, within_s=self._host.tick_s)
                 self._tell(run_id, taken)
                 if self._stopped or not self._goes_on(taken):
-                    at = taken.again if taken.came_to is None else taken.came_to.not_before
-                    if early and at is not None and not taken.busy:
-                        with suppress(Unreachable):
-                            await self._host.submit(run_id)
                     break
         finally:
             self._slots.release()
@@ -255,19 +252,19 @@ class Shift:
             del self._tasks[run_id]
             self._tell(run_id, Taken(again=self._backlog.now()))
         await asyncio.sleep(0)  # a tick to which the place was given takes it in this turn of the loop, and is no longer waiting
-        while self._turned_away and self._has_room():  # the turns of these runs may be later than they need be
-            await self._begin(self._turned_away.popitem(last=False)[0], early=True)
+        while self._turned_away and self._has_room():
+            await self._begin(self._turned_away.popitem(last=False)[0])
 
     def _has_room(self) -> bool:
         """Whether there is room that no tick waits for."""
         return not self._stopped and not self._slots.locked()
 
-    async def _begin(self, run_id: str, *, early: bool = False) -> bool:
+    async def _begin(self, run_id: str) -> bool:
         """Begin to advance a run in room that no tick waits for; return whether there is some, and it is not in progress."""
         if run_id in self._tasks or not self._has_room():
             return False
         await self._slots.acquire()
-        self._tasks[run_id] = asyncio.create_task(self._take(run_id, early=early), name=run_id)
+        self._tasks[run_id] = asyncio.create_task(self._take(run_id), name=run_id)
         return True
 
     def _goes_on(self, taken: Taken) -> bool:
@@ -340,7 +337,8 @@ class Shift:
                 swept |= {run: asyncio.create_task(self._ticked(run[0])) for run in new}
                 if seen and not new and not self._tasks and all(task.done() for task in swept.values()):
                     return
-                await asyncio.wait([*swept.values()], timeout=IDLE_S) if swept else await asyncio.sleep(IDLE_S)
+                asked = [task for task in swept.values() if not task.done()]
+                await asyncio.wait(asked, timeout=IDLE_S) if asked else await asyncio.sleep(IDLE_S)
                 swept = {run: task for run, task in swept.items() if not task.done() or task.result()}
         finally:
             for task in swept.values():

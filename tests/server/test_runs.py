@@ -48,7 +48,7 @@ async def ended(client: Client, run_id: str) -> list[tuple[str, str, str]]:
         event: dict[str, str] = {}
         async for line in stream.aiter_lines():
             name, _, value = line.partition(": ")
-            if line:
+            if name:  # without a name it is a comment: a heartbeat may also come behind the end
                 event[name] = value
             elif event:
                 found.append((event.get("event", ""), event.get("id", ""), event.get("data", "")))

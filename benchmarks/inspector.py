@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -54,13 +55,15 @@ async def tick(n: int) -> str:
 
 
 class Planner:
-    """Ticks at once as often as the first number of the goal says, then as often as the second one, with pauses."""
+    """Ticks at once as often as the first number of the goal says, then, when the file of its third word is there, as often as the second one, with pauses."""
 
     async def plan(self, view: Any) -> Plan:
         """Return the next action."""
-        quick, slow = json.loads(view.goal)
+        quick, slow, *begun = json.loads(view.goal)
         n = len(view.results)
         if n >= quick:
+            while n < quick + slow and not Path(*begun).exists():
+                await asyncio.sleep(EVERY_S)
             await asyncio.sleep(EVERY_S * random.uniform(0.5, 1.5))  # in step with no poll
         return Plan(actions=(ToolCall(tool="tick", args={"n": n}, reason="one more") if n < quick + slow else FinalAnswer(content="done"),))
 
@@ -198,7 +201,6 @@ LIVE = r"""() => {
     for (const one of node.querySelectorAll?.("p.output") ?? []) shown[/^tick (\d+)/.exec(one.textContent)?.[1]] ??= Date.now();
   };
   new MutationObserver(changes => { for (const one of changes) one.addedNodes.forEach(note); }).observe(document, {childList: true, subtree: true});
-  return Date.now();
 }"""
 
 
@@ -214,23 +216,26 @@ async def came(client: httpx2.AsyncClient, run_id: str, after: int, most: int = 
     return found
 
 
-async def live(browser: Any, client: httpx2.AsyncClient, engine: Engine, args: argparse.Namespace) -> dict[str, float]:
+async def live(browser: Any, client: httpx2.AsyncClient, engine: Engine, folder: Path, args: argparse.Namespace) -> dict[str, float]:
     """Return how soon a record is in an open page, and at a reader."""
     figures: dict[str, float] = {}
     for name, quick in (("server's process", 0), ("another process", 0), ("long run", args.records // A_TURN)):
-        goal = json.dumps([quick, args.live])
+        begun = folder / name
+        goal = json.dumps([quick, args.live, str(begun)])
         running = asyncio.create_task(engine.run(TICKER, goal, run_id="live")) if name == "another process" else None
         run_id = "live" if running else (await client.post("/runs", json={"agent": "ticker", "goal": goal})).json()["run_id"]
         while not await came(client, run_id, quick * A_TURN, 1):  # noqa: ASYNC110 - another process begins the run
             await asyncio.sleep(0.01)
         async with visiting(browser, str(client.base_url).rstrip("/"), f"/ui/runs/{run_id}") as page:
-            since = await page.evaluate(LIVE) + 1e3  # when the page is quiet
+            await page.evaluate(LIVE)
+            await asyncio.sleep(REST_S)
+            begun.touch()
             read = await came(client, run_id, quick * A_TURN)
             await page.wait_for_selector("#head .status.good")
             shown = await page.evaluate("() => shown")
         await (running or asyncio.sleep(0))
         ends = [one.envelope for one in await engine.records(run_id) if isinstance(one.event, ToolFinished)]
-        made = [(str(n), one.seq, one.at.timestamp() * 1e3) for n, one in enumerate(ends) if one.at.timestamp() * 1e3 > since]
+        made = [(str(n), one.seq, one.at.timestamp() * 1e3) for n, one in enumerate(ends)][quick:]
         figures |= told(f"live, {name}: in the page", [shown[n] - at for n, _, at in made])
         figures |= told(f"live, {name}: at a reader", [read[seq] - at for _, seq, at in made])
     return figures
@@ -254,7 +259,7 @@ async def measured(args: argparse.Namespace) -> AsyncGenerator[dict[str, float]]
                 url = str(client.base_url).rstrip("/")
                 yield await views(browser, url, args)
                 yield await scrolled(browser, url, args.steps)
-                yield await live(browser, client, engine, args)
+                yield await live(browser, client, engine, Path(name), args)
                 await browser.close()
 
 

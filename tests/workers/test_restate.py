@@ -443,6 +443,28 @@ def test_with_identity_keys_a_worker_answers_only_restate_servers_that_hold_them
     asyncio.run(main())
 
 
+def test_a_tick_is_one_request(restate: RestateServer) -> None:
+    """Restate says over it that the outcome is journaled, instead of calling again."""
+
+    async def nothing(run_id: str, crowded: int) -> Next:
+        return None
+
+    async def main() -> None:
+        host = RestateHost(ingress=restate.ingress, admin=restate.admin, bind=f"127.0.0.1:{free_ports(1)[0]}", service="once")
+        endpoint = Endpoint("once", nothing, tick_s=1, bind=host.bind, identity_keys=(), tls=None)
+        endpoint.start()
+        try:
+            await host.served.register(host.url)
+            asked = endpoint._server.server_state.total_requests
+            assert await host.served.tick("a run", through=True)
+            assert endpoint._server.server_state.total_requests == asked + 1
+        finally:
+            await endpoint.stop()
+            await host.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("turn", sampled(range(6), few=3))
 def test_a_connection_that_arrives_while_a_worker_stops_is_closed(turn: int) -> None:
     """So many turns of the loop after the server was told to end. Whoever called knows at once, and nothing is left to the garbage collector."""

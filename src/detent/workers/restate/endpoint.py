@@ -4,6 +4,8 @@ Theory of operation: Restate calls `tick` for one run at a time, on any worker a
 journals the outcome, and only this outcome decides what follows: nothing, or another tick after a delay. Whatever goes wrong with a run is an
 outcome too. An exception leaves the handler only if this worker itself is in trouble; Restate then calls another one.
 
+One request is one tick: Restate says on its open body that the outcome is journaled. Over a body that ends first it would have to call once more.
+
 The endpoint has an event loop and a thread of its own: Restate's library handles SIGTERM of the main thread otherwise, and answers late whenever a
 tool blocks the engine's loop.
 """
@@ -77,7 +79,7 @@ class Endpoint:
                 ctx.object_send(handler, ctx.key(), more, send_delay=timedelta(seconds=after_s), idempotency_key=token)
 
         try:
-            app: Any = restate.app([tick], identity_keys=list(identity_keys))
+            app: Any = restate.app([tick], protocol="bidi", identity_keys=list(identity_keys))
         except Exception as error:  # whatever the library raises about a key
             raise ConfigError(
                 f"[worker.restate] identity_keys are {list(identity_keys)!r} ({error}); give public keys of Restate"

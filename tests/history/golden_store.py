@@ -152,7 +152,7 @@ def url_in(directory: Path, kind: str) -> str:
 async def unpacked(version: str, kind: str, directory: Path) -> EventStore:
     """Unpack a golden store and return it open."""
     with tarfile.open(packed(version, kind)) as archive:
-        archive.extractall(directory, filter="data")
+        archive.extractall(directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # 3.11.4 and later have it, and ask for it
     store = open_store(url_in(directory, kind))
     await store.open()
     return store

@@ -186,13 +186,12 @@ async def model_server(handler: Handler) -> AsyncIterator[str]:
     """Serve `handler` on loopback; yields the URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
             raw = await reader.readexactly(int(headers.get("content-length", "0")))
             body = raw if headers.get("content-type", "").startswith("multipart/") else json.loads(raw or b"null")
             await handler(Exchange(head[0].split(" ")[1], headers, body, writer))
-        writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:

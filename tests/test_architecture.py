@@ -135,6 +135,7 @@ def test_nothing_imports_upwards_or_sideways() -> None:
     assert wrong == []
 
 
+@in_check
 def test_only_what_puts_parts_together_names_an_adapter() -> None:
     """Kernel, ports and core work with whatever is behind the seam: they name no adapter, not even in a string to be imported."""
     wrong = []
@@ -464,6 +465,7 @@ def test_observers_handlers_and_hooks_are_called_in_one_place() -> None:
     assert asks == {"ports/telling.py"}
 
 
+@in_check
 def test_one_module_knows_what_checks_json_schemas() -> None:
     """`expressions.json_schema` alone: so every check fetches nothing and is bounded."""
     library = re.compile(r"(jsonschema|jsonschema_specifications|referencing)\b")

@@ -44,6 +44,7 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
+@in_check
 def test_an_evaluation_that_is_killed_is_shown_steered_and_resumed(desk: Desk) -> None:
     """Nothing of it is in the directory: another process finds it in the store."""
     assert desk.detent("eval", "list").code == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amounts import thinned
+from amounts import in_check, thinned
 from cli.desk import Desk, ended, told_by
 from detent import Agent, AskUser, Engine
 from detent.config.state_directory import store_url
@@ -56,6 +56,7 @@ def test_reopen_opens_every_failed_run_that_matches_for_a_worker(desk: Desk) -> 
     assert again.code == 0 and "no run to reopen matches" in again.err
 
 
+@in_check
 def test_resume_and_replay_over_many_have_the_agents_of_this_directory(desk: Desk) -> None:
     """What was answered continues, also as an operation that was left; a changed tool shows up in the verdicts."""
     runs = [desk.detent("run", goal, "--json").json["run_id"] for goal in ("water roses", "water tulips", "mow")]
@@ -112,6 +113,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(desk: Desk, words: tuple
     assert done.code == 2 and said in done.err, done.err
 
 
+@in_check
 def test_an_operation_whose_process_is_killed_is_resumed_and_nothing_is_done_twice(desk: Desk) -> None:
     """SIGKILL after the first entries; another process does the rest."""
 

@@ -122,6 +122,7 @@ asyncio.run(look())
 '''
 
 
+@in_check
 def test_a_run_that_waits_for_a_place_does_not_begin_when_the_one_before_it_finishes(desk: Desk) -> None:
     """A program with `max_concurrent_runs=1` is stopped: the write in progress finishes and frees the place, which nobody takes any more."""
     script = desk.write("queue_of_runs.py", QUEUE)

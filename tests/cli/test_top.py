@@ -42,6 +42,7 @@ def status_of(url: str, path: str) -> int:
         connection.close()
 
 
+@in_check
 def test_top_shows_the_queue_and_the_worker_that_empties_it(desk: Desk) -> None:
     """Before, while and after a worker has the run; `--json` is one document; without a store there is nothing to show and nothing is made."""
     assert desk.detent("top").code == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import in_check
 from cli.desk import Desk, ended, told_by
 from detent.running.versions import routed
 
@@ -39,6 +40,7 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
+@in_check
 def test_two_versions_work_side_by_side_and_each_run_is_advanced_by_its_own(desk: Desk) -> None:
     """Both worker processes run at once; after a drain, what waits moves to the version that is left, and the workers of the other find nothing."""
     assert desk.detent("versions", "1=100", DETENT_VERSION="1").code == 0

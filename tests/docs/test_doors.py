@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+from amounts import in_check
 from docs.pages import ROOT
 
 PAGES = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "examples").rglob("*.py")]
@@ -78,6 +79,7 @@ def test_extend_has_every_name_of_the_seams() -> None:
     assert [name for name in extend.__all__ if not hasattr(extend, name)] == []
 
 
+@in_check
 def test_the_doors_load_what_is_heavy_when_it_is_asked_for() -> None:
     """A tool file that imports `Block` waits for no planner, and nothing but tests needs pytest."""
     code = (

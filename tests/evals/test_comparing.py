@@ -70,6 +70,7 @@ def test_where_quality_is_not_lower_the_cost_decides() -> None:
     )
 
 
+@in_check
 def test_cases_that_all_come_out_alike_do_not_show_that_nothing_differs() -> None:
     """A always passes, b in 93 of 100: of 20 cases a quarter of all results shows no failure. At most 2.5 of 100 may say that b is not worse by 0.02."""
     a = [trial(case, 1, passed=True, cost=1.0) for case in range(20)]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from amounts import thinned
+from amounts import in_check, thinned
 from detent import Agent, Budget, Engine, FinalAnswer, SpawnSubagent, ToolCall, ToolContext, tool
 from detent.core.budget import Usage
 from detent.core.errors import ConfigError
@@ -125,6 +125,7 @@ def test_each_fault_strikes_and_every_run_ends_with_nothing_repeated_or_lost(tmp
     assert [(t.case, t.standing, t.struck) for t in first.trials] == [(t.case, t.standing, t.struck) for t in again.trials]
 
 
+@in_check
 def test_what_a_fault_costs_is_the_difference_to_undisturbed_trials_of_the_same_cases() -> None:
     found = tried(suite_of("slow", "rate_limit", rate=1.0, cases=3, trials=1), "ram:", at())
     slow, limited = (found.figures[name].under for name in ("slow", "rate_limit"))
@@ -140,6 +141,7 @@ def test_what_a_fault_costs_is_the_difference_to_undisturbed_trials_of_the_same_
     assert turns.low is not None and turns.low < turns.value and cost == pytest.approx(0.001 * turns.value), "each turn asks the model once"
 
 
+@in_check
 def test_what_a_child_did_counts_for_its_trial(tmp_path: Path) -> None:
     class Lead(Clerk):
         """Has the clerk do it."""

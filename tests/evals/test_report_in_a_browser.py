@@ -76,6 +76,7 @@ def both() -> tuple[Any, Any, dict[str, Transcript]]:
     return asyncio.run(made())
 
 
+@in_check
 def test_hostile_texts_stay_texts_in_every_format() -> None:
     """In HTML, Markdown, JUnit, JSON and at a terminal. Secrets are redacted as in the log, and everything is bounded."""
     pytest.importorskip("jinja2")

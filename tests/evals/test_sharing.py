@@ -301,6 +301,7 @@ class Gate:
         return self.opened.wait()
 
 
+@in_check
 def test_what_is_in_progress_is_shown(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/runs.db"
 
@@ -618,6 +619,7 @@ def in_workspaces(url: str, planner: Any, seen: list[Path]) -> tuple[Engine, Cal
     return Engine(store=url, agents=[agent], planner=planner, workspace="."), engine_for
 
 
+@in_check
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_trial_goes_on_in_its_workspace_and_is_begun_anew_where_that_is_gone(tmp_path: Path, gone: bool) -> None:
     url = f"sqlite:///{tmp_path}/runs.db"

@@ -80,6 +80,7 @@ def test_the_bootstrap_draws_whole_clusters() -> None:
     assert stats.bootstrap([], [0.5, 0.9]) == [stats.UNKNOWN, stats.UNKNOWN]
 
 
+@in_check
 def test_intervals_of_percentiles_cover_the_truth() -> None:
     """Durations are exponential, so their median is the logarithm of 2."""
     drawing, covered = random.Random(4), 0

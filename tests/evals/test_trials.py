@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amounts import in_check
 from detent import Agent, Engine, FinalAnswer, ToolCall, tool
 from detent.core.codec import encode_event, read_log, seal, tombstone
 from detent.core.errors import ConfigError, CorruptLog, PlannerFailed
@@ -323,6 +324,7 @@ def test_a_log_that_was_changed_after_its_run_ended_is_no_trial_that_passed(tmp_
     asyncio.run(run())
 
 
+@in_check
 def test_many_runs_are_read_by_pages_and_graded_alike_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with engine_of(f"sqlite:///{tmp_path}/runs.db") as engine:

@@ -148,6 +148,7 @@ def test_a_user_answers_asks_on_and_is_satisfied_over_a_session(tmp_path: Path) 
     asyncio.run(run())
 
 
+@in_check
 def test_a_talk_that_is_killed_at_any_write_goes_on_and_nothing_is_said_or_paid_for_twice() -> None:
     """Only a call of a model whose answer was not yet recorded is made again."""
 

@@ -197,6 +197,7 @@ def test_an_evaluation_that_was_killed_goes_on(desk: Desk) -> None:
     assert len(desk.detent("list", "--json").json) == 2
 
 
+@in_check
 def test_the_command_adds_a_column_for_each_fault_with_the_usual_agent_and_store(desk: Desk) -> None:
     """A process that dies while it writes the note resumes, and the note is written once; the result and the second half say so."""
     desk.write("suite.toml", SUITE.replace("trials = 2", "trials = 6"))

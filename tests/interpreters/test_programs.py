@@ -150,6 +150,7 @@ for n in range(3):
 """
 
 
+@in_check
 def test_a_snapshot_at_every_call_continues_in_a_new_process_with_the_same_result() -> None:
     """Also what was printed and what was asked for so far; a dump that is none crashes nothing here."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from amounts import PROFILE, times
+from amounts import PROFILE, in_check, times
 from detent import Agent, AskUser, Budget, Engine, FinalAnswer, Host, Plan, ToolCall, View, tool
 from detent.config.remembering import MemorySettings
 from detent.core import events as e
@@ -247,6 +247,7 @@ async def test_seed_memory_is_still_given_beside_what_is_recalled() -> None:
     assert [item.args[0]["content"] for item in views[0].transcript if item.kind == "memory"] == ["boats are blue"]
 
 
+@in_check
 @in_loop
 async def test_what_one_of_many_runs_learnt_is_recalled_by_the_next(tmp_path: Path) -> None:
     """Recall still finds the one item among those of all runs before, and only what fits. `scripts/check` keeps 1,000 in SQLite."""

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import virtual_time
+from amounts import in_check
 from detent import Agent, FinalAnswer, Host, Plan, TenantBudget, View
 from detent.core.events import ModelCallStarted, TenantBalance
 from detent.metering.prepaid import LAPSES_S, PARTS, Prepaid
@@ -132,6 +133,7 @@ async def storm(limit: int, processes: list[Any], kind: type[Prepaid] = Prepaid)
     return account
 
 
+@in_check
 @given(st.integers(1, 2_000), PROCESSES)
 def test_processes_never_use_more_than_the_bound_and_can_use_all_of_it(limit: int, processes: list[Any]) -> None:
     """Whoever takes what, and whoever is killed when. After the leases of the dead have ended, one process uses the rest to the last token."""

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import virtual_time
+from amounts import in_check
 from detent import Agent, Engine, Host, TenantBudget
 from detent.core.errors import ConfigError, StoreBusy
 from detent.metering.shares import IDLE_S, LEASE_S, RENEW_S, SHARED, USED_WITHIN_S, Rate, Shares
@@ -241,6 +242,7 @@ def test_a_call_that_is_cancelled_leaves_no_place_taken() -> None:
     on_time(main)
 
 
+@in_check
 @given(
     st.integers(1, 40),
     st.integers(50, 2_000),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from detent import Agent, AskUser, Engine, FinalAnswer, Plan, ToolCall, ToolContext, View, tool
 from detent.clock import RandomIds, SystemClock
 from detent.config.engines import Config, LimitsConfig, StoreConfig, WorkerConfig
@@ -153,6 +154,7 @@ def test_attempts_are_counted_in_the_log_until_something_comes_of_one() -> None:
     asyncio.run(main())
 
 
+@in_check
 def test_a_worker_that_is_stopped_in_good_order_has_not_failed_however_often() -> None:
     """Each restart finds the run in the same call; none counts as an attempt, one that died between two of them does, until something comes of it."""
 

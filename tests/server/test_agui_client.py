@@ -88,6 +88,7 @@ APPROVED = [
 """A front end that asks, answers the interrupt, and is opened anew."""
 
 
+@in_check
 def test_a_front_end_shows_text_calls_and_an_approval(tmp_path: Path) -> None:
     """The verifier takes every event; the interrupt is answered, and each stretch says what it used. A front end that opens later shows the same."""
 

@@ -14,6 +14,7 @@ import pytest
 from mcp.client import Client as Host
 from mcp.client.streamable_http import streamable_http_client
 
+from amounts import in_check
 from detent import Agent, AskUser, Engine, FinalAnswer, ToolCall, tool
 from detent.server.agui_events import plain
 from detent.testing import ScriptedPlanner
@@ -284,6 +285,7 @@ def test_a_chat_completion_waits_for_what_works_below_and_says_what_asks(tmp_pat
     led(tmp_path, body)
 
 
+@in_check
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 def test_an_mcp_host_is_asked_what_a_child_asks(tmp_path: Path, mode: Any) -> None:
     """By elicitation, as a result that asks for input, or as a task, as the host has it; the reply goes to the child. All turns are told."""

@@ -17,6 +17,7 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from amounts import in_check
 from detent import Agent, AskUser, Engine, FinalAnswer
 from detent.core.records import Record
 from detent.extend import Plan
@@ -134,6 +135,7 @@ answer = "hello"
 """
 
 
+@in_check
 def test_a_host_starts_an_agent_over_stdio(tmp_path: Path) -> None:
     """`detent mcp serve --agent FILE` is a server whose tool is the agent."""
     (tmp_path / "work").mkdir()

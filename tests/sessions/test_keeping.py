@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amounts import thinned
+from amounts import in_check, thinned
 from detent import Agent, Engine, ToolCall, View, tool
 from detent.core.errors import NotAllowedNow, RunErased, SessionBusy
 from detent.core.records import RunHead
@@ -263,6 +263,7 @@ def test_the_end_of_a_session_is_found_whatever_was_removed(gone: tuple[int, ...
     asyncio.run(main())
 
 
+@in_check
 def test_the_last_run_of_a_long_session_is_found_without_a_list() -> None:
     """Otherwise the first message of a process costs more, the longer the conversation is."""
 

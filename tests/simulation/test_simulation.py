@@ -105,6 +105,7 @@ def test_what_a_small_schedule_found_is_mended(what: str) -> None:
     assert not outcome.promise, f"{what}: {outcome.what}"
 
 
+@in_check
 def test_a_seed_reproduces_everything() -> None:
     """The same seed makes the same decisions, and these decisions alone the same schedule: the same lines in the same order."""
     for seed in range(times(30)):

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from amounts import thinned
+from amounts import in_check, thinned
 from detent.cli.main import run
 from detent.core.errors import ConfigError, StoreError
 from detent.ports import Looks, RunQuery, Signal, look_at
@@ -77,6 +77,7 @@ def ask(url: str, statement: Any) -> list[Any]:
         return db.execute(statement).fetchall()
 
 
+@in_check
 @pytest.mark.parametrize("kind", ["sqlite", "file", "postgresql"])
 def test_no_command_but_one_that_begins_a_run_makes_a_store(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

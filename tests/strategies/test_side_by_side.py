@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from amounts import in_check
 from detent import Agent, Budget, FinalAnswer, Plan, ToolCall, View, tool
 from detent.core import events as e
 from detent.core.actions import AskUser, Schedule, Thought
@@ -190,6 +191,7 @@ async def uneven(view: View) -> Any:
     return FinalAnswer(content=view.scope)
 
 
+@in_check
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_the_log_of_passes_that_were_cut_off_anywhere_comes_out_again(cancelled: bool) -> None:
     """Before or after each write, also when the run is cancelled then: whoever resumes it leaves a log that replays."""

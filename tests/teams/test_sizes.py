@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import virtual_time
+from amounts import in_check
 from detent import Bounds, Budget, ChildBounds, Engine, FinalAnswer, Host
 from detent.core.errors import ConfigError
 from detent.metering.tenants import TenantBudget
@@ -105,6 +106,7 @@ def test_with_a_worker_host_children_are_submitted_and_other_workers_run_them() 
     virtual_time.run(main())
 
 
+@in_check
 def test_the_bound_of_a_tenant_holds_over_trees_on_three_workers() -> None:
     """Runs of one tenant, each advanced by whoever is free, use no call too many, none twice, and the other tenant pays for none of them."""
 

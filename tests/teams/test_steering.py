@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import virtual_time
+from amounts import in_check
 from detent import Agent, AskUser, Bounds, ChildBounds, Engine, FinalAnswer, Plan, Schedule, Subagent, ToolCall, tool
 from detent.core import events as e
 from detent.core.errors import ConfigError, NotAllowedNow
@@ -63,6 +64,7 @@ async def events_in(engine: Engine, run_id: str, *kinds: type[Any]) -> list[Any]
 ANSWERED = ["Your parent says: which colour? blue"]
 
 
+@in_check
 def test_a_child_asks_its_parent_and_is_answered_once_whatever_dies() -> None:
     """The waiting call tells the parent; its words are the parent's and never the user's. Killed at any write, the answer comes once."""
     assert survives(BOSS, talk, few=12) == ANSWERED

@@ -278,6 +278,7 @@ def test_a_planner_that_remembers_is_found() -> None:
     assert not [t for t in report.trials if t.problems and t.same_answer]
 
 
+@in_check
 @pytest.mark.parametrize("tight", [{"max_total_tokens": 2000}, {"max_model_calls": 1}], ids=["tokens", "calls"])
 def test_a_bound_that_a_crash_uses_up_is_named_with_what_leaves_room(tight: dict[str, int]) -> None:
     """The dead call is charged with all that it had reserved, or counts: the planner is not to blame, and `max_tokens` or the bound helps."""
@@ -394,6 +395,7 @@ def events_of(trial: Any) -> list[Any]:
     return [record.event for record in trial.records]
 
 
+@in_check
 def test_every_fault_is_really_injected() -> None:
     """Each kind and variant leaves its mark in the log of its trial, and the undisturbed run has none."""
     bank = Bank()

@@ -263,6 +263,7 @@ def test_a_kill_under_load_loses_nothing_and_doubles_nothing(own_restate: Restat
         fleet.stop()
 
 
+@in_check
 def test_a_worker_of_another_host_that_was_killed_is_not_waited_for(restate: RestateServer, postgres_url: str, tmp_path: Path) -> None:
     """Restate has lost it, and PostgreSQL has no session of it: two witnesses, so it gets no time to come back."""
     patience_s = 8.0

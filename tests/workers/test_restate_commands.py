@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from amounts import in_check
 from commands import in_process
 from detent.config.assembly import engine_options
 from detent.config.demands import config_demands
@@ -70,6 +71,7 @@ def test_a_file_that_names_another_host_needs_trust(tmp_path: Path) -> None:
     assert config_demands(file) == ()
 
 
+@in_check
 def test_a_worker_registers_itself_and_the_doctor_looks(restate: RestateServer, tmp_path: Path) -> None:
     """`detent submit` passes the run on, `detent worker --host restate` ends it, and SIGTERM ends the worker with 0."""
     here = tmp_path / "here"

@@ -131,6 +131,7 @@ def test_calls_at_once_and_an_answer_come_over_the_wire_as_they_were_meant(proto
     assert ran.requests == ran.result.usage.model_calls == 2
 
 
+@in_check
 @protocols
 def test_an_answer_taken_whole_gives_the_same_run(protocol: str, mock: Mock) -> None:
     """Without streaming the plans are equal; the text is heard at once."""
@@ -174,6 +175,7 @@ def test_a_server_that_is_silent_for_too_long_is_given_up(protocol: str, mock: M
     assert [failed.kind for failed in ran.of(e.ModelCallFailed)] == ["timeout"]
 
 
+@in_check
 @pytest.mark.parametrize("protocol", ["openai-chat", "openai-responses"])
 def test_arguments_that_are_no_json_run_nothing_and_are_told_to_the_model(protocol: str, mock: Mock) -> None:
     """The call becomes a failed observation; the model answers that."""

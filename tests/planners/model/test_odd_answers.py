@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed, thinned
+from amounts import crossed, in_check, thinned
 from detent import Agent, Budget, Engine, Result, tool
 from detent.config.groups import Models
 from detent.core.errors import ConfigError, MalformedPlan
@@ -167,6 +167,7 @@ def test_arguments_without_bottom_are_refused_and_the_run_goes_on(depth: int, *,
     assert (result.output, desk.seen, len(server.requests)) == ("done", [], 2)
 
 
+@in_check
 @both
 def test_a_text_that_looks_like_a_call_without_bottom_is_corrected(*, stream: bool) -> None:
     """Nothing of it is run, nothing falls over it, and it is not taken for an answer."""
@@ -209,6 +210,7 @@ def test_of_what_no_reader_can_read_the_model_is_shown_the_beginning() -> None:
         control_tools.action_of("stop", '{"reason": ' + "[" * 5_000)
 
 
+@in_check
 @both
 def test_a_typed_answer_without_bottom_is_given_again(*, stream: bool) -> None:
     """In the tool of the answer and in plain text."""

@@ -73,6 +73,7 @@ def test_a_burst_after_a_deploy_leads_to_a_rollback(workspace: Path) -> None:
     assert len(result.tool_calls) >= 12 and len(writes) >= 8 and all(call.ok for call in result.tool_calls)
 
 
+@in_check
 def test_a_burst_without_a_deploy_is_looked_for_upstream(workspace: Path) -> None:
     """The same rules on another log, given by variable; variables of the command line are text."""
     result = triage(workspace, log="logs/access-2025-03-16.log", burst_per_minute="6")
@@ -87,6 +88,7 @@ def test_without_a_burst_all_is_clear(workspace: Path) -> None:
     assert (workspace / "reports" / "incident-logs-access-2025-03-17.md").read_text().startswith("# All clear")
 
 
+@in_check
 def test_without_deploy_notes_the_burst_is_still_reported(workspace: Path) -> None:
     """What is missing is not invented."""
     (workspace / "notes" / "deploys.md").unlink()
@@ -145,6 +147,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return place, triage(place)
 
 
+@in_check
 @pytest.mark.parametrize("after", sampled([1, 7, 13, 14, 20], few=1))
 def test_a_killed_run_goes_on_and_repeats_no_effect(workspace: Path, tmp_path: Path, undisturbed: tuple[Path, Any], after: int) -> None:
     """SIGKILL after that many outcomes; a fresh process ends with the same answer, report and timeline as an undisturbed run."""

@@ -38,6 +38,7 @@ def shown(store_url: str, body: Body, **options: Any) -> None:
     asyncio.run(run())
 
 
+@in_check
 def test_the_printed_address_signs_in_and_keys_lead_from_the_list_to_why(store_url: str) -> None:
     async def body(engine: Engine, url: str, started: Any) -> None:
         await invoiced(engine)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from amounts import thinned
+from amounts import in_check, thinned
 from detent.core.errors import StoreBusy, StoreError
 from detent.core.records import RunHead
 from detent.ports import EventStore, Signal
@@ -193,6 +193,7 @@ def failed(check: Callable[..., None], *args: Any) -> bool:
     return False
 
 
+@in_check
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # broken ones leave connections open
 @pytest.mark.parametrize("kind", CUT)
 def test_the_suite_rejects_a_store_that_breaks_when_it_is_cut(kind: type[RemoteStore]) -> None:

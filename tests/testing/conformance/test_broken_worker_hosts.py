@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from amounts import thinned
+from amounts import in_check, thinned
 from detent.core.errors import RunBusy, StoreBusy, StoreError
 from detent.ports import Advanced, Backlog, Tries, Work, WorkerHost
 from detent.ports.working import NOT_HERE
@@ -296,12 +296,14 @@ BY_RUNS: dict[type[InProcessHost], set[str]] = {
 """What rejects them of the checks with real runs."""
 
 
+@in_check
 @pytest.mark.parametrize("kind", BY_THE_BACKLOG)
 def test_the_suite_rejects_a_host_that_is_broken(kind: type[InProcessHost]) -> None:
     """The checks about the broken promise fail, and no other."""
     assert failing(Backlogs, lambda: Makers(kind)) == BY_THE_BACKLOG[kind]
 
 
+@in_check
 @pytest.mark.parametrize("kind", BY_RUNS)
 def test_the_suite_rejects_a_host_that_breaks_runs(kind: type[InProcessHost]) -> None:
     """Also where only the whole of submitting, claims, logs and workers shows it."""

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from amounts import in_check
 from detent import Agent, Engine, McpServer, ToolPins, tool
 from detent.config.state_directory import state_directory
 from detent.core.errors import ConfigError, ToolFailed, UnknownName
@@ -366,6 +367,7 @@ def test_a_resumed_run_reports_changed_tools_and_lives_without_vanished_ones(tmp
     within(go_on)
 
 
+@in_check
 def test_cancelling_a_waiting_run_needs_no_server(tmp_path: Path) -> None:
     """Its server is gone; the run ends all the same. Taking it on instead says what is missing, and leaves it as it is."""
     store = f"file:{tmp_path / 'runs'}"

@@ -6,31 +6,24 @@ Hosts sweep every five minutes here, so what arrives was pushed; the tests of th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import psycopg
 import pytest
 
-from amounts import in_check, sampled, times
+from amounts import in_check, times
 from detent.core.errors import ConfigError
 from detent.core.events import DeadLettered, ScheduleFired, ScheduleSet, ToolReconciled
 from detent.engine import Engine
 from detent.testing.clocks import FakeClock
-from detent.testing.conformance.worker_backlog import Pile
 from detent.workers.restate import RestateHost
 from detent.workers.restate.endpoint import Endpoint, Next
 from stores.postgres.cluster import Cluster
 from stores.postgres.proxy import Proxy
 from workers.fleet import Fleet, doubled, ended, lines_of, resumed
 from workers.restate_server import RestateServer, free_ports
-
-NOBODY = Path(__file__).parent.parent / "nobody.pem"
 
 
 @pytest.fixture
@@ -405,98 +398,3 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], said: str
     """Before any run is pushed there."""
     with pytest.raises(ConfigError, match=said):
         RestateHost(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"identity_keys": ["nobody"]}, r"identity_keys are \['nobody'\] \(.*publickeyv1_.*give public keys"),
-        ({"tls_certificate": "/no.pem", "tls_key": "/no.key"}, "cannot be used: .*No such file"),
-        ({"tls_certificate": str(NOBODY), "tls_key": str(NOBODY)}, "cannot be used"),
-        ({"bind": "127.0.0.1:99999"}, "bind is '127.0.0.1:99999'"),
-    ],
-)
-def test_a_worker_that_cannot_serve_says_which_option_is_wrong(options: dict[str, Any], said: str) -> None:
-    """Before it registers anywhere."""
-    with pytest.raises(ConfigError, match=said):
-        asyncio.run(RestateHost(**{"bind": "127.0.0.1:0", **options}).work(Pile(), until_idle=True))
-
-
-def test_with_identity_keys_a_worker_answers_only_restate_servers_that_hold_them() -> None:
-    """Whoever else reaches it is refused, and no run moves."""
-
-    async def main() -> None:
-        ticked: list[str] = []
-
-        async def ticks(run_id: str, crowded: int) -> None:
-            ticked.append(run_id)
-
-        key = "publickeyv1_w7YHemBctH5Ck2nQRQ47iBBqhNHy4FV7t2Usbye2A6f"
-        endpoint = Endpoint("detent", ticks, tick_s=1, bind="127.0.0.1:0", identity_keys=(key,), tls=None)
-        endpoint.start()
-        try:
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{endpoint.socket.getsockname()[1]}", trust_env=False) as client:
-                answers = [await client.get("/discover"), await client.post("/invoke/detent/tick", content=b"")]
-        finally:
-            await endpoint.stop()
-        assert ([answer.status_code for answer in answers], ticked) == ([401, 401], [])
-
-    asyncio.run(main())
-
-
-def test_a_tick_is_one_request(restate: RestateServer) -> None:
-    """Restate says over it that the outcome is journaled, instead of calling again."""
-
-    async def nothing(run_id: str, crowded: int) -> Next:
-        return None
-
-    async def main() -> None:
-        host = RestateHost(ingress=restate.ingress, admin=restate.admin, bind=f"127.0.0.1:{free_ports(1)[0]}", service="once")
-        endpoint = Endpoint("once", nothing, tick_s=1, bind=host.bind, identity_keys=(), tls=None)
-        endpoint.start()
-        try:
-            await host.served.register(host.url)
-            asked = endpoint._server.server_state.total_requests
-            assert await host.served.tick("a run", through=True)
-            assert endpoint._server.server_state.total_requests == asked + 1
-        finally:
-            await endpoint.stop()
-            await host.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("turn", sampled(range(6), few=3))
-def test_a_connection_that_arrives_while_a_worker_stops_is_closed(turn: int) -> None:
-    """So many turns of the loop after the server was told to end. Whoever called knows at once, and nothing is left to the garbage collector."""
-
-    async def nothing(run_id: str, crowded: int) -> Next:
-        return None
-
-    async def main() -> socket.socket | None:
-        endpoint = Endpoint("t", nothing, tick_s=1, bind="127.0.0.1:0", identity_keys=(), tls=None)
-        endpoint.start()
-        place, callers = endpoint.socket.getsockname(), list[socket.socket]()
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{place[1]}", trust_env=False) as client:
-            await client.get("/discover")  # it serves from here on
-        server: Any = endpoint._server
-
-        async def arrive() -> None:
-            if not turn:
-                callers.append(socket.create_connection(place))
-            server.end()
-            for _ in range(turn):
-                await asyncio.sleep(0)
-            if turn:
-                with contextlib.suppress(ConnectionRefusedError):  # it listens no more
-                    callers.append(socket.create_connection(place))
-
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(arrive(), server._wanted[0]))
-        await endpoint.stop()
-        return callers[0] if callers else None
-
-    if (caller := asyncio.run(main())) is not None:
-        with caller, contextlib.suppress(ConnectionResetError):
-            caller.settimeout(20)
-            assert caller.recv(1) == b"", "it was answered"
-    gc.collect()  # what is left open is told now

@@ -47,8 +47,11 @@ OPTIONS = restate.RunOptions[dict[str, Any]](type_hint=dict)
 KEPT = timedelta(seconds=30)
 """How long Restate keeps the token of a tick that is over."""
 WORKS_S = 10.0
-"""What a tick takes beside advancing its run, at most. A worker that does not answer for longer hangs, or is cut off; Restate then calls another one."""
-STOP_S = 5
+"""What a tick takes beside advancing its run, at most. A worker that is silent for longer hangs, or is cut off."""
+ABORT_S = 1.0
+"""How long such a worker may take to suspend its tick; Restate then calls another one."""
+STOP_S, LAST_S = 5, 1.0
+"""How long a worker that stops waits for its ticks to end at most, and how long for Restate to say that their outcomes are journaled."""
 
 
 class Endpoint:
@@ -64,7 +67,8 @@ class Endpoint:
             invocation_retry_policy=RETRIES,
             idempotency_retention=KEPT,
             journal_retention=timedelta(0),
-            abort_timeout=timedelta(seconds=2 * tick_s + WORKS_S),
+            inactivity_timeout=timedelta(seconds=2 * tick_s + WORKS_S),
+            abort_timeout=timedelta(seconds=ABORT_S),
         )
 
         async def advance(run_id: str, crowded: int) -> dict[str, Any]:
@@ -140,10 +144,15 @@ class _Server(uvicorn.Server):
                 loop.remove_reader(one)
         for _ in range(3):  # the turns in which the loop makes it known
             await asyncio.sleep(0)
+        late = loop.call_later(LAST_S, self._abort)
         await super().shutdown(sockets)
+        late.cancel()
+        self._abort()
+        await asyncio.sleep(0)
+
+    def _abort(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)
 
     def end(self) -> None:
         """Ask the server, in its thread, to end."""
@@ -174,7 +183,8 @@ def _listening(bind: str) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit both
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a tick's stays open while Restate's machine may vanish
         found.bind((host, port))
         found.listen(512)
         os.set_inheritable(found.fileno(), False)

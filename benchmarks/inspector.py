@@ -62,7 +62,7 @@ class Planner:
         quick, slow, *begun = json.loads(view.goal)
         n = len(view.results)
         if n >= quick:
-            while n < quick + slow and not Path(*begun).exists():
+            while n < quick + slow and not Path(*begun).exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
                 await asyncio.sleep(EVERY_S)
             await asyncio.sleep(EVERY_S * random.uniform(0.5, 1.5))  # in step with no poll
         return Plan(actions=(ToolCall(tool="tick", args={"n": n}, reason="one more") if n < quick + slow else FinalAnswer(content="done"),))

@@ -210,7 +210,7 @@ def test_the_answer_of_every_strategy_is_checked_and_corrected_whenever_the_work
 
     async def main() -> None:
         assert not await crashed(1000, "before")
-        for at in range(1, 60, stride(25 * scenario.costly)):
+        for at in range(1, 60, stride(25 * scenario.costly, many=2)):
             if not any([await crashed(at, "before"), await crashed(at, "after")]):
                 break
 

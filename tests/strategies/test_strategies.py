@@ -83,7 +83,7 @@ def test_a_crash_at_any_write_repeats_no_pass_and_pays_nothing_twice(scenario: S
         return store.crashed
 
     async def main() -> int:
-        for at in range(1, 60, stride(9 * scenario.costly)):
+        for at in range(1, 60, stride(9 * scenario.costly, many=2)):
             if not any([await crashed(at, "before"), await crashed(at, "after")]):
                 return at
         return 0

@@ -733,7 +733,7 @@ def test_every_strategy_survives_what_is_simulated(scenario: Scenario) -> None:
             agent,
             scenario.goal,
             faults=["crash", "store_conflict", "duplicate", "tool_timeout", "slow_model"],
-            at_most=times(max(1, 16 // scenario.costly)),
+            at_most=times(max(1, 8 // scenario.costly)),
             effects=lambda: world.sent,
             reset=reset,
         )

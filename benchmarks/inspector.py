@@ -55,14 +55,14 @@ async def tick(n: int) -> str:
 
 
 class Planner:
-    """Ticks at once as often as the first number of the goal says, then, when the file of its third word is there, as often as the second one, with pauses."""
+    """Ticks at once as often as the first number of the goal says; once the file that it names is there, as often as the second one, with pauses."""
 
     async def plan(self, view: Any) -> Plan:
         """Return the next action."""
-        quick, slow, *begun = json.loads(view.goal)
+        quick, slow, begun = json.loads(view.goal)
         n = len(view.results)
         if n >= quick:
-            while n < quick + slow and not Path(*begun).exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
+            while n < quick + slow and not Path(begun).exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
                 await asyncio.sleep(EVERY_S)
             await asyncio.sleep(EVERY_S * random.uniform(0.5, 1.5))  # in step with no poll
         return Plan(actions=(ToolCall(tool="tick", args={"n": n}, reason="one more") if n < quick + slow else FinalAnswer(content="done"),))
@@ -253,7 +253,7 @@ async def measured(args: argparse.Namespace) -> AsyncGenerator[dict[str, float]]
         await fill(store, args.runs)
         async with engine_at(store) as engine:
             for number in range(args.rounds + 1):
-                await engine.run(TICKER, json.dumps([args.records // A_TURN, 0]), run_id=f"long-{number}")
+                await engine.run(TICKER, json.dumps([args.records // A_TURN, 0, ""]), run_id=f"long-{number}")
             async with server(store, serve) as client, async_playwright() as tools:
                 browser = await tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
                 url = str(client.base_url).rstrip("/")

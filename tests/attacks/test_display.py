@@ -280,7 +280,6 @@ def test_at_a_terminal_an_export_is_shown_as_text(here: Path) -> None:
     assert HOSTILE[11:] in Path("log").read_text()
 
 
-@in_check
 def test_what_is_too_long_to_be_shown_is_approved_by_its_digest_only(desk: Desk) -> None:
     """A call too long to be read is approved by somebody who has not seen it."""
     desk.write("rules.yaml", "- name: wipe\n  call: {tool: wipe, args: {name: " + "x" * 70_000 + "}}\n- name: answer\n  answer: done\n")

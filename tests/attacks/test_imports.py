@@ -156,7 +156,6 @@ def test_the_command_alone_among_files_that_are_called_like_modules(words: tuple
     assert sprung(trapped) == ""
 
 
-@in_check
 def test_python_m_detent_beside_modules_that_it_needs(tmp_path: Path) -> None:
     """Modules in the working directory are imported by `python -m detent`, which has it in its path at first."""
     (tmp_path / "work").mkdir()
@@ -180,7 +179,6 @@ def test_an_empty_entry_of_pythonpath(entries: str, tmp_path: Path) -> None:
     assert (told.code, sprung(desk)) == (0, ""), told.err
 
 
-@in_check
 def test_the_command_is_started_where_it_is_installed(tmp_path: Path) -> None:
     """The working directory is the one that the command lies in, which the interpreter puts first."""
     desk = Desk(tmp_path)

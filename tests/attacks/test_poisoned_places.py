@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 import pytest
 
-from amounts import crossed, in_check
+from amounts import crossed
 from attacks.test_poisoning import (
     EVIL,
     MINE,
@@ -99,7 +99,6 @@ async def test_an_item_that_expired_is_not_recalled_and_with_as_of_it_is_still_u
     assert (await refused(past, agent=then))["label"] == "untrusted"
 
 
-@in_check
 @in_loop
 async def test_a_row_that_was_changed_in_postgresql_is_untrusted(postgres: Cluster, postgres_url: str) -> None:
     """Whoever may write there may not speak for the user."""

@@ -39,7 +39,6 @@ def test_a_full_stdout_is_told_in_one_line(tmp_path: Path) -> None:
         assert failed.returncode == 1 and failed.stderr.count("\n") <= 2, failed
 
 
-@in_check
 def test_a_closed_stdout_is_told_and_no_file_takes_its_place(tmp_path: Path) -> None:
     """The next file that a process opens would have the number of its output; that is often the store."""
     desk = Desk(tmp_path)

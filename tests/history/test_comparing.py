@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from amounts import in_check
 from detent import Budget, FinalAnswer, ToolCall, View
 from detent.core import events as e
 from detent.core.budget import Usage
@@ -25,7 +24,6 @@ def by_what(found: tuple[Difference, ...]) -> dict[str, Difference]:
     return {f"{one.what} {one.call}".strip(): one for one in found}
 
 
-@in_check
 def test_runs_that_did_the_same_do_not_differ() -> None:
     """A run and itself; two runs of one agent on one goal, whatever their ids and times; a fork without edits, from every record."""
 

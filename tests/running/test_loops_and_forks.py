@@ -161,7 +161,6 @@ def closed_under_a_claim(url: str, *, beside: bool) -> None:
         asyncio.run(asyncio.wait_for(store.close(), 20))
 
 
-@in_check
 @thinned
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("url", "beside"), [*itertools.product(STORES, (False, True)), ("postgresql", False)])

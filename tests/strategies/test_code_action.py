@@ -140,7 +140,6 @@ def test_the_whole_result_reaches_a_program_not_its_preview() -> None:
     assert once({"program": block("len(rows())")}, rows)[0].output == 500
 
 
-@in_check
 def test_an_effect_of_a_failed_program_is_not_repeated_by_the_next_one() -> None:
     """Each earlier call answers one equal call; another one is made; reading is never remembered."""
     town = Town()
@@ -152,7 +151,6 @@ def test_an_effect_of_a_failed_program_is_not_repeated_by_the_next_one() -> None
     assert "is not made again" in model.views[1].task and "is not made again" not in model.views[0].task
 
 
-@in_check
 def test_programs_have_a_number_and_after_the_last_one_answers_what_was_found() -> None:
     """With results one call answers; without any, ReAct works on the goal."""
     bad = {f"program{number}": block("population('Lyon')", "nope") for number in ("", "#2")}
@@ -164,7 +162,6 @@ def test_programs_have_a_number_and_after_the_last_one_answers_what_was_found() 
     assert "line 1, `x =`: SyntaxError" in model.views[1].task and "is not closed" in model.views[2].task
 
 
-@in_check
 def test_required_tools_and_an_output_schema_bind_a_program_too() -> None:
     """An answer that does not rest on them is not accepted; a value that does not fit is told."""
     town, fields = Town(), {"required_tools": {"population": 1}}
@@ -219,7 +216,6 @@ def test_a_denied_call_can_be_caught_and_is_not_made() -> None:
     assert result.output.startswith("drop: approval_rejected") and "too dear" in result.output and town.done == []
 
 
-@in_check
 def test_a_program_that_asks_for_another_call_diverges() -> None:
     """The text of the program is in the log; if it is another, or the interpreter gives another way, nothing runs and the run stays as it is."""
     from detent.stores.ram import RamStore
@@ -252,7 +248,6 @@ def test_a_program_that_asks_for_another_call_diverges() -> None:
     assert town.done == ["Lyon"]
 
 
-@in_check
 def test_a_program_that_ended_may_not_ask_for_more_when_it_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The record of its end binds: the call that it would make now is not made."""
     from detent.interpreters.monty import MontyInterpreter
@@ -542,7 +537,6 @@ def test_a_program_that_computes_is_stopped_with_its_run(by: str) -> None:
     asyncio.run(main())
 
 
-@in_check
 def test_a_fork_runs_the_program_on_with_another_result() -> None:
     """What a call gave is edited: the program goes on from there, and the calls before it are not made again."""
 

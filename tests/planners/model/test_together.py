@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amounts import crossed, in_check, sampled, thinned
+from amounts import crossed, sampled, thinned
 from detent import Agent, Budget, Engine, tool
 from detent.config.groups import Models
 from detent.core import events as e
@@ -85,7 +85,6 @@ def test_runs_at_once_through_one_planner_share_nothing(*, stream: bool) -> None
         assert (result.usage.input_tokens, result.usage.output_tokens, result.usage.model_calls) == (4 * (10 + number), 4, 4)
 
 
-@in_check
 def test_limits_of_a_provider_hold_for_all_runs_of_an_engine() -> None:
     """Never more requests are open at the server than allowed, also while some of them fail."""
     lock, open_now, most = threading.Lock(), 0, 0

@@ -51,7 +51,7 @@ WORKS_S = 10.0
 ABORT_S = 1.0
 """How long such a worker may take to suspend its tick; Restate then calls another one."""
 STOP_S, LAST_S = 5, 1.0
-"""How long a worker that stops waits for its ticks at most, and how long for the word of Restate that their outcomes are journaled."""
+"""How long a worker that stops, whose ticks are answered, lets their requests take at most, and after how long it closes what Restate leaves open."""
 
 
 class Endpoint:
